@@ -1,0 +1,44 @@
+# Two commands for a fresh machine with Python >= 3.11 and pip: `make demo`, `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check fast slow coverage constraints clean
+
+help:            ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: dfca needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V); name another: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.ready    ## set up .venv and run the quickstart: every algorithm on rotated digits
+	$(BIN)/dfca run quickstart
+
+test: check      ## set up .venv, run every check and every test but the slow ones
+	$(BIN)/pytest -n 2 --cov=dfca.core --cov=dfca.algorithms --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+check: $(VENV)/.ready   ## ruff, mypy, import-linter
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
+	$(BIN)/pytest -n 2 -x
+
+slow: $(VENV)/.ready    ## the long tests
+	$(BIN)/pytest -m slow
+
+constraints:     ## rewrite constraints.txt from the present .venv
+	@{ echo "# The exact versions that CI, \`make demo\` and \`make test\` use; made by \`make constraints\`."; \
+	   $(BIN)/pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+cpu/\1/'; grep '^hatchling' constraints.txt; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:           ## remove .venv and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .coverage build dist

@@ -1,0 +1,65 @@
+"""Clustered federated learning without a server.
+
+>>> import dfca
+>>> split = dfca.make_split(dfca.DataOptions(name="digits"), clients=8, clusters=2, seed=0)
+>>> result = dfca.simulate(lambda: dfca.mlp((1, 8, 8), 10, 32), split, clusters=2, rounds=2, topology="complete")
+>>> result.assignments.shape
+torch.Size([8])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dfca.algorithms import ALGORITHMS as ALGORITHMS
+    from dfca.core.algorithm import Algorithm as Algorithm
+    from dfca.core.algorithm import Choice as Choice
+    from dfca.core.algorithm import View as View
+    from dfca.core.local import LocalOptions as LocalOptions
+    from dfca.core.local import lowest as lowest
+    from dfca.data import ClientData as ClientData
+    from dfca.data import DataOptions as DataOptions
+    from dfca.data import Split as Split
+    from dfca.data import make_split as make_split
+    from dfca.errors import DfcaError as DfcaError
+    from dfca.models import cnn as cnn
+    from dfca.models import cnn1d as cnn1d
+    from dfca.models import mlp as mlp
+    from dfca.sim import Metrics as Metrics
+    from dfca.sim import Result as Result
+    from dfca.sim import Setting as Setting
+    from dfca.sim import Simulation as Simulation
+    from dfca.sim import simulate as simulate
+    from dfca.topology import TopologyOptions as TopologyOptions
+    from dfca.topology import make_graph as make_graph
+
+_HOMES = {
+    "dfca.algorithms": ("ALGORITHMS",),
+    "dfca.core.algorithm": ("Algorithm", "Choice", "View"),
+    "dfca.core.local": ("LocalOptions", "lowest"),
+    "dfca.data": ("ClientData", "DataOptions", "Split", "make_split"),
+    "dfca.errors": ("DfcaError",),
+    "dfca.models": ("cnn", "cnn1d", "mlp"),
+    "dfca.sim": ("Metrics", "Result", "Setting", "Simulation", "simulate"),
+    "dfca.topology": ("TopologyOptions", "make_graph"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: `dfca --help` must not wait for torch."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'dfca' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,30 @@
+"""DFCA: Decentralized Federated Clustering Algorithm (Kirch, Becker, Rodrigues, Harmeling; IEEE IoT Journal).
+
+Each round, client i with neighbours N_i:
+  1. c(i) <- argmin_j F_client(theta_ij, D_i)                                           assign
+  2. tau times: theta_i,c(i) <- theta_i,c(i) - gamma grad F_client(theta_i,c(i), D_i)   train only that one
+  3. send theta_i,c(i) to all neighbours; for every j, with N_ij = {m in N_i : c(m) = j},
+     theta_ij <- 1/(|N_ij|+1) (theta_ij + sum_{m in N_ij} theta_mj)                     as a running average
+
+Differs from the paper in: nothing in the rule. Clients that sit a round out (not in M_t) neither send nor receive.
+"""
+
+from __future__ import annotations
+
+from dfca.core.algorithm import Algorithm, Choice, View
+from dfca.core.local import lowest
+
+
+def dfca_gi() -> Algorithm:
+    """DFCA with a global start: all clients begin with the same k models (the paper's DFCA-GI)."""
+    return Algorithm("dfca-gi", start="shared", exchange="gossip", choose=lowest_loss)
+
+
+def dfca_li() -> Algorithm:
+    """DFCA with local starts: every client draws its own k models (the paper's DFCA-LI)."""
+    return Algorithm("dfca-li", start="own", exchange="gossip", choose=lowest_loss)
+
+
+def lowest_loss(view: View) -> Choice:
+    """Choose c(i) = argmin_j F_client(theta_ij, D_i)."""
+    return Choice(lowest(view.losses))

@@ -1,0 +1,18 @@
+"""IFCA: Iterative Federated Clustering Algorithm, model averaging (Ghosh, Chung, Yin, Ramchandran; NeurIPS 2020).
+
+The server sends k models to the clients of M_t; each picks the one with the lowest loss on its data, takes tau local
+steps and sends it back; the server sets theta_j to the mean of the models of the clients that picked j. A cluster that
+nobody picked keeps its model.
+
+Differs from the paper in: nothing in the rule; clients weigh the same whatever their number of samples, as there.
+"""
+
+from __future__ import annotations
+
+from dfca.algorithms.dfca import lowest_loss
+from dfca.core.algorithm import Algorithm
+
+
+def ifca() -> Algorithm:
+    """IFCA: k models on a server, every client trains the one that fits it best (the centralised baseline)."""
+    return Algorithm("ifca", start="shared", exchange="server", choose=lowest_loss)

@@ -1,0 +1,319 @@
+"""The command line. Heavy imports wait inside the commands: `dfca --help` loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from dfca import __version__
+from dfca.errors import ConfigError, DfcaError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+INTERRUPTED = 130
+WIDTH_OF_FILES = 120
+
+
+class Commands(TyperGroup):
+    """The root command: one place that turns errors into one sentence and an exit status."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # "run again with --debug": people add it at the end of the line.
+        if "--debug" in args:
+            args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, DfcaError, OSError) as error:
+            if ctx.params.get("debug") or getattr(error, "errno", None) == errno.EPIPE:
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                _stop(str(error) or "interrupted; the same command continues", INTERRUPTED, "")
+            _stop(_sentence(error), getattr(error, "status", 1))
+        except Exception as error:
+            # typer's own exceptions (exit, usage) are RuntimeErrors and carry an exit code.
+            if ctx.params.get("debug") or hasattr(error, "exit_code"):
+                raise
+            _stop(f"unexpected {type(error).__name__}: {error}; run again with --debug to see where", 1)
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(no_args_is_help=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="dfca")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Clustered federated learning without a server: simulate hundreds of clients, compare algorithms.
+
+    [bold]dfca run quickstart[/bold] compares every algorithm in a minute; [bold]dfca list[/bold] shows what there is.
+    """
+
+
+@app.command(name="run")
+def run_command(
+    experiment: Annotated[str, typer.Argument(help="A preset ([bold]dfca list[/bold]) or the path of a TOML file.")],
+    scale: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The size, where the experiment has several: desk, paper.")
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these, such as [cyan]dfca-gi,ifca[/cyan].")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="How many seeds ([cyan]5[/cyan]), or which ([cyan]3,4[/cyan]).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be given several times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run folder.", show_default="runs/NAME")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto for the best of them.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads to use.", show_default="all")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue what the folder has, or discard it.")
+    ] = True,
+    save_models: Annotated[bool, typer.Option("--save-models", help="Keep the final models of every client.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
+) -> None:
+    """Run an experiment: every algorithm with every seed, then a table and a report.
+
+    Stop it at any moment, also by Ctrl-C or kill -9: the same command continues where it was, to the same numbers.
+
+    [bold]Examples[/bold]
+
+      dfca run quickstart
+
+      dfca run quickstart --algorithms dfca-gi,ifca --seeds 5 --out runs/two
+
+      dfca run mnist-small --set local.learning_rate=0.05 --out runs/slow
+
+      dfca run my-experiment.toml --device auto
+    """
+    from dfca.experiment.load import load_experiment
+    from dfca.experiment.progress import Bars
+    from dfca.experiment.runner import run
+
+    _use_threads(threads)
+    # A config may name a model of the user's own, "my_module:make", in the folder where dfca is called.
+    sys.path.insert(0, os.getcwd())
+    names = None if algorithms is None else [name.strip() for name in algorithms.split(",") if name.strip()]
+    chosen = load_experiment(experiment, scale, set_ or (), names, _parse_seeds(seeds), device)
+    if out is None:
+        out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
+    console = _console()
+    if quiet:
+        summary = run(chosen, out, resume=resume, save_models=save_models)
+    else:
+        console.print(_headline(chosen))
+        with Bars(console) as bars:
+            summary = run(chosen, out, bars, resume=resume, save_models=save_models)
+    _show_run(console, out, summary)
+
+
+@app.command(name="list")
+def list_command() -> None:
+    """Show the presets, algorithms, data sets, models and topologies."""
+    import inspect
+
+    from dfca.algorithms import ALGORITHMS
+    from dfca.data import catalogue
+    from dfca.experiment.load import presets
+    from dfca.models import MODELS
+    from dfca.topology import TOPOLOGIES
+
+    console = _console()
+    about = {name: (inspect.getdoc(make) or "").partition("\n")[0] for name, make in ALGORITHMS.items()}
+    tables = {
+        "Presets": presets(),
+        "Algorithms": about,
+        "Data sets": {
+            entry.name: entry.description + ("" if entry.ready else " (not here yet)") for entry in catalogue()
+        },
+        "Models": MODELS,
+        "Topologies": TOPOLOGIES,
+    }
+    for title, lines in tables.items():
+        console.print(_table(title, lines), "")
+    console.print("[dim]dfca run PRESET runs one; dfca data list says where the data sets come from[/dim]")
+
+
+@app.command()
+def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]) -> None:
+    """Print the table of each run and (re)write its report.html; also while it runs.
+
+    [bold]Example[/bold]
+
+      dfca report runs/quickstart
+    """
+    from dfca.experiment.store import read_summary
+
+    console = _console()
+    for folder in runs:
+        summary = read_summary(folder)
+        console.print(
+            f"[bold]{escape(str(summary.get('experiment', folder.name)))}[/bold] [dim]{escape(str(folder))}[/dim]"
+        )
+        _show_run(console, folder, summary)
+
+
+app.add_typer(data_app, name="data", help="Where each data set comes from, and putting it into the cache.")
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    print(__version__)
+
+
+@data_app.command(name="list")
+def data_list() -> None:
+    """Show the data sets, where they come from, and whether the cache has them."""
+    from dfca.data import catalogue
+
+    lines = {}
+    for entry in catalogue():
+        here = (
+            f"ready: {entry.path or 'inside scikit-learn'}"
+            if entry.ready
+            else f"not here: dfca data fetch {entry.name}"
+        )
+        about = f"{entry.description}\n{entry.classes} classes, samples (train / test): {entry.samples}"
+        lines[entry.name] = f"{about}\nfrom {entry.source}, licence: {entry.licence}\n{here}"
+    _console().print(_table("Data sets", lines))
+
+
+@data_app.command(name="fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="A data set of [bold]dfca data list[/bold].")]) -> None:
+    """Download a data set from its official source, check it, and put it into the cache."""
+    from dfca.data import fetch
+
+    print(f"{name} is ready in {fetch(name)}")
+
+
+@data_app.command(name="import")
+def data_import(
+    file: Annotated[Path, typer.Argument(help="An official container or a .npz file.")],
+    name: Annotated[str | None, typer.Option(help="The data set it is, where the file's name does not tell.")] = None,
+) -> None:
+    """Put a file that you have into the cache, for machines without internet.
+
+    [bold]Example[/bold]
+
+      dfca data import my-data.npz --name my-data
+    """
+    from dfca.data import import_file
+
+    print(f"ready in {import_file(file, name)}")
+
+
+def _show_run(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+    from dfca.experiment.report import write_report
+    from dfca.experiment.tables import terminal_table
+
+    console.print()
+    console.print(terminal_table(summary))
+    console.print()
+    console.print(f"report: {write_report(folder)}", highlight=False, soft_wrap=True)
+
+
+def _headline(chosen: Any) -> str:
+    config = chosen.config
+    scale = "" if chosen.scale == "default" else f", {chosen.scale} scale"
+    counts = [
+        _count(len(config.algorithms), "algorithm") + " x " + _count(len(config.seeds), "seed"),
+        _count(config.clients, "client"),
+        _count(config.clusters, "cluster"),
+        _count(config.rounds, "round"),
+    ]
+    title = f"[bold]{escape(config.title or chosen.name)}[/bold]"
+    return f"{title}\n[dim]· {escape(chosen.name)}{scale}: {', '.join(counts)}, on {config.device}[/dim]"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _parse_seeds(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f'--seeds must be a number or a list such as 3,4, got "{text}"') from None
+    return numbers if "," in text else numbers[0] if numbers else None
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _table(title: str, lines: dict[str, str]) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
+    )
+    table.add_column(style="cyan", no_wrap=True, min_width=16)
+    table.add_column(overflow="fold")
+    for name, about in lines.items():
+        table.add_row(name, escape(about))
+    return table
+
+
+def _console() -> Console:
+    console = Console()
+    # A file has no width: leave room for the tables.
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_FILES)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return (
+            f"no space left on the disk ({error.filename or 'unknown file'}); free some and run the same command again"
+        )
+    return " ".join(str(error).split())
+
+
+def _stop(text: str, status: int, prefix: str = "[bold red]error:[/bold red] ") -> NoReturn:
+    # soft_wrap: one sentence stays one line, for people who search logs.
+    Console(stderr=True).print(f"{prefix}{escape(text)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status)

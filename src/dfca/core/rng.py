@@ -1,0 +1,40 @@
+"""Named random streams: every random choice can be replayed alone, in any driver, in any process.
+
+A stream is named by the run's seed and by what it is for: `stream(seed, "batches", client, round)`. The name is hashed
+(SHA-256), so streams do not depend on the order in which they are asked for. Generators live on the CPU: the same
+numbers on every device. Nothing in dfca touches torch's global generator without restoring it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def derive(seed: int, *names: str | int) -> int:
+    """Derive an integer seed in [0, 2**32) from a seed and a name.
+
+    torch's CPU generator uses 32 bits of its seed, so more would only look like more.
+    """
+    text = "/".join([str(int(seed)), *(str(name) for name in names)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def stream(seed: int, *names: str | int) -> torch.Generator:
+    """Open the random stream of that name."""
+    return torch.Generator().manual_seed(derive(seed, *names))
+
+
+@contextmanager
+def seeded(seed: int, *names: str | int) -> Iterator[None]:
+    """Run code that can only use torch's global generator (initialisers, dropout) on a named stream."""
+    with torch.random.fork_rng(devices=_cuda_devices()):
+        torch.manual_seed(derive(seed, *names))
+        yield
+
+
+def _cuda_devices() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

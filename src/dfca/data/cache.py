@@ -1,0 +1,138 @@
+"""The cache folder: one `<name>.npz` per data set, and a `<name>.npz.sha256` beside each file that dfca wrote.
+
+Files appear whole or not at all: they are written under another name, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from dfca.errors import ChecksumError, DataError
+
+ALIASES = {"har": ("har", "hapt_har")}
+
+
+def cache_folder() -> Path:
+    """Name the cache folder: `DFCA_DATA`, otherwise the platform's cache folder."""
+    chosen = os.environ.get("DFCA_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("dfca"))
+
+
+def cached_path(name: str) -> Path | None:
+    """Find the cache file of a data set, None where there is none."""
+    folder = cache_folder()
+    paths = (folder / f"{stem}.npz" for stem in ALIASES.get(name, (name,)))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def name_of(path: Path) -> str:
+    """Name the data set of an .npz by its file name."""
+    return next((name for name, stems in ALIASES.items() if path.stem in stems), path.stem)
+
+
+def read_arrays(path: Path, way_out: str) -> dict[str, np.ndarray]:
+    """Read a cache file, checked against its SHA-256 where that is known.
+
+    Raises ChecksumError for a file that is cut short or altered; `way_out` ends the sentence.
+    """
+    sidecar = _sidecar(path)
+    expected = recorded(sidecar)
+    if expected is not None and (found := sha256_of(path)) != expected:
+        raise ChecksumError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., {sidecar.name} says {expected[:12]}...; {way_out}"
+        )
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {field: archive[field] for field in archive.files}
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, TypeError) as error:
+        raise ChecksumError(f"{path} is damaged or no .npz of plain arrays ({error}); {way_out}") from error
+
+
+def write_arrays(name: str, arrays: dict[str, np.ndarray]) -> Path:
+    """Write a cache file and its SHA-256."""
+    path = cache_folder() / f"{name}.npz"
+    return _put(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+
+
+def adopt(name: str, origin: Path) -> Path:
+    """Copy an .npz of the cache format into the cache."""
+
+    def copy(file: IO[bytes]) -> None:
+        with origin.open("rb") as source:
+            shutil.copyfileobj(source, file)
+
+    return _put(cache_folder() / f"{name}.npz", copy)
+
+
+def record(path: Path, sha256: str) -> None:
+    """Write a checksum file in the form of `sha256sum`."""
+    line = f"{sha256}  {path.name.removesuffix('.sha256')}\n"
+    with writing_to(path.parent):
+        _replace(path, lambda file: file.write(line.encode()))
+
+
+def recorded(path: Path) -> str | None:
+    """Read a checksum file, None where there is none."""
+    return path.read_text(errors="replace").partition(" ")[0].strip() if path.is_file() else None
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Make the cache folder, and turn a full disk or a missing right into one sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(
+            f"cannot write to {folder}: {reason}; make room or set DFCA_DATA to a folder that takes it"
+        ) from error
+
+
+def _put(path: Path, write: Callable[[IO[bytes]], object]) -> Path:
+    with writing_to(path.parent):
+        sidecar = _sidecar(path)
+        digest = _replace(path, write, before=lambda: sidecar.unlink(missing_ok=True))
+        record(sidecar, digest)
+    return path
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object], before: Callable[[], object] = lambda: None) -> str:
+    """Write a file under another name, sync it, rename it to `path`; return its SHA-256."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = sha256_of(draft)
+        before()
+        os.replace(draft, path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return digest
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")

@@ -1,0 +1,82 @@
+"""Download official files with pooch, and check them.
+
+Where nobody publishes a checksum, the first download is trusted and its SHA-256 recorded; later ones must match it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dfca.data.cache import recorded, sha256_of, writing_to
+from dfca.data.registry import RemoteFile
+from dfca.errors import ChecksumError, DataError
+
+TIMEOUT_S = 30
+CHUNK_BYTES = 1 << 20
+WAY_OUT = "try again, or get the file elsewhere and run `dfca data import FILE`"
+
+
+def download(file: RemoteFile, folder: Path, trusted: Path, progress: bool) -> str:
+    """Download one file into `folder` from the first mirror that has the right bytes; return its SHA-256.
+
+    `trusted` is the record of an earlier download, used where no checksum is published.
+
+    Raises DataError where no mirror answers, ChecksumError where the bytes are wrong.
+    """
+    expected = file.sha256 or recorded(trusted)
+    failures: list[DataError] = []
+    for url in file.urls:
+        try:
+            found = _retrieve(url, folder / file.name, progress)
+            if expected in (None, found):
+                return found
+            doubt = "" if file.sha256 else f" (recorded in {trusted}; delete it to trust this one)"
+            raise ChecksumError(
+                f"{url} has SHA-256 {found[:12]}... instead of {str(expected)[:12]}...{doubt}; {WAY_OUT}"
+            )
+        except _NextMirror as error:
+            failures.append(DataError(f"download of {url} failed ({error}); {WAY_OUT}"))
+        except ChecksumError as error:
+            failures.append(error)
+    raise next((error for error in failures if isinstance(error, ChecksumError)), failures[0])
+
+
+class _NextMirror(Exception):
+    """This address did not deliver."""
+
+
+def _retrieve(url: str, path: Path, progress: bool) -> str:
+    import pooch
+    from requests import RequestException
+
+    path.unlink(missing_ok=True)
+    downloader = pooch.HTTPDownloader(progressbar=progress, chunk_size=CHUNK_BYTES, timeout=TIMEOUT_S)
+    with writing_to(path.parent), _quiet():
+        try:
+            pooch.retrieve(url, None, fname=path.name, path=path.parent, downloader=downloader)
+        except RequestException as error:  # an OSError too, hence inside `writing_to`
+            raise _NextMirror(_brief(error)) from error
+        return sha256_of(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep pooch from logging its own hints about hashes."""
+    import pooch
+
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _brief(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"HTTP {response.status_code}"
+    return type(error).__name__

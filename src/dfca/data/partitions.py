@@ -1,0 +1,91 @@
+"""Split a data set over clients: who holds what, seen through which cluster's transform."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from dfca.core.rng import stream
+from dfca.data.clients import ClientData, Split, validate
+from dfca.data.deals import DEALS, Pool, Rows, Table, open_pools
+from dfca.data.options import DataOptions
+from dfca.data.sources import load
+from dfca.data.transforms import Transform, dominant_mask, make_transforms, other_clusters, resolve
+from dfca.errors import ConfigError
+
+
+def make_split(options: DataOptions, clients: int, clusters: int, seed: int) -> Split:
+    """Split a data set over N clients in k clusters; the same arguments give the same split.
+
+    The true clusters are as equal in size as possible and spread over the clients at random. They are unknown (None)
+    where no transform tells clusters apart.
+
+    Raises ConfigError for numbers that do not fit each other or the data, DataError where the data cannot be used.
+    """
+    if clients < 1 or clusters < 1:
+        raise ConfigError(f"clients and clusters must be >= 1, got {clients} and {clusters}")
+    if clusters > clients:
+        raise ConfigError(f"clusters must be <= clients ({clients}), got {clusters}; use fewer clusters")
+    dataset = load(options.name)
+    transform = resolve(options, dataset.kind)
+    transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed)
+    true = spread_clusters(clients, clusters, seed)
+    others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
+    train, test = open_pools(dataset, options.test_share, seed)
+    table = Table(options, dataset, train, test, true, clusters, seed)
+    train_rows, test_rows = DEALS[options.partition](table)
+    if options.partition == "owner":
+        test = train  # both parts of an owner's samples come from the training pool's tensors
+    known = transform != "none"
+    split = Split(
+        train=_gather(table, train, train_rows, transforms, others, "train"),
+        test=_gather(table, test, test_rows, transforms, others, "test"),
+        clusters=true if known else None,
+        classes=dataset.classes,
+        notes=_notes(clients, clusters) if known else (),
+    )
+    validate(split)
+    return split
+
+
+def spread_clusters(clients: int, clusters: int, seed: int) -> Tensor:
+    """Give each client a true cluster: sizes differ by at most 1, in random order."""
+    even = torch.arange(clients) % clusters
+    return even[torch.randperm(clients, generator=stream(seed, "clusters"))]
+
+
+def _notes(clients: int, clusters: int) -> tuple[str, ...]:
+    if clients % clusters == 0:
+        return ()
+    fewer = clients // clusters
+    return (f"{clients} clients over {clusters} clusters: {fewer} or {fewer + 1} each",)
+
+
+def _gather(
+    table: Table, pool: Pool, rows: Rows, transforms: list[Transform], others: Tensor | None, part: str
+) -> ClientData:
+    """Copy every client's samples, transformed, to its place in one tensor."""
+    offsets = tuple(accumulate((len(mine) for mine in rows), initial=0))
+    x = torch.empty(offsets[-1], *pool.x.shape[1:], dtype=torch.float32)
+    y = torch.empty(offsets[-1], dtype=torch.int64)
+    for client, mine in enumerate(rows):
+        place = slice(offsets[client], offsets[client + 1])
+        own = int(table.true[client])
+        if others is None:
+            x[place], y[place] = _see(pool, mine, transforms[own])
+            continue
+        generator = stream(table.seed, "dominant", part, client)
+        dominant = dominant_mask(len(mine), table.options.alpha, generator)
+        for mask, cluster in ((dominant, own), (~dominant, int(others[client]))):
+            if mask.any():
+                x[place][mask], y[place][mask] = _see(pool, mine[mask], transforms[cluster])
+    return ClientData(x, y, offsets)
+
+
+def _see(pool: Pool, rows: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
+    """Take rows of a pool as float32 (uint8 images become 0..1) and transform them."""
+    x = pool.x[rows]
+    x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
+    return transform(x, pool.y[rows])

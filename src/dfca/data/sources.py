@@ -1,0 +1,263 @@
+"""Get data sets: from the cache, from their official files, or from a file the user has."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dfca.data.cache import (
+    adopt,
+    cache_folder,
+    cached_path,
+    name_of,
+    read_arrays,
+    record,
+    write_arrays,
+    writing_to,
+)
+from dfca.data.containers import ACCEPTED, open_container
+from dfca.data.downloads import download
+from dfca.data.formats import Arrays, detect, parse
+from dfca.data.registry import SOURCES, Kind, Source, source_of
+from dfca.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """What a cache file holds, in the layout that models take.
+
+    x: `(n, *shape)`, images uint8 `(n, channels, height, width)`, windows float32 `(n, channels, time)`.
+    y: `(n,)` int64 in 0..classes-1. x_test, y_test: the official test part, None where there is none.
+    owner: `(n,)` int64, the writer or subject of each sample of `x`, None where nobody knows.
+    """
+
+    name: str
+    kind: Kind
+    classes: int
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray | None
+    y_test: np.ndarray | None
+    owner: np.ndarray | None
+
+
+class Entry(NamedTuple):
+    """One row of the catalogue. `path` is the cache file, None where there is none; `ready` says it can be loaded."""
+
+    name: str
+    description: str
+    classes: int
+    samples: str
+    source: str
+    path: Path | None
+    ready: bool
+    licence: str
+    citation: str
+
+
+def load(name: str) -> DataSet:
+    """Load a data set from the cache (`DFCA_DATA`, otherwise the platform's cache folder).
+
+    Raises ConfigError for an unknown name, DataError where the cache has no file, ChecksumError for a damaged one.
+    """
+    source = source_of(name)
+    if name == "digits":
+        return _to_dataset(source, _read_digits(), "scikit-learn's digits")
+    path = cached_path(name)
+    if path is None:
+        raise DataError(f"{name} is not in the cache {cache_folder()}; {_ways_in(source)}")
+    way_out = f"delete it (and its .sha256) and {_ways_in(source)}"
+    return _to_dataset(source, read_arrays(path, way_out), str(path))
+
+
+def catalogue() -> list[Entry]:
+    """List every data set: what it is, where it comes from, and whether it is here."""
+    rows = []
+    for source in SOURCES.values():
+        path = cached_path(source.name)
+        ready = path is not None or source.name == "digits"
+        rows.append(
+            Entry(
+                source.name,
+                source.description,
+                source.classes,
+                source.samples,
+                source.homepage,
+                path,
+                ready,
+                source.licence,
+                source.citation,
+            )
+        )
+    return rows
+
+
+def fetch(name: str, progress: bool = True, say: Callable[[str], object] | None = None) -> Path:
+    """Download a data set's official files, check them, and put them into the cache; return the cache file.
+
+    What is in the cache and whole stays as it is. `say` receives what the user should know (default: stderr).
+
+    Raises DataError for a download that fails or a set that has no download, ChecksumError for the wrong bytes;
+    nothing half-written stays behind.
+    """
+    source = source_of(name)
+    if name == "digits":
+        return _digits_file()
+    path = cached_path(name)
+    if path is not None and _is_whole(name):
+        return path
+    if source.by_hand:
+        raise DataError(f"{name} has no single official download: {source.by_hand}")
+    folder = cache_folder()
+    with writing_to(folder):
+        workspace = tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-")
+    with workspace as downloads:
+        target = Path(downloads)
+        hashes = {
+            file.name: download(file, target, _trusted(source), progress and sys.stderr.isatty())
+            for file in source.files
+        }
+        with open_container(target / source.files[0].name if len(hashes) == 1 else target) as container:
+            arrays = parse(name, container)
+        _to_dataset(source, arrays, source.homepage)
+        written = write_arrays(name, arrays)
+    for file in source.files:
+        if file.sha256 is None and not _trusted(source).exists():
+            record(_trusted(source), hashes[file.name])
+            (say or _to_stderr)(
+                f"nobody publishes a checksum of {name}: this first download is trusted, and its SHA-256 "
+                f"{hashes[file.name][:12]}... recorded in {_trusted(source)}"
+            )
+    return written
+
+
+def import_file(path: str | Path, name: str | None = None) -> Path:
+    """Put a file that the user has into the cache, for machines without internet; return the cache file.
+
+    Takes dfca's own .npz (named by its file name unless `name` is given) and the official containers.
+
+    Raises DataError for what is not recognised, damaged, or holds bad shapes, labels or NaN: the cache stays as it was.
+    """
+    path = Path(path).expanduser()
+    if name is not None:
+        source_of(name)
+    if path.suffix == ".npz" and path.is_file():
+        return _import_npz(path, name)
+    with open_container(path) as container:
+        name = name or detect(container)
+        if name is None or name == "digits":
+            raise DataError(f"{path} is not recognised; give {ACCEPTED}")
+        arrays = parse(name, container)
+    _to_dataset(SOURCES[name], arrays, str(path))
+    return write_arrays(name, arrays)
+
+
+def _import_npz(path: Path, name: str | None) -> Path:
+    name = name or name_of(path)
+    if name not in SOURCES or name == "digits":
+        known = ", ".join(sorted(set(SOURCES) - {"digits"}))
+        raise DataError(f"cannot tell which data set {path} is; rename it or give its name, one of {known}")
+    arrays = read_arrays(path, "get it again")
+    _to_dataset(SOURCES[name], arrays, str(path))
+    return adopt(name, path)
+
+
+def _ways_in(source: Source) -> str:
+    if source.by_hand:
+        return f"{source.by_hand} (or `dfca data import FILE` on an .npz you have)"
+    return f"run `dfca data fetch {source.name}`, or `dfca data import FILE` on a machine without internet"
+
+
+def _is_whole(name: str) -> bool:
+    try:
+        load(name)
+    except DataError:
+        return False
+    return True
+
+
+def _trusted(source: Source) -> Path:
+    return cache_folder() / f"{source.name}.source.sha256"
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _digits_file() -> Path:
+    from sklearn import datasets
+
+    return Path(datasets.__file__).parent / "data" / "digits.csv.gz"
+
+
+def _read_digits() -> Arrays:
+    """Read scikit-learn's digits: 0..16 becomes 0..255, and one fixed fifth is for testing."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(x))
+    test, train = order[: len(x) // 5 + 1], order[len(x) // 5 + 1 :]
+    return {
+        "x_train": x[train],
+        "y_train": digits.target[train],
+        "x_test": x[test],
+        "y_test": digits.target[test],
+    }
+
+
+def _to_dataset(source: Source, arrays: Arrays, origin: str) -> DataSet:
+    """Check the arrays of a cache file and lay them out for models.
+
+    Raises DataError for missing fields, wrong shapes, labels outside 0..classes-1, NaN.
+    """
+    whole = "x" in arrays
+    x, y = _to_samples(source, arrays, "x" if whole else "x_train", "y" if whole else "y_train", origin)
+    x_test, y_test = (None, None) if whole else _to_samples(source, arrays, "x_test", "y_test", origin)
+    owner = next((arrays[f] for f in ("writer", "subject", "writer_train") if f in arrays), None)
+    if owner is not None:
+        if owner.shape != y.shape or owner.dtype.kind not in "iu":
+            raise DataError(
+                f"{origin}: the owners must be {len(y)} integers, one per sample, got {owner.dtype} {owner.shape}"
+            )
+        owner = owner.astype(np.int64)
+    return DataSet(source.name, source.kind, source.classes, x, y, x_test, y_test, owner)
+
+
+def _to_samples(
+    source: Source, arrays: Arrays, x_field: str, y_field: str, origin: str
+) -> tuple[np.ndarray, np.ndarray]:
+    for field in (x_field, y_field):
+        if field not in arrays:
+            raise DataError(f"{origin} lacks the field {field}; it has {', '.join(sorted(arrays)) or 'none'}")
+    x, y = arrays[x_field], arrays[y_field]
+    if source.kind == "image" and x.dtype != np.uint8:
+        raise DataError(f"{origin}: images must be uint8 in 0..255, {x_field} is {x.dtype}")
+    if source.kind == "window" and x.dtype.kind != "f":
+        raise DataError(f"{origin}: windows must be floats, {x_field} is {x.dtype}")
+    x = _channels_first(source, x)
+    if x.shape[1:] != source.shape:
+        raise DataError(f"{origin}: a sample of {source.name} has shape {source.shape}, {x_field} has {x.shape[1:]}")
+    if source.kind == "window" and not np.isfinite(x).all():
+        bad = int(np.flatnonzero(~np.isfinite(x).all(axis=(1, 2)))[0])
+        raise DataError(f"{origin}: {x_field}[{bad}] holds NaN or infinity; every number must be finite")
+    if y.shape != (len(x),) or y.dtype.kind not in "iu" or not len(y):
+        raise DataError(f"{origin}: {y_field} must be {len(x)} integers (at least 1), got {y.dtype} {y.shape}")
+    outside = y[(y < 0) | (y >= source.classes)]
+    if len(outside):
+        raise DataError(f"{origin}: labels must be in 0..{source.classes - 1}, {y_field} has {int(outside[0])}")
+    return x, y.astype(np.int64)
+
+
+def _channels_first(source: Source, x: np.ndarray) -> np.ndarray:
+    if source.kind == "window":
+        return np.ascontiguousarray(x.swapaxes(1, 2), dtype=np.float32) if x.ndim == 3 else x
+    if x.ndim == 3:
+        return x[:, None]
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if x.ndim == 4 else x

@@ -1,0 +1,56 @@
+"""Every error a user can meet. Each message states the value, the bound and the way out.
+
+DfcaError
+├── ConfigError      a value the user gave: unknown key, out of range, contradictory
+├── ModelError       a module that cannot be flattened or does not fit the data
+├── DataError        a data set that is missing, malformed or empty
+│   └── ChecksumError    bytes that are not the ones expected
+└── RunError         a run folder, checkpoint or disk that cannot be used
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DfcaError(Exception):
+    """The root: the command line prints its message in one line and exits with `status`."""
+
+    status = 1
+
+
+class ConfigError(DfcaError, ValueError):
+    """A value the user gave is wrong."""
+
+    status = 2
+
+
+class ModelError(DfcaError, ValueError):
+    """A module cannot be used."""
+
+    status = 2
+
+
+class DataError(DfcaError):
+    """A data set cannot be used."""
+
+
+class ChecksumError(DataError):
+    """Bytes are not the ones expected."""
+
+
+class RunError(DfcaError):
+    """A run folder cannot be used."""
+
+
+def unknown(kind: str, value: object, known: Iterable[str]) -> ConfigError:
+    """Make the error for a name that does not exist, with the near matches first and all names after.
+
+    >>> str(unknown("dataset", "mnits", ["digits", "mnist"]))
+    'unknown dataset "mnits"; did you mean "mnist"? Known: digits, mnist'
+    """
+    names = sorted(known)
+    near = sorted(get_close_matches(str(value), names, n=2, cutoff=0.6))
+    hint = f"; did you mean {' or '.join(f'{name!r}' for name in near)}?".replace("'", '"') if near else "."
+    return ConfigError(f'unknown {kind} "{value}"{hint} Known: {", ".join(names)}')

@@ -1,0 +1,1 @@
+"""Experiments: what to run (`config`), running it (`runner`), what is left on disk (`store`), and reading it (`report`)."""

@@ -1,0 +1,216 @@
+"""The one config of an experiment: frozen, typed, complete, stored with the result.
+
+Every number that changes a curve is a key. An unknown key stops the run and lists the known ones; a value out of range
+is told with its key, its value and its bound. `experiment.load` reads it from presets, files and the command line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dfca import algorithms as registry
+from dfca.core.local import LocalOptions
+from dfca.data import DataOptions
+from dfca.data.registry import source_of
+from dfca.errors import ConfigError, unknown
+from dfca.experiment.problems import explain, show
+from dfca.models import MODELS, ModelOptions
+from dfca.sim.engine import EngineName
+from dfca.topology import TopologyOptions, check_topology
+
+# Keys that choose which cells are run or what they are called: no number of a cell depends on them.
+NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint")
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A table of the experiment file."""
+
+    # Strict: `clients = "24"` and `rounds = true` are slips, not numbers.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LocalConfig(Section):
+    """How a client trains."""
+
+    steps: int = Field(5, ge=0)
+    learning_rate: float = Field(0.1, gt=0)
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = "full"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+    def options(self) -> LocalOptions:
+        """Translate into the options of the core, where a full batch is None."""
+        values = self.model_dump()
+        return LocalOptions(**values | {"batch_size": None if self.batch_size == "full" else self.batch_size})
+
+
+class MixingConfig(Section):
+    """How models of neighbours are averaged.
+
+    `batch` is the default: in a synchronous round both aggregations are equal up to rounding, and the closed form is
+    one matrix product.
+    """
+
+    weights: Literal["uniform", "metropolis"] = "uniform"
+    aggregation: Literal["batch", "sequential"] = "batch"
+    share: Literal["trained"] = "trained"
+
+
+class EvaluationConfig(Section):
+    """When and on how many samples of each distribution the metrics are computed."""
+
+    every: int = Field(10, ge=1)
+    samples: int = Field(400, ge=2)
+
+
+class CheckpointConfig(Section):
+    """How often a running cell is saved."""
+
+    every_s: float = Field(30.0, ge=0)
+
+
+def _defaults(section: type[Options]) -> Options:
+    """Make the field of a section whose keys all have defaults."""
+    return Field(default_factory=lambda: section.model_validate({}))
+
+
+class Config(Section):
+    """An experiment: one cell for each algorithm and seed."""
+
+    title: str = ""
+    description: str = ""
+    clients: int = Field(ge=1)
+    clusters: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    algorithms: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    device: str = Field("cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
+    engine: EngineName = "auto"
+    data: DataOptions = _defaults(DataOptions)
+    model: ModelOptions = _defaults(ModelOptions)
+    local: LocalConfig = _defaults(LocalConfig)
+    topology: TopologyOptions = _defaults(TopologyOptions)
+    mixing: MixingConfig = _defaults(MixingConfig)
+    evaluation: EvaluationConfig = _defaults(EvaluationConfig)
+    checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
+    algorithm: dict[str, dict[str, Any]] = {}
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count_seeds(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 1:
+                raise ConfigError(f"seeds must be >= 1 or a list of integers, got {value}")
+            return tuple(range(value))
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _check_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if min(seeds) < 0:
+            raise ConfigError(f"seeds must be >= 0, got {min(seeds)}")
+        _refuse_repetition("seeds", seeds)
+        return seeds
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("algorithms")
+    @classmethod
+    def _check_algorithms(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in registry.ALGORITHMS:
+                raise unknown("algorithm", name, registry.ALGORITHMS)
+        _refuse_repetition("algorithms", names)
+        return names
+
+    @field_validator("algorithm")
+    @classmethod
+    def _check_options(cls, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, options in tables.items():
+            registry.get(name, **options)
+        return tables
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Config:
+        if self.clusters > self.clients:
+            raise ConfigError(
+                f"clusters must be <= clients ({self.clients}), got {self.clusters}; lower clusters or raise clients"
+            )
+        if self.model.factory is None and self.model.name not in MODELS:
+            raise unknown("model", self.model.name, MODELS)
+        source_of(self.data.name)
+        check_topology(self.topology, self.clients)
+        return self
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """Check the values of an experiment file.
+
+        Raises:
+            ConfigError: with the first problem in one sentence.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise explain(error, cls) from None
+
+    @classmethod
+    def from_toml(cls, text: str) -> Config:
+        """Read what `to_toml` wrote."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"not valid TOML: {error}") from None
+        return cls.of(values)
+
+    def values(self) -> dict[str, Any]:
+        """Give every key with its value as TOML and JSON know it; TOML has no null, so None is an absent key."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """Write the complete config: `Config.from_toml(config.to_toml()) == config`."""
+        return tomli_w.dumps(self.values())
+
+    def digest(self) -> str:
+        """Hash everything that can change a number of a cell."""
+        text = json.dumps(self._numbers(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def differences(self, here: Config) -> list[str]:
+        """Name the keys on which the numbers of this (stored) config and of the one given now would differ."""
+        old, new = _flatten(self._numbers()), _flatten(here._numbers())
+        keys = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+        return [f"{key} is {_told(old, key)} there and {_told(new, key)} here" for key in keys]
+
+    def _numbers(self) -> dict[str, Any]:
+        return {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
+
+
+def _refuse_repetition(key: str, values: tuple[Any, ...]) -> None:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{key} must not repeat a value, got {show(twice)} {values.count(twice)} times")
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _told(flat: Mapping[str, Any], key: str) -> str:
+    return show(flat[key]) if key in flat else "not set"

@@ -1,0 +1,155 @@
+"""Read an experiment: a preset or a TOML file, a scale of it, and what the command line changes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dfca.errors import ConfigError, unknown
+from dfca.experiment.config import Config
+from dfca.experiment.problems import show
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A config with the name and the scale it came from."""
+
+    name: str
+    scale: str
+    config: Config
+
+
+def presets() -> dict[str, str]:
+    """Give the title of each preset by its name."""
+    return {name: _parse(text, name).get("title", "") for name, text in sorted(_preset_texts().items())}
+
+
+def load_experiment(
+    name_or_path: str | Path,
+    scale: str | None = None,
+    overrides: Sequence[str] = (),
+    algorithms: Sequence[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    device: str | None = None,
+) -> Experiment:
+    """Read a preset by its name or an experiment file by its path, and apply what the command line changes.
+
+    A file may hold tables `[scale.desk]`, `[scale.paper]`, ...: the one asked for (desk if none is) is laid over the
+    rest. `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments.
+
+    Raises:
+        ConfigError: for an unknown preset, key or scale, a value out of range, or a device that is not here.
+    """
+    name, values = _read(name_or_path)
+    scale, values = _choose_scale(values, scale)
+    for override in overrides:
+        values = merge(values, _parse_override(override))
+    named = {"algorithms": algorithms, "seeds": seeds, "device": device}
+    for key, value in named.items():
+        if value is not None:
+            values[key] = value if isinstance(value, int | str) else list(value)
+    config = Config.of(values)
+    return Experiment(name, scale, config.model_copy(update={"device": find_device(config.device)}))
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another; tables merge, everything else is replaced.
+
+    >>> merge({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
+    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def find_device(device: str) -> str:
+    """Choose the device for "auto" (CUDA, then MPS, then the CPU) and check that a named one is here."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return next(name for name, available in here.items() if available)
+    kind, _, index = device.partition(":")
+    if not here[kind] or (index and int(index) >= torch.cuda.device_count()):
+        have = ", ".join(name for name, available in here.items() if available)
+        raise ConfigError(f'device "{device}" is not on this machine (it has: {have}); use --device auto')
+    return device
+
+
+def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and path.name == str(name_or_path):
+        texts = _preset_texts()
+        if path.name not in texts:
+            error = unknown("preset", path.name, texts)
+            raise ConfigError(f"{error}; or give the path of an experiment file that ends in .toml")
+        return path.name, _parse(texts[path.name], path.name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        presets = ", ".join(sorted(_preset_texts()))
+        raise ConfigError(f"cannot read the experiment file {path}: {reason}; the presets are: {presets}") from None
+    return path.stem, _parse(text, str(path))
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+
+
+def _preset_texts() -> dict[str, str]:
+    folder = files("dfca.experiment") / "presets"
+    found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found}
+
+
+def _choose_scale(values: dict[str, Any], scale: str | None) -> tuple[str, dict[str, Any]]:
+    scales = values.pop("scale", {})
+    if not isinstance(scales, dict) or not all(isinstance(table, dict) for table in scales.values()):
+        raise ConfigError(f"scale must be a table of tables ([scale.desk], [scale.paper]), got {show(scales)}")
+    if scale is None:
+        scale = "desk" if "desk" in scales else "default"
+    if scale == "default":
+        return scale, values
+    if scale not in scales:
+        if not scales:
+            raise ConfigError(f'this experiment has no scales, got --scale "{scale}"; leave --scale out')
+        raise unknown("scale", scale, scales)
+    return scale, merge(values, scales[scale])
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    """Parse "a.b=value" into nested tables; a value that is not TOML is a plain string.
+
+    >>> _parse_override("local.learning_rate=0.05"), _parse_override("data.name=mnist")
+    ({'local': {'learning_rate': 0.05}}, {'data': {'name': 'mnist'}})
+    """
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise ConfigError(f'--set needs key=value, got "{override}"; for example --set local.learning_rate=0.05')
+    if parts[0] == "scale":
+        raise ConfigError(f'--set cannot change a scale, got "{override}"; use --scale NAME')
+    *outer, last = parts
+    values = {last: _parse_value(text.strip())}
+    for part in reversed(outer):
+        values = {part: values}
+    return values
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        values = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return values["value"] if len(values) == 1 else text

@@ -1,0 +1,314 @@
+"""The figures of a report as SVG for a page: curves with a band, bars, graphs of clients.
+
+Every function returns an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black
+here takes the colour of the page's text, so that one page reads on a light and on a dark screen. No pyplot, no global
+figure. This is the one module that imports matplotlib.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+INK = "#010101"  # stands for the page's text colour
+FAINT = "#020202"  # stands for the page's colour of thin lines
+EDGE = "#8a8a8a"  # edges of graphs: readable on light and dark, also where they are pixels
+
+# Okabe and Ito's palette without black and yellow, then Tol's muted one: told apart with every kind of colour vision.
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#882255", "#999933", "#44aa99", "#7d6bb5")
+ALGORITHM_COLOURS = {
+    "dfca-gi": "#0072b2",
+    "dfca-li": "#e69f00",
+    "dfca": "#882255",
+    "dfca-fi": "#7d6bb5",
+    "ifca": "#d55e00",
+    "dfedavgm": "#009e73",
+    "fedspd": "#cc79a7",
+    "fedavg": "#56b4e9",
+    "local": "#8a8a8a",
+    "oracle": "#8a8a8a",
+}
+UNMATCHED = "#8a8a8a"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+VECTOR_EDGES = 500  # beyond, edges are pixels: a page of eight graphs stays small
+VECTOR_NODES = 300
+
+
+class Style(NamedTuple):
+    """How an algorithm is drawn, the same in every figure."""
+
+    colour: str
+    dash: str
+
+
+class Curve(NamedTuple):
+    """A measure by round: the mean over seeds and, with more than one seed, the standard deviation."""
+
+    rounds: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float] | None = None
+
+
+def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[str, bool]) -> dict[str, Style]:
+    """Give every algorithm its colour, and a line that says who it talks to: solid neighbours, dashed server, dotted
+    the bounds (nobody, or told the truth)."""
+    free = [colour for colour in reversed(PALETTE) if colour not in ALGORITHM_COLOURS.values()] or list(PALETTE)
+    given: dict[str, Style] = {}
+    strangers = cycle(free)
+    for name in algorithms:
+        colour = ALGORITHM_COLOURS.get(name) or next(strangers)
+        bound = informed.get(name, False) or via.get(name) == "nobody"
+        dash = ("-." if informed.get(name, False) else ":") if bound else "--" if via.get(name) == "server" else "-"
+        given[name] = Style(colour, dash)
+    return given
+
+
+def curves(
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    label: str,
+    scale: Literal["percent", "log"] = "percent",
+) -> str:
+    """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation."""
+    figure = Figure(figsize=(6.4, 4.0))
+    axes = figure.add_axes((0.115, 0.13, 0.67, 0.84))
+    factor = 100 if scale == "percent" else 1
+    ends: list[tuple[str, float, float]] = []
+    for name, curve in series.items():
+        x, mean = np.asarray(curve.rounds, float), factor * np.asarray(curve.mean, float)
+        shown = np.isfinite(mean) if scale == "percent" else np.isfinite(mean) & (mean > 0)
+        if not shown.any():
+            continue
+        line = style[name]
+        few = shown.sum() <= 2
+        axes.plot(
+            x[shown],
+            mean[shown],
+            color=line.colour,
+            linestyle=line.dash,
+            lw=1.7,
+            marker="o" if few else "",
+            ms=4,
+            zorder=3,
+        )
+        if curve.std is not None and scale == "percent":
+            std = factor * np.asarray(curve.std, float)
+            low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+            axes.fill_between(x[shown], low[shown], high[shown], color=line.colour, alpha=0.11, lw=0, zorder=2)
+        ends.append((name, float(x[shown][-1]), float(mean[shown][-1])))
+    if scale == "log":
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=9))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        _percent_axis(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("round")
+    axes.set_ylabel(label)
+    axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
+    _plain(axes)
+    _label_ends(axes, ends, style)
+    return to_svg(figure)
+
+
+def bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> str:
+    """Draw one horizontal bar per algorithm, the value written at its end."""
+    figure = Figure(figsize=(6.4, 0.75 + 0.34 * len(values)))
+    height = figure.get_figheight()
+    axes = figure.add_axes((0.18, 0.52 / height, 0.68, 1 - 0.6 / height))
+    names = list(values)
+    axes.barh(names, [values[name] for name in names], color=[style[name].colour for name in names], height=0.62)
+    for position, name in enumerate(names):
+        axes.annotate(
+            write[name], (values[name], position), (4, 0), textcoords="offset points", va="center", color=INK, size=11
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, max([*values.values(), 1e-9]) * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel(label)
+    _plain(axes, grid="x")
+    axes.tick_params(axis="y", length=0)
+    return to_svg(figure)
+
+
+def networks(
+    positions: np.ndarray,
+    edges: Sequence[Sequence[int]],
+    colourings: Sequence[tuple[Sequence[int], Sequence[bool] | None]],
+) -> list[str]:
+    """Draw the same graph once for each colouring: clients coloured by cluster (-1: grey), some ringed.
+
+    positions (N, 2); edges: pairs of clients; a colouring: clusters (N,) and which clients have a ring (N,).
+    The links are drawn once, in the first picture, and the others show them too: all go into one page.
+    """
+    low, high = positions.min(0), positions.max(0)
+    width, height = high - low
+    spread = max(float(width), float(height)) or 1.0
+    xy = (positions - (low + high) / 2) / spread
+    half = max(0.28, min(0.56, 0.5 * float(height) / spread + 0.06))  # no empty space above and below a wide graph
+    links = _links(xy, np.asarray(edges, dtype=np.int64).reshape(-1, 2), half)
+    name = f"links-{hashlib.sha256(links.encode()).hexdigest()[:8]}"
+    pictures: list[str] = []
+    for clusters, ringed in colourings:
+        figure = _clients(xy, clusters, ringed, half)
+        opening, end, rest = to_svg(figure, salt=f"{name} {len(pictures)}").partition(">")
+        shared = f'<use href="#{name}"/>' if pictures else f'<g id="{name}">{links}</g>'
+        pictures.append(opening + end + shared + rest)
+    return pictures
+
+
+def _links(xy: np.ndarray, pairs: np.ndarray, half: float) -> str:
+    """Draw the links, without the `<svg>` around them."""
+    figure, axes = _canvas(half)
+    many = len(pairs) > VECTOR_EDGES
+    alpha = 0.6 if not many else max(0.04, 0.6 * (VECTOR_EDGES / len(pairs)) ** 0.75)
+    lines = LineCollection(list(xy[pairs]), colors=EDGE, linewidths=0.4 if many else 0.7, alpha=alpha, rasterized=many)
+    axes.add_collection(lines)
+    svg = to_svg(figure)
+    return svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+
+
+def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | None, half: float) -> Figure:
+    figure, axes = _canvas(half)
+    size = float(np.clip(3600 / len(xy), 9, 70))
+    of = np.asarray(clusters, dtype=np.int64)
+    for cluster in np.unique(of).tolist():
+        x, y = xy[of == cluster].T
+        axes.scatter(
+            x,
+            y,
+            s=size,
+            color=colour_of(cluster),
+            marker=marker_of(cluster),
+            linewidths=0,
+            rasterized=len(xy) > VECTOR_NODES,
+        )
+    if ringed is not None and any(ringed):
+        x, y = xy[np.asarray(ringed, dtype=bool)].T
+        axes.scatter(x, y, s=size * 2.4 + 12, facecolors="none", edgecolors=INK, linewidths=1.1)
+    return figure
+
+
+def _canvas(half: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(3.2, 3.2 * half / 0.56))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(-0.56, 0.56)
+    axes.set_ylim(-half, half)
+    axes.axis("off")
+    return figure, axes
+
+
+def colour_of(cluster: int) -> str:
+    """Give the colour of a cluster; -1 is grey."""
+    return UNMATCHED if cluster < 0 else PALETTE[cluster % len(PALETTE)]
+
+
+def marker_of(cluster: int) -> str:
+    """Give the marker of a cluster: a disc, and other shapes where the colours come round again."""
+    return MARKERS[max(cluster, 0) // len(PALETTE) % len(MARKERS)]
+
+
+def to_svg(figure: Figure, salt: str = "") -> str:
+    """Write a figure as an `<svg>` element to put into a page; a salt tells equal figures apart."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "path.simplify_threshold": 0.2}):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, dpi=170, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s(xmlns(:\w+)?|width|height|version)="[^"]*"', "", text, count=5)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r"(font:[^;\"]*?px)[^;\"]*", r"\1 system-ui, sans-serif", text)
+    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #ccc)")
+    own = hashlib.sha256((salt + text).encode()).hexdigest()[:8]  # two figures of one page must not share an id
+    text = re.sub(r'\bid="', f'id="f{own}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1f{own}-", text)
+    return text.strip()
+
+
+def _plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Leave what is needed to read values: ticks, thin grid lines, labels."""
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.grid(axis=grid, color=FAINT, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=11)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(INK)
+        axis.label.set_fontsize(11)
+
+
+def _percent_axis(axes: Axes) -> None:
+    """Bound by tens; never beyond 0..100."""
+    low, high = axes.get_ylim()
+    low, high = max(0.0, 10 * np.floor(low / 10)), min(100.0, 10 * np.ceil(high / 10))
+    axes.set_ylim(low - 0.5, high + 0.5) if high > low else axes.set_ylim(low - 5, low + 5)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+
+
+def _label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping[str, Style]) -> None:
+    """Write the names beside the ends of the lines, moved apart where they would overlap.
+
+    A line that stops early, of a run that is not finished, has its name where it stops.
+    """
+    gap = 0.062
+    last = max((x for _, x, _ in ends), default=0.0)
+    for name, x, y in ends:
+        if x < last:
+            axes.annotate(name, (x, y), (4, 0), textcoords="offset points", va="center", color=INK, fontsize=11)
+    ends = [end for end in ends if end[1] == last]
+    if not ends:
+        return
+    transform = axes.transScale + axes.transLimits
+    placed = sorted((float(transform.transform((x, y))[1]), name, x, y) for name, x, y in ends)
+    heights = _apart([height for height, *_ in placed], gap)
+    for height, (_, name, x, y) in zip(heights, placed, strict=True):
+        axes.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.06, height),
+            textcoords="axes fraction",
+            va="center",
+            color=INK,
+            fontsize=11,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": style[name].colour,
+                "lw": 0.9,
+                "shrinkA": 3,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending heights apart to at least `gap`, as little as possible: those in conflict keep their middle."""
+    groups: list[list[float]] = []  # [middle, members]
+    for height in heights:
+        groups.append([height, 1])
+        while len(groups) > 1:
+            (below, m), (above, n) = groups[-2], groups[-1]
+            if above - below >= gap * (m + n) / 2:
+                break
+            groups[-2:] = [[(below * m + above * n) / (m + n), m + n]]
+    apart = [middle + gap * (i - (n - 1) / 2) for middle, n in groups for i in range(int(n))]
+    shift = max(0.0, -apart[0]) - max(0.0, apart[-1] - 1)
+    return [height + shift for height in apart]

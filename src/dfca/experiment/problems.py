@@ -1,0 +1,159 @@
+"""Say what is wrong with a config in one sentence: the key, the value, the bound and the way out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from dfca.errors import ConfigError, unknown
+
+KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "string": "a string",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+}
+BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+FORMS = {"device": '"cpu", "cuda", "cuda:N", "mps" or "auto"'}
+WAYS_OUT = {
+    "clusters": "one cluster is plain federated averaging",
+    "participation": "1.0 is every client in every round",
+    "local.learning_rate": "for no training at all use local.steps = 0",
+    "local.batch_size": '"full" is all samples of the client in every step',
+    "evaluation.every": "the last round is always evaluated",
+    "device": '"auto" takes a GPU where there is one',
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    """Translate pydantic's list of problems into one error: the first problem, and how many more there are."""
+    problems: dict[str, list[Any]] = {}
+    for problem in error.errors():
+        path = _path(problem["loc"], model, extra=problem["type"] == "extra_forbidden")
+        problems.setdefault(path, []).append(problem)
+    path, first = next(iter(problems.items()))
+    # One bad item of a list is one problem, though pydantic also complains of the list.
+    more = len({each.partition("[")[0] for each in problems}) - 1
+    suffix = f" (and {more} more problem{'s' if more > 1 else ''} in this config)" if more else ""
+    return ConfigError(f"{_sentence(path, first, model)}{suffix}")
+
+
+def show(value: Any) -> str:
+    """Write a value as the experiment file would.
+
+    >>> show("full"), show(True), show([1, 2])
+    ('"full"', 'true', '[1, 2]')
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        return str(value)
+
+
+def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
+    problem = problems[0]
+    match problem["type"]:
+        case "extra_forbidden":
+            return _unknown_key(path, model)
+        case "missing":
+            return f"{path} is missing; add it to the experiment file or give it by --set {path}=VALUE"
+        case "value_error":
+            reason = problem["ctx"]["error"]
+            # A ConfigError is a whole sentence; a section's own check names its keys without the section.
+            return str(reason) if isinstance(reason, ConfigError) or not path else f"[{path}] {reason}"
+    demands = dict.fromkeys(_demand(path, each, model) for each in problems)
+    way_out = f"; {WAYS_OUT[path]}" if path in WAYS_OUT else ""
+    return f"{path} must be {' or '.join(demands)}, got {show(problem['input'])}{way_out}"
+
+
+def _demand(path: str, problem: Any, model: type[BaseModel]) -> str:
+    """Say what one problem asks for: "> 0 and <= 1", "an integer", one of some words."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in BOUNDS:
+        sign = BOUNDS[kind]
+        bounds = _bounds(path, model)
+        return " and ".join(bounds) if bounds else f"{SIGNS[sign]} {context[sign]}"
+    if kind == "literal_error":
+        return str(context["expected"]).replace("'", '"')
+    if kind == "string_pattern_mismatch":
+        return FORMS.get(path, f"of the form {context['pattern']}")
+    if kind == "too_short":
+        return f"a list of at least {context['min_length']}"
+    message: str = problem["msg"]
+    name = re.sub(r"_(type|parsing|from_float|attributes_type)$", "", kind)
+    return KINDS.get(name, message[:1].lower() + message[1:])
+
+
+def _bounds(path: str, model: type[BaseModel]) -> list[str]:
+    *sections, key = path.split(".")
+    section = _section(sections, model)
+    field = section.model_fields.get(key) if section else None
+    return [
+        f"{SIGNS[sign]} {getattr(bound, sign)}"
+        for bound in (field.metadata if field else ())
+        for sign in SIGNS
+        if hasattr(bound, sign)
+    ]
+
+
+def _unknown_key(path: str, model: type[BaseModel]) -> str:
+    *sections, key = path.split(".")
+    section = _section(sections, model)
+    known = section.model_fields if section else {}
+    where = f" in [{'.'.join(sections)}]" if sections else ""
+    text = str(unknown(f"key{where}", key, known))
+    homes = [home for home, fields in _tables(model) if key in fields and home != ".".join(sections)]
+    if not homes:
+        return text
+    home = f"in [{homes[0]}]" if homes[0] else "at the top of the file, before the first [section]"
+    return f'{text}; "{key}" belongs {home}'
+
+
+def _tables(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    yield "", model.model_fields
+    for name in model.model_fields:
+        section = _section([name], model)
+        if section:
+            yield name, section.model_fields
+
+
+def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel] | None:
+    for name in path:
+        field = model.model_fields.get(name)
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _path(location: tuple[int | str, ...], model: type[BaseModel], extra: bool) -> str:
+    """Keep the keys of pydantic's location and drop the names of its inner types ("constrained-int")."""
+    keys: list[str] = []
+    for position, part in enumerate(location):
+        section = _section(keys, model)
+        if isinstance(part, int):
+            keys[-1] += f"[{part}]"
+        elif section is None:
+            keys += [part] if _is_table(keys, model) else []
+        elif part in section.model_fields or (extra and position == len(location) - 1):
+            keys.append(part)
+    return ".".join(keys)
+
+
+def _is_table(keys: list[str], model: type[BaseModel]) -> bool:
+    """Tell whether the last key is a table of free names, as [algorithm] is."""
+    section = _section(keys[:-1], model)
+    field = section.model_fields.get(keys[-1]) if section else None
+    return field is not None and get_origin(field.annotation) is dict

@@ -1,0 +1,328 @@
+"""Run folders: what a run leaves on disk, and how it is continued after anything but the loss of the disk.
+
+    config.toml       the complete config
+    environment.json  the machine and the versions
+    metrics.jsonl     one line per evaluated round of a cell
+    summary.json      one row per finished cell
+    topology.json     the graph of each seed
+    checkpoint/       <algorithm>-<seed>/round-000120.safetensors and its facts in round-000120.json; the last two
+    models/           <algorithm>-<seed>.safetensors, where asked for
+    report.html       made from the above
+
+A checkpoint counts once its facts are there: they are written last and hold the checksum of the tensors. A line of
+metrics.jsonl counts once the summary or a checkpoint has reached its round. So every file may be ahead of the next
+one, never behind, and what is ahead is dropped and computed again to the same bits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dfca.errors import ConfigError, RunError
+from dfca.experiment.config import Config
+from dfca.experiment.disk import append_line, atomic_save, atomic_write, remove_leftovers, sha256, told
+from dfca.experiment.load import Experiment
+
+OURS = (
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "summary.json",
+    "topology.json",
+    "checkpoint",
+    "models",
+    "report.html",
+)
+LOCK = ".lock"
+KEPT = 2  # checkpoints of a running cell: the last one and the one before, in case the disk spoils the last
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a cell after a round."""
+
+    round: int
+    seconds: float
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class RunFolder:
+    """A folder that this process alone writes to, from `open_` until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def open_(cls, path: str | Path, experiment: Experiment, resume: bool = True) -> RunFolder:
+        """Create a run folder or continue in one of the same config; `resume=False` starts it afresh.
+
+        Cells that the folder has and the experiment does not name stay: `algorithms` and `seeds` of its config grow.
+
+        Raises:
+            RunError: if another process writes to it, or it holds another config or something else.
+        """
+        folder = cls(Path(path))
+        if folder.path.exists() and not folder.path.is_dir():
+            raise RunError(f"{folder.path} is a file, not a folder; use --out for another place")
+        with told(folder.path / LOCK):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        folder._take_lock()
+        try:
+            folder._prepare(experiment, resume)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- results
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Give the rows of the finished cells."""
+        return [row for row in self.summary()["runs"] if row.get("finished")]
+
+    def summary(self) -> dict[str, Any]:
+        """Read summary.json; without the file, the summary of a run that has finished no cell."""
+        summary: dict[str, Any] = self._read_json("summary.json", {"runs": []})
+        if not isinstance(summary.get("runs"), list):
+            raise RunError(f'{self.path / "summary.json"} has no list "runs"; restore the file or use --no-resume')
+        return summary
+
+    def finish(self, row: Mapping[str, Any]) -> None:
+        """Add the row of a finished cell to the summary, then forget its checkpoints."""
+        summary = self.summary()
+        self._write_json("summary.json", summary | {"runs": [*summary["runs"], row]})
+        shutil.rmtree(self._cell(row["algorithm"], row["seed"]), ignore_errors=True)
+
+    def append_metrics(self, algorithm: str, seed: int, metrics: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        line = {"algorithm": algorithm, "seed": seed, **metrics}
+        append_line(self.path / "metrics.jsonl", json.dumps(_plain(line), separators=(",", ":")))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Read the lines of metrics.jsonl; a last line that was cut off does not count."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+        found: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                found += [json.loads(line)] if line else []
+            except json.JSONDecodeError:
+                if number == len(lines):
+                    break
+                raise RunError(f"{path}, line {number}, is not JSON; restore the file or use --no-resume") from None
+        return found
+
+    def rewind_metrics(self, algorithm: str, seed: int, round: int) -> None:
+        """Drop the lines of a cell beyond a round, and a last line that was cut off."""
+        lines = self.metrics()
+        cell = (algorithm, seed)
+        kept = [line for line in lines if (line["algorithm"], line["seed"]) != cell or line["round"] <= round]
+        path = self.path / "metrics.jsonl"
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
+            atomic_write(path, text)
+
+    def store_topology(self, seed: int, graph: Mapping[str, Any]) -> None:
+        """Store the facts, edges and true clusters of a seed's graph."""
+        graphs = self._read_json("topology.json", {})
+        if str(seed) not in graphs:
+            self._write_json("topology.json", graphs | {str(seed): dict(graph)})
+
+    def save_models(self, algorithm: str, seed: int, bank: Tensor) -> None:
+        """Store the final bank of a cell, (models, N, P)."""
+        atomic_save(self.path / "models" / f"{algorithm}-{seed}.safetensors", {"bank": bank})
+
+    def has_models(self, algorithm: str, seed: int) -> bool:
+        """Tell whether the final bank of a cell is stored."""
+        return (self.path / "models" / f"{algorithm}-{seed}.safetensors").exists()
+
+    def store_environment(self, facts: Mapping[str, Any]) -> list[str]:
+        """Store where the run takes place; return what has changed since its last part, in words.
+
+        The places of earlier parts are kept under "earlier": a run that was continued elsewhere shows it.
+        """
+        stored = self._read_json("environment.json", None)
+        if stored is None:
+            self._write_json("environment.json", facts)
+            return []
+        earlier = stored.pop("earlier", [])
+        changed = [key for key in facts if stored.get(key) != facts[key]]
+        if changed:
+            self._write_json("environment.json", {**facts, "earlier": [*earlier, stored]})
+        return [f"{key} {stored.get(key)} -> {facts[key]}" for key in changed]
+
+    # --- checkpoints
+
+    def save_checkpoint(self, algorithm: str, seed: int, checkpoint: Checkpoint) -> None:
+        """Store the state of a cell; the tensors first, then the facts that make them count."""
+        cell = self._cell(algorithm, seed)
+        stem = f"round-{checkpoint.round:06}"
+        digest = atomic_save(cell / f"{stem}.safetensors", checkpoint.tensors)
+        sidecar = {
+            "round": checkpoint.round,
+            "seconds": checkpoint.seconds,
+            "sha256": digest,
+            "facts": checkpoint.facts,
+        }
+        atomic_write(cell / f"{stem}.json", json.dumps(sidecar))
+        for old in sorted(cell.glob("round-*.json"))[:-KEPT]:
+            old.unlink()
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+    def latest(self, algorithm: str, seed: int) -> tuple[Checkpoint | None, list[str]]:
+        """Load the last good checkpoint of a cell, and say in words which ones were not good."""
+        warnings: list[str] = []
+        for sidecar in sorted(self._cell(algorithm, seed).glob("round-*.json"), reverse=True):
+            try:
+                return _load(sidecar), warnings
+            except (OSError, ValueError, KeyError) as error:
+                reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+                name = sidecar.relative_to(self.path).with_suffix("")
+                warnings.append(f"checkpoint {name} is damaged ({reason}) and is not used")
+        return None, warnings
+
+    # --- inside
+
+    def _cell(self, algorithm: str, seed: int) -> Path:
+        return self.path / "checkpoint" / f"{algorithm}-{seed}"
+
+    def _take_lock(self) -> None:
+        path = self.path / LOCK
+        with told(path):
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # The system releases it with the process, also after kill -9.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            self.close()
+            raise RunError(
+                f"{self.path} is in use by another dfca process ({owner or 'unknown'}); wait for it, stop it, or use "
+                "--out for another folder"
+            ) from None
+        except OSError:
+            return  # a file system without locks
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
+
+    def _prepare(self, experiment: Experiment, resume: bool) -> None:
+        remove_leftovers(self.path)
+        has_config = (self.path / "config.toml").exists()
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK)
+        if foreign and not has_config:
+            raise RunError(
+                f"{self.path} is not empty and not a run folder (it has {foreign[0]} but no config.toml); use --out "
+                "for another folder"
+            )
+        if not resume:
+            self._clear()
+        config = experiment.config
+        if resume and has_config:
+            config = self._extend(config)
+        text = config.to_toml()
+        path = self.path / "config.toml"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            atomic_write(path, text)
+        head = {
+            "experiment": experiment.name,
+            "scale": experiment.scale,
+            "clients": config.clients,
+            "clusters": config.clusters,
+            "digest": config.digest(),
+        }
+        summary = self.summary()
+        if {key: summary.get(key) for key in head} != head:
+            self._write_json("summary.json", head | {"runs": summary["runs"]})
+
+    def _extend(self, here: Config) -> Config:
+        """Check that the folder's config gives the same numbers and lay both lists of cells together."""
+        path = self.path / "config.toml"
+        ways_out = "use --out for another folder, or --no-resume to discard this one"
+        try:
+            there = Config.from_toml(path.read_text(encoding="utf-8"))
+        except ConfigError as error:
+            raise RunError(f"{path} cannot be used: {error}; {ways_out}") from error
+        if differences := there.differences(here):
+            raise RunError(f"{self.path} holds a run of another config: {', '.join(differences)}; {ways_out}")
+        cells = {
+            "algorithms": tuple(dict.fromkeys(there.algorithms + here.algorithms)),
+            "seeds": tuple(dict.fromkeys(there.seeds + here.seeds)),
+        }
+        return here.model_copy(update=cells)
+
+    def _clear(self) -> None:
+        # config.toml goes last: until then the folder is known as a run folder.
+        for name in reversed(OURS):
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _read_json(self, name: str, missing: Any) -> Any:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return missing
+        except ValueError:
+            raise RunError(f"{path} is not JSON; restore the file or use --no-resume") from None
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        atomic_write(self.path / name, json.dumps(_plain(value), indent=1) + "\n")
+
+
+def read_summary(path: str | Path) -> dict[str, Any]:
+    """Read the summary of a run folder, also of one that is being written.
+
+    Raises:
+        RunError: if it is not a run folder.
+    """
+    folder = RunFolder(Path(path))
+    if not (folder.path / "summary.json").is_file():
+        raise RunError(f"{folder.path} is not a run folder (it has no summary.json); `dfca run` makes one")
+    return folder.summary()
+
+
+def _load(sidecar: Path) -> Checkpoint:
+    facts = json.loads(sidecar.read_text(encoding="utf-8"))
+    path = sidecar.with_suffix(".safetensors")
+    if sha256(path) != facts["sha256"]:
+        raise ValueError("its checksum does not fit")
+    return Checkpoint(facts["round"], facts["seconds"], load_file(path), facts["facts"])
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not know, by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

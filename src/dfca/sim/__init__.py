@@ -1,0 +1,6 @@
+"""Simulators: many clients in one process."""
+
+from dfca.sim.result import Metrics, Result, simulate
+from dfca.sim.rounds import Setting, Simulation
+
+__all__ = ["Metrics", "Result", "Setting", "Simulation", "simulate"]

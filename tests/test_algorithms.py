@@ -1,0 +1,188 @@
+"""One table of contracts: every registered algorithm goes through every one of them."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+
+from dfca import algorithms
+from dfca.algorithms import ALGORITHMS
+from dfca.algorithms.fedspd import draw_cluster, mixture, owners
+from dfca.core.algorithm import View
+from dfca.core.client import Message
+from dfca.core.rng import stream
+from dfca.errors import ConfigError, DataError
+from dfca.sim.rounds import Simulation
+from dfca.testing import make_clients
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def finish(simulation: Simulation) -> Simulation:
+    while not simulation.done:
+        simulation.step()
+    return simulation
+
+
+@every_algorithm
+def test_same_seed_same_bits_other_seed_other_bits(algorithm: str) -> None:
+    one = finish(Simulation(make_toy_setting(algorithm)))
+    assert torch.equal(one.banks, finish(Simulation(make_toy_setting(algorithm))).banks)
+    assert not torch.equal(one.banks, finish(Simulation(make_toy_setting(algorithm, seed=4))).banks)
+
+
+@every_algorithm
+def test_inputs_stay_as_they_are(algorithm: str) -> None:
+    setting = make_toy_setting(algorithm)
+    x, edges = setting.split.train.x.clone(), list(setting.graph.edges)
+    finish(Simulation(setting))
+    assert torch.equal(setting.split.train.x, x)
+    assert list(setting.graph.edges) == edges
+
+
+@every_algorithm
+def test_training_helps(algorithm: str) -> None:
+    setting = make_toy_setting(algorithm, rounds=30, evaluate_every=1, graph=nx.complete_graph(6))
+    simulation = Simulation(setting)
+    rows = [simulation.step() for _ in range(30)]
+    if setting.algorithm.personal is not None:  # it deploys another model than the one with the lowest loss
+        assert rows[-1]["accuracy"] > 1.2 * rows[0]["accuracy"]
+    else:
+        assert rows[-1]["train_loss"] < 0.8 * rows[0]["train_loss"]
+
+
+@every_algorithm
+def test_relabelled_clusters_relabel_the_result(algorithm: str) -> None:
+    if algorithm in ("fedspd", "oracle"):
+        pytest.skip("fedspd draws by index, the oracle is told the index")
+    one, two = (Simulation(make_toy_setting(algorithm)) for _ in range(2))
+    two.banks.copy_(two.banks.flip(0).clone())
+    finish(one), finish(two)
+    torch.testing.assert_close(two.banks.flip(0), one.banks)
+    if one.models == 2:
+        assert (two.assignments == 1 - one.assignments).all()
+
+
+@every_algorithm
+def test_a_client_without_neighbours_learns_alone(algorithm: str) -> None:
+    if ALGORITHMS[algorithm]().exchange == "server":
+        pytest.skip("a server reaches everybody")
+    graph = nx.cycle_graph(5)
+    graph.add_node(5)
+    simulation = finish(Simulation(make_toy_setting(algorithm, graph=graph)))
+    alone = make_clients(make_toy_setting(algorithm, graph=graph))[5]
+    state = alone.start()
+    for _ in range(4):
+        state, _ = alone.start_round(state)
+    torch.testing.assert_close(simulation.bank(5), state.bank)
+    if ALGORITHMS[algorithm]().exchange == "gossip":
+        assert simulation.messages_by_client[5] == 0
+        assert "1 of 6 clients have no neighbours (first: 5) and learn alone" in simulation.notes
+
+
+@every_algorithm
+def test_only_the_chosen_model_is_trained(algorithm: str) -> None:
+    client = make_clients(make_toy_setting(algorithm))[0]
+    before = client.start()
+    after, sent = client.start_round(before)
+    for j in range(len(before.bank)):
+        assert torch.equal(before.bank[j], after.bank[j]) == (j != after.assignment)
+    assert [message.cluster for message in sent] == ([] if algorithm == "local" else [after.assignment])
+
+
+@every_algorithm
+def test_what_is_received_cannot_harm(algorithm: str) -> None:
+    client = make_clients(make_toy_setting(algorithm))[0]
+    state = client.start()
+    good = state.bank[0]
+    poison = good.clone()
+    poison[3] = float("nan")
+    harmful = [
+        Message(1, 0, 0, 2, poison),
+        Message(1, 0, 0, 2, poison.nan_to_num(nan=float("inf"))),
+        Message(1, 0, 0, 2, good[:-1]),
+        Message(1, 0, 0, 2, good.float()),
+        Message(1, len(state.bank), 0, 2, good),
+        Message(1, -1, 0, 2, good),
+        Message(1, 0, 0, -5, good),
+    ]
+    for message in harmful:
+        after = client.receive(state, message)
+        assert torch.equal(after.bank, state.bank)
+        assert after.rejected == 1
+
+
+@every_algorithm
+def test_messages_are_counted(algorithm: str) -> None:
+    simulation = Simulation(make_toy_setting(algorithm, graph=nx.path_graph(6)))
+    row = finish(simulation)._evaluate()
+    exchange = simulation.setting.algorithm.exchange
+    expected = {"gossip": [4, 8, 8, 8, 8, 4], "server": [4] * 6, "none": [0] * 6}[exchange]
+    assert row["messages_by_client"] == expected
+    assert sum(row["messages_by_cluster"]) == row["messages_sent"] == sum(expected)
+    assert row["bytes_sent"] == sum(expected) * simulation.flat.size * 8
+    assert row["server_bytes_sent"] == (
+        4 * 6 * simulation.models * simulation.flat.size * 8 if exchange == "server" else 0
+    )
+
+
+@every_algorithm
+def test_a_client_that_diverges_is_not_heard(algorithm: str) -> None:
+    split = make_toy_split()
+    split.train.of(2)[0].mul_(1e200)  # overflows in the first gradient
+    simulation = finish(Simulation(make_toy_setting(algorithm, split=split)))
+    others = [i for i in range(6) if i != 2]
+    assert all(torch.isfinite(simulation.bank(i)).all() for i in others)
+    assert any("training diverged at 1 of 6 clients (first: 2)" in note for note in simulation.notes)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match='unknown algorithm "dfca-gl"; did you mean "dfca-gi" or "dfca-li"'):
+        algorithms.get("dfca-gl")
+    with pytest.raises(ConfigError, match='unknown option of dfedavgm "momentun"; did you mean "momentum"'):
+        algorithms.get("dfedavgm", momentun=0.5)
+
+
+def test_the_oracle_needs_the_truth() -> None:
+    split = make_toy_split()
+    blind = type(split)(split.train, split.test, None, split.classes)
+    with pytest.raises(DataError, match="oracle needs true clusters, and this split has none"):
+        make_toy_setting("oracle", split=blind)
+    with pytest.raises(DataError, match="the oracle needs true clusters"):
+        algorithms.get("oracle").choose(View(torch.zeros(2), lambda: stream(0)))
+
+
+def test_the_oracle_puts_everybody_where_he_belongs() -> None:
+    simulation = finish(Simulation(make_toy_setting("oracle")))
+    assert simulation.assignments.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_fedspd_by_hand() -> None:
+    nan = float("nan")
+    sample_losses = torch.tensor([[1.0, 5.0, 2.0, nan], [2.0, 3.0, 2.0, 7.0]])
+    assert owners(sample_losses).tolist() == [0, 1, 0, 1]
+    bank = torch.tensor([[4.0, 0.0], [0.0, 8.0]])
+    assert mixture(bank, sample_losses).tolist() == [2.0, 4.0]
+    drawn = [
+        draw_cluster(View(torch.zeros(2), lambda i=i: stream(0, "draw", i), sample_losses)) for i in range(60)
+    ]  # fmt: skip
+    assert 15 < sum(choice.cluster for choice in drawn) < 45
+    for choice in drawn:
+        assert choice.points is not None
+        assert choice.points.tolist() == (
+            [True, False, True, False] if choice.cluster == 0 else [False, True, False, True]
+        )
+
+
+def test_dfedavgm_momentum_is_an_option() -> None:
+    assert algorithms.get("dfedavgm").momentum == 0.9
+    assert algorithms.get("dfedavgm", momentum=0.5).momentum == 0.5
+    assert algorithms.get("fedspd", finetune_steps=2).finetune_steps == 2
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_says_what_it_is(name: str) -> None:
+    assert ALGORITHMS[name].__doc__
+    assert algorithms.get(name).name == name

@@ -1,0 +1,275 @@
+"""The command line: what it prints, one sentence for every error, and the exit status."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dfca
+from dfca.cli import app
+from dfca.experiment import runner
+from dfca.experiment.config import Config
+from dfca.experiment.load import presets
+
+TINY = """
+title = "A tiny one"
+clients = 6
+clusters = 2
+rounds = 4
+algorithms = ["dfca-gi", "local"]
+[data]
+name = "digits"
+samples_per_client = 20
+test_samples_per_client = 10
+[model]
+hidden = 4
+[topology]
+p = 0.6
+[evaluation]
+every = 2
+samples = 20
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Call dfca in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # Tiny tensors on a busy machine: threads would only wait for each other.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), prog_name="dfca")
+
+
+def error(*arguments: str, status: int) -> str:
+    result = call(*arguments)
+    assert result.exit_code == status
+    assert "Traceback" not in result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr.strip()
+
+
+@pytest.fixture
+def tiny() -> Path:
+    path = Path("tiny.toml")
+    path.write_text(TINY)
+    return path
+
+
+# --- help
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, dfca.cli\n"
+        "try: dfca.cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'pydantic', 'networkx', 'scipy', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "Clustered federated learning without a server" in done.stdout
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("list",), ("report",), ("data",), ("data", "import"), ("version",)])
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    for flag in ("--help", "-h"):
+        result = call(*command, flag)
+        assert result.exit_code == 0
+        assert "Usage: " in result.output
+
+
+def test_version() -> None:
+    for arguments in (("version",), ("--version",)):
+        assert call(*arguments).output == f"{dfca.__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "dfca", "version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{dfca.__version__}\n"
+
+
+def test_list_shows_everything_there_is() -> None:
+    output = call("list").output
+    for name in (*presets(), "dfca-gi", "oracle", "erdos-renyi", "cnn1d", "digits", "femnist"):
+        assert name in output
+
+
+def test_data_list_says_where_it_comes_from() -> None:
+    output = call("data", "list").output
+    assert "ready: inside scikit-learn" in output
+    assert "https://" in output
+
+
+# --- run
+
+
+def test_run_prints_a_line_per_cell_the_table_and_the_report(tiny: Path) -> None:
+    result = call("run", str(tiny))
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "A tiny one"
+    assert lines[1] == "· tiny: 2 algorithms x 1 seed, 6 clients, 2 clusters, 4 rounds, on cpu"
+    assert any(line.startswith("    1/2  dfca-gi, seed 0: accuracy 0.") for line in lines)
+    assert any(line.startswith("    2/2  local, seed 0: accuracy 0.") for line in lines)
+    assert lines[-1] == "report: runs/tiny/report.html"
+    assert Path("runs/tiny/report.html").exists()
+    again = call("run", str(tiny)).output
+    assert "· 2 of 2 cells are finished already" in again
+
+
+def test_run_quietly_prints_only_the_table(tiny: Path) -> None:
+    output = call("run", str(tiny), "--quiet", "--algorithms", "local").output
+    assert "seed 0" not in output
+    assert "local" in output
+    assert output.splitlines()[-1] == "report: runs/tiny/report.html"
+
+
+def test_options_reach_the_config(tiny: Path) -> None:
+    arguments = "--algorithms local,fedavg --seeds 3, --set rounds=2 --set evaluation.every=1 --out deep/folder"
+    result = call("run", str(tiny), *arguments.split(), "--device", "cpu", "--save-models", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    config = Config.from_toml(Path("deep/folder/config.toml").read_text())
+    assert (config.algorithms, config.seeds, config.rounds) == (("local", "fedavg"), (3,), 2)
+    assert len(Path("deep/folder/metrics.jsonl").read_text().splitlines()) == 4
+    assert Path("deep/folder/models/local-3.safetensors").exists()
+
+
+def test_another_scale_has_another_folder(tiny: Path) -> None:
+    tiny.write_text(f"{TINY}[scale.desk]\nrounds = 2\n[scale.paper]\nrounds = 3\n")
+    assert "runs/tiny/report.html" in call("run", str(tiny), "-q").output
+    assert "runs/tiny-paper/report.html" in call("run", str(tiny), "-q", "--scale", "paper").output
+
+
+def test_a_model_of_the_users_own_is_found_where_dfca_is_called(tiny: Path) -> None:
+    Path("my_own_model.py").write_text(
+        "from torch import nn\n"
+        "def make(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    result = call("run", str(tiny), "-q", "--set", "model.factory=my_own_model:make", "--algorithms", "local")
+    assert result.exit_code == 0, result.output
+
+
+def test_report_writes_the_page_again(tiny: Path) -> None:
+    call("run", str(tiny), "-q")
+    page = Path("runs/tiny/report.html")
+    page.unlink()
+    result = call("report", "runs/tiny")
+    assert result.exit_code == 0, result.output
+    assert page.exists()
+    assert result.output.splitlines()[0] == "tiny runs/tiny"
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run quikstart", 'error: unknown preset "quikstart"; did you mean "quickstart"? Known: '),
+        ("run tiny.toml --algorithms dfca-ig", 'error: unknown algorithm "dfca-ig"; did you mean "dfca-gi"'),
+        (
+            "run tiny.toml --set local.learnig_rate=1",
+            'error: unknown key in [local] "learnig_rate"; did you mean "lear',
+        ),
+        ("run tiny.toml --set local.learning_rate=-0.1", "error: local.learning_rate must be > 0, got -0.1; "),
+        ("run tiny.toml --set topology.name=rings", 'error: unknown topology "rings"; did you mean "ring"'),
+        ("run tiny.toml --set data.name=mnits", 'error: unknown dataset "mnits"; did you mean '),
+        (
+            "run tiny.toml --set clusters=7",
+            "error: clusters must be <= clients (6), got 7; lower clu",
+        ),
+        ("run tiny.toml --seeds many", 'error: --seeds must be a number or a list such as 3,4, got "many"'),
+        ("run tiny.toml --device cuda:99", 'error: device "cuda:99" is not on this machine (it has: '),
+        (
+            "run none.toml",
+            "error: cannot read the experiment file none.toml: No such file or directory; ",
+        ),
+        ("data fetch mnits", 'error: unknown dataset "mnits"; did you mean '),
+    ],
+)
+def test_a_bad_value_ends_with_one_sentence_and_status_2(tiny: Path, arguments: str, sentence: str) -> None:
+    assert error(*arguments.split(), status=2).startswith(sentence)
+    assert not Path("runs").exists()
+
+
+def test_a_folder_of_another_config_is_refused_with_status_1(tiny: Path) -> None:
+    call("run", str(tiny), "-q", "--algorithms", "local")
+    assert error("run", str(tiny), "--set", "rounds=5", "-q", status=1) == (
+        "error: runs/tiny holds a run of another config: rounds is 4 there and 5 here; use --out for another folder, "
+        "or --no-resume to discard this one"
+    )
+    assert call("run", str(tiny), "--set", "rounds=5", "-q", "--algorithms", "local", "--no-resume").exit_code == 0
+    assert [row["rounds"] for row in json.loads(Path("runs/tiny/summary.json").read_text())["runs"]] == [5]
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    assert error("report", ".", status=1).startswith("error: . is not a run folder (it has no summary.json)")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "sentence"),
+    [
+        (
+            ZeroDivisionError("by zero"),
+            1,
+            "error: unexpected ZeroDivisionError: by zero; run again with --debug to see whe",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x"),
+            1,
+            "error: no space left on the disk (/x); free some and run the same command again",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted; the same command continues"),
+        (runner.Interrupted("interrupted at round 3"), 130, "interrupted at round 3"),
+    ],
+)
+def test_what_goes_wrong_inside_is_one_sentence(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int, sentence: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(runner, "run", fail)
+    assert error("run", str(tiny), "-q", status=status).startswith(sentence)
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "run", "quikstart"), ("run", "quikstart", "--debug")])
+def test_debug_shows_the_traceback(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "dfca", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert 'ConfigError: unknown preset "quikstart"' in done.stderr
+
+
+def test_ctrl_c_in_a_real_process_ends_with_130_and_one_line(tiny: Path) -> None:
+    command = [sys.executable, "-m", "dfca", "run", str(tiny), "--set", "rounds=100000", "--set", "evaluation.every=1"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:
+        metrics, deadline = Path("runs/tiny/metrics.jsonl"), time.monotonic() + 60
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.startswith("interrupted at round ")
+    assert errors.endswith(" of 100000 of dfca-gi, seed 0; the same command continues\n")
+    assert errors.count("\n") == 1
+    assert list(Path("runs/tiny/checkpoint/dfca-gi-0").glob("round-*.safetensors"))

@@ -1,0 +1,295 @@
+"""Run folders: whole files, refused strangers, checkpoints that fall back, metrics that rewind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dfca.errors import RunError
+from dfca.experiment import disk
+from dfca.experiment.config import Config
+from dfca.experiment.disk import atomic_save, atomic_write, sha256
+from dfca.experiment.load import Experiment
+from dfca.experiment.store import Checkpoint, RunFolder, read_summary
+
+
+def experiment(**values: Any) -> Experiment:
+    small = {"clients": 8, "clusters": 2, "rounds": 3, "algorithms": ["local"]}
+    return Experiment("tiny", "default", Config.of(small | values))
+
+
+def checkpoint(round: int) -> Checkpoint:
+    return Checkpoint(round, 1.5, {"bank": torch.full((2, 8, 5), float(round))}, {"round": round, "note": [1, None]})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    with RunFolder.open_(tmp_path / "run", experiment()) as opened:
+        yield opened
+
+
+# --- files
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.json"
+    atomic_write(path, "old")
+    atomic_write(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "summary.json"
+    atomic_write(path, "old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk.os, step, full)
+    with pytest.raises(RunError) as caught:
+        atomic_write(path, "new")
+    assert str(caught.value) == (
+        f"no space left for summary.json in {tmp_path} (No space left on device); finished work is kept: free some "
+        "space and run the same command again, or use --out for another disk"
+    )
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
+    """A limit on the size of files makes the system itself refuse the write, for root too."""
+    path = tmp_path / "round-000001.safetensors"
+    atomic_save(path, {"bank": torch.zeros(10)})
+    before = sha256(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"^no space left for round-000001.safetensors in .* \(File too large\);"):
+            atomic_save(path, {"bank": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sha256(path) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file where a folder should be")
+    with pytest.raises(RunError, match=r"^cannot write b.json in .*/a: .*; finished work is kept: make the folder wri"):
+        atomic_write(tmp_path / "a" / "b.json", "x")
+
+
+def test_tensors_that_are_views_are_stored_too(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    atomic_save(tmp_path / "views.safetensors", {"column": whole[:, 1], "row": whole[1]})
+    from safetensors.torch import load_file
+
+    found = load_file(tmp_path / "views.safetensors")
+    assert torch.equal(found["column"], whole[:, 1])
+    assert torch.equal(found["row"], whole[1])
+
+
+# --- whose folder it is
+
+
+def test_the_folder_holds_the_config_and_an_empty_summary(folder: RunFolder) -> None:
+    assert Config.from_toml((folder.path / "config.toml").read_text()) == experiment().config
+    summary = read_summary(folder.path)
+    assert (summary["experiment"], summary["scale"], summary["runs"]) == ("tiny", "default", [])
+
+
+def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder) -> None:
+    folder.close()
+    with pytest.raises(RunError) as caught:
+        RunFolder.open_(folder.path, experiment(rounds=5, topology={"p": 0.7}))
+    assert str(caught.value) == (
+        f"{folder.path} holds a run of another config: rounds is 3 there and 5 here, topology.p is 0.1 there and 0.7 "
+        "here; use --out for another folder, or --no-resume to discard this one"
+    )
+
+
+def test_more_algorithms_and_seeds_extend_the_folder(folder: RunFolder) -> None:
+    folder.finish({"algorithm": "local", "seed": 0, "finished": True})
+    folder.close()
+    with RunFolder.open_(folder.path, experiment(algorithms=["ifca"], seeds=[2, 0])) as again:
+        stored = Config.from_toml((again.path / "config.toml").read_text())
+        assert stored.algorithms == ("local", "ifca")
+        assert stored.seeds == (0, 2)
+        assert [row["algorithm"] for row in again.rows()] == ["local"]
+
+
+def test_starting_afresh_discards_the_run_and_nothing_else(folder: RunFolder) -> None:
+    folder.finish({"algorithm": "local", "seed": 0, "finished": True})
+    folder.save_checkpoint("local", 1, checkpoint(1))
+    (folder.path / "my-notes.txt").write_text("mine")
+    folder.close()
+    with RunFolder.open_(folder.path, experiment(rounds=9), resume=False) as again:
+        assert again.rows() == []
+        assert again.latest("local", 1) == (None, [])
+        assert (again.path / "my-notes.txt").exists()
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for resume in (True, False):
+        with pytest.raises(RunError, match=r"not empty and not a run folder \(it has thesis.tex but no config.toml\)"):
+            RunFolder.open_(tmp_path, experiment(), resume)
+    with pytest.raises(RunError, match=r"thesis.tex is a file, not a folder; use --out for another place$"):
+        RunFolder.open_(tmp_path / "thesis.tex", experiment())
+
+
+def test_a_folder_in_use_is_refused_and_free_after_a_kill(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from dfca.experiment.store import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1])); folder._take_lock(); print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(RunError) as caught:
+            RunFolder.open_(tmp_path, experiment())
+        assert str(caught.value) == (
+            f"{tmp_path} is in use by another dfca process (process {other.pid}); wait for it, stop it, or use --out "
+            "for another folder"
+        )
+        other.kill()
+        other.wait()
+    RunFolder.open_(tmp_path, experiment()).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("summary.json", "{", r"summary.json is not JSON; restore the file or use --no-resume$"),
+        ("summary.json", "{}", r'summary.json has no list "runs"; restore the file or use --no-resume$'),
+        (
+            "config.toml",
+            "rounds = 3",
+            r"config.toml cannot be used: clients is missing; .*; use --out for another f",
+        ),
+    ],
+)
+def test_a_spoilt_file_is_told(folder: RunFolder, name: str, text: str, sentence: str) -> None:
+    folder.close()
+    (folder.path / name).write_text(text)
+    with pytest.raises(RunError, match=sentence):
+        RunFolder.open_(folder.path, experiment())
+
+
+def test_a_folder_without_a_run_has_no_summary(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not a run folder \(it has no summary.json\); `dfca run` makes one$"):
+        read_summary(tmp_path)
+
+
+# --- metrics
+
+
+def test_metrics_rewind_one_cell_and_keep_the_others(folder: RunFolder) -> None:
+    for seed in (0, 1):
+        for round in (1, 2, 3):
+            folder.append_metrics("local", seed, {"round": round, "accuracy": 0.1 * round})
+    folder.rewind_metrics("local", 0, 1)
+    assert [(line["seed"], line["round"]) for line in folder.metrics()] == [(0, 1), (1, 1), (1, 2), (1, 3)]
+    assert folder.metrics()[-1]["accuracy"] == 0.1 * 3
+
+
+@pytest.mark.parametrize("torn", ['{"algorithm":"local","se', '{"round":3}', "\0\0\0", '{"a":"\xff'])
+def test_a_torn_last_line_is_dropped(folder: RunFolder, torn: str) -> None:
+    folder.append_metrics("local", 0, {"round": 1})
+    with open(folder.path / "metrics.jsonl", "ab") as file:
+        file.write(torn.encode("latin-1").replace(b'{"round":3}', b'{"algorithm":"local","seed":0,"round":3}'))
+    folder.rewind_metrics("local", 0, 2)
+    folder.append_metrics("local", 0, {"round": 2})
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+
+
+def test_a_spoilt_line_in_the_middle_is_told(folder: RunFolder) -> None:
+    (folder.path / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n{"round": 2}\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is not JSON; restore the file or use --no-resume$"):
+        folder.metrics()
+
+
+def test_json_has_no_nan(folder: RunFolder) -> None:
+    folder.append_metrics("local", 0, {"round": 1, "train_loss": float("nan"), "list": [float("inf"), 1.0]})
+    assert "NaN" not in (folder.path / "metrics.jsonl").read_text()
+    assert folder.metrics()[0]["train_loss"] is None
+    assert folder.metrics()[0]["list"] == [None, 1.0]
+
+
+# --- checkpoints
+
+
+def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
+    for round in (5, 10, 15):
+        folder.save_checkpoint("local", 0, checkpoint(round))
+    names = sorted(entry.name for entry in (folder.path / "checkpoint" / "local-0").iterdir())
+    stems = ("round-000010", "round-000015")
+    assert names == sorted(f"{stem}.{suffix}" for stem in stems for suffix in ("json", "safetensors"))
+    found, warnings = folder.latest("local", 0)
+    assert found is not None
+    assert (found.round, found.seconds, found.facts) == (15, 1.5, {"round": 15, "note": [1, None]})
+    assert torch.equal(found.tensors["bank"], checkpoint(15).tensors["bank"])
+    assert warnings == []
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> None:
+    for round in (5, 10):
+        folder.save_checkpoint("local", 0, checkpoint(round))
+    last = folder.path / "checkpoint" / "local-0" / "round-000010.safetensors"
+    os.truncate(last, last.stat().st_size - 1)
+    found, warnings = folder.latest("local", 0)
+    assert found is not None
+    assert found.round == 5
+    assert warnings == [
+        "checkpoint checkpoint/local-0/round-000010 is damaged (its checksum does not fit) and is not used"
+    ]
+    (last.parent / "round-000005.json").write_text("{")
+    found, warnings = folder.latest("local", 0)
+    assert found is None
+    assert len(warnings) == 2
+
+
+def test_tensors_without_facts_do_not_count(folder: RunFolder) -> None:
+    folder.save_checkpoint("local", 0, checkpoint(5))
+    (folder.path / "checkpoint" / "local-0" / "round-000010.safetensors").write_bytes(b"killed before the facts")
+    found, _ = folder.latest("local", 0)
+    assert found is not None
+    assert found.round == 5
+
+
+def test_a_finished_cell_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
+    folder.save_checkpoint("local", 0, checkpoint(5))
+    folder.finish({"algorithm": "local", "seed": 0, "finished": True})
+    assert not (folder.path / "checkpoint" / "local-0").exists()
+    assert folder.rows() == [{"algorithm": "local", "seed": 0, "finished": True}]
+
+
+def test_temporary_files_of_a_killed_process_go(folder: RunFolder) -> None:
+    folder.save_checkpoint("local", 0, checkpoint(5))
+    folder.close()
+    leftover = folder.path / "checkpoint" / "local-0" / ".round-000010.safetensors.tmp"
+    leftover.write_bytes(b"half")
+    with RunFolder.open_(folder.path, experiment()):
+        assert not leftover.exists()
+
+
+# --- the rest
+
+
+def test_a_changed_environment_is_told_and_the_old_one_kept(folder: RunFolder) -> None:
+    assert folder.store_environment({"torch": "1", "cpus": 2}) == []
+    assert folder.store_environment({"torch": "1", "cpus": 2}) == []
+    assert folder.store_environment({"torch": "2", "cpus": 2}) == ["torch 1 -> 2"]
+    stored = json.loads((folder.path / "environment.json").read_text())
+    assert stored == {"torch": "2", "cpus": 2, "earlier": [{"torch": "1", "cpus": 2}]}
