@@ -289,6 +289,16 @@ def test_label_permutation_leaves_the_images_alone(cache):
         assert all(old == new for old, new in orders) == (cluster == 0)
 
 
+def test_the_number_of_threads_is_left_as_it_was(cache):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make_split(DataOptions(name="mnist"), 4, 2, 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_digits_need_no_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DFCA_DATA", str(tmp_path / "none"))
     split = make_split(DataOptions(), 24, 4, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -10,18 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from dfca.errors import RunError
 from dfca.experiment import disk, runner
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
+from dfca.experiment.progress import Bars
 from dfca.experiment.runner import Cadence, Interrupted, Silence, StopSignal, run
 
 TINY = {
@@ -65,16 +68,6 @@ class Listener(Silence):
         self.rows.append(row)
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiny tensors on a busy machine: threads would only wait for each other. Child processes inherit it."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store a checkpoint after every round."""
@@ -105,7 +98,7 @@ def test_a_run_leaves_the_promised_files(unbroken: Path) -> None:
     names = sorted(entry.name for entry in unbroken.iterdir() if not entry.name.startswith("."))
     files = ["config.toml", "environment.json", "metrics.jsonl", "summary.json", "topology.json"]
     assert [name for name in names if name in files] == files
-    assert not list((unbroken / "checkpoint").rglob("*"))
+    assert "checkpoint" not in names
     lines, summary, models = numbers(unbroken)
     assert [(line["algorithm"], line["round"]) for line in lines] == [
         (name, round) for name in ("dfca-li", "ifca") for round in (2, 4, 6)
@@ -156,6 +149,18 @@ def test_models_that_were_not_kept_are_told(tmp_path: Path) -> None:
         "1 finished cells were run without --save-models (first: local, seed 0) and are not run again; "
         "--no-resume runs everything anew"
     ]
+
+
+def test_a_terminal_shows_both_bars(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Bars(Console(file=screen, force_terminal=True, width=120, color_system=None)) as bars:
+        run(tiny(rounds=3), tmp_path / "run", bars)
+    text = screen.getvalue()
+    assert "all cells" in text
+    assert "2/2 cells" in text
+    assert "ifca, seed 0" in text
+    assert "round 3/3" in text
+    assert "· graph: 6 clients" in text
 
 
 # --- stopped and continued
@@ -270,7 +275,8 @@ def test_a_full_disk_loses_nothing_finished(tmp_path: Path, unbroken: Path, monk
     assert numbers(out) == numbers(unbroken)
 
 
-def test_kill_9_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
     """Real processes, really killed: each after some more rounds, at a moment that nobody chose."""
     values = TINY | {"rounds": 120, "algorithms": ["dfca-gi"], "checkpoint": {"every_s": 0.0}}
     experiment = Experiment("tiny", "default", Config.of(values))
@@ -278,11 +284,13 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     config.write_text(experiment.config.to_toml())
     command = [sys.executable, "-m", "dfca", "run", str(config), "--out", str(out), "--save-models", "--quiet"]
     metrics = out / "metrics.jsonl"
-    moments = random.Random(0)
+    moments = random.Random(lives)
+    # As many threads as this process has, or the last bits could differ.
+    threads = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     kills = 0
-    for _ in range(2):
+    for _ in range(lives):
         size = metrics.stat().st_size if metrics.exists() else 0
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(command, env=threads, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             deadline = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < deadline:
                 if metrics.exists() and metrics.stat().st_size > size + moments.randrange(5_000):

@@ -109,6 +109,7 @@ def test_the_folder_holds_the_config_and_an_empty_summary(folder: RunFolder) -> 
 
 
 def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder) -> None:
+    folder.save_checkpoint("local", 0, checkpoint(1))
     folder.close()
     with pytest.raises(RunError) as caught:
         RunFolder.open_(folder.path, experiment(rounds=5, topology={"p": 0.7}))
@@ -116,6 +117,13 @@ def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder)
         f"{folder.path} holds a run of another config: rounds is 3 there and 5 here, topology.p is 0.1 there and 0.7 "
         "here; use --out for another folder, or --no-resume to discard this one"
     )
+
+
+def test_a_run_that_never_began_makes_room_for_another_config(folder: RunFolder) -> None:
+    folder.close()
+    with RunFolder.open_(folder.path, experiment(rounds=5)) as again:
+        assert Config.from_toml((again.path / "config.toml").read_text()).rounds == 5
+        assert again.summary()["digest"] == experiment(rounds=5).config.digest()
 
 
 def test_more_algorithms_and_seeds_extend_the_folder(folder: RunFolder) -> None:
@@ -141,11 +149,13 @@ def test_starting_afresh_discards_the_run_and_nothing_else(folder: RunFolder) ->
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / ".thesis.tmp").write_text("and of nights")
     for resume in (True, False):
-        with pytest.raises(RunError, match=r"not empty and not a run folder \(it has thesis.tex but no config.toml\)"):
+        with pytest.raises(RunError, match=r"not empty and not a run folder \(it has .thesis.tmp but no config.toml\)"):
             RunFolder.open_(tmp_path, experiment(), resume)
     with pytest.raises(RunError, match=r"thesis.tex is a file, not a folder; use --out for another place$"):
         RunFolder.open_(tmp_path / "thesis.tex", experiment())
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".thesis.tmp", "thesis.tex"]
 
 
 def test_a_folder_in_use_is_refused_and_free_after_a_kill(tmp_path: Path) -> None:

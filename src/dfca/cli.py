@@ -85,7 +85,9 @@ def root(
 
 @app.command(name="run")
 def run_command(
-    experiment: Annotated[str, typer.Argument(help="A preset ([bold]dfca list[/bold]) or the path of a TOML file.")],
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="A preset ([bold]dfca list[/bold]) or the path of a TOML file.")
+    ],
     scale: Annotated[
         str | None, typer.Option(metavar="NAME", help="The size, where the experiment has several: desk, paper.")
     ] = None,
@@ -174,7 +176,7 @@ def list_command() -> None:
 
 
 @app.command()
-def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]) -> None:
+def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]) -> None:
     """Print the table of each run and (re)write its report.html; also while it runs.
 
     [bold]Example[/bold]
@@ -219,7 +221,9 @@ def data_list() -> None:
 
 
 @data_app.command(name="fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="A data set of [bold]dfca data list[/bold].")]) -> None:
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of [bold]dfca data list[/bold].")],
+) -> None:
     """Download a data set from its official source, check it, and put it into the cache."""
     from dfca.data import fetch
 
@@ -228,7 +232,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="A data set of [bold]dfc
 
 @data_app.command(name="import")
 def data_import(
-    file: Annotated[Path, typer.Argument(help="An official container or a .npz file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An official container or a .npz file.")],
     name: Annotated[str | None, typer.Option(help="The data set it is, where the file's name does not tell.")] = None,
 ) -> None:
     """Put a file that you have into the cache, for machines without internet.

@@ -1,1 +1,4 @@
-"""Experiments: what to run (`config`), running it (`runner`), what is left on disk (`store`), and reading it (`report`)."""
+"""Experiments: what to run, running it, what is left on disk, and reading it.
+
+load (presets, files, --set) -> config -> runner -> store (the run folder) -> report, tables, plots
+"""

@@ -69,7 +69,7 @@ class EvaluationConfig(Section):
     """When and on how many samples of each distribution the metrics are computed."""
 
     every: int = Field(10, ge=1)
-    samples: int = Field(400, ge=2)
+    samples: int = Field(200, ge=2)
 
 
 class CheckpointConfig(Section):

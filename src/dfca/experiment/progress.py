@@ -51,8 +51,9 @@ class Bars:
 
     def start_cell(self, algorithm: str, seed: int, round: int) -> None:
         """Show the bar of a cell."""
-        name = f"{algorithm}, seed {seed}"
-        self._progress.reset(self._cell, description=name, total=self._rounds, completed=round, visible=True, detail="")
+        # `reset` forgets the fields that it is not given.
+        self._progress.reset(self._cell, total=self._rounds, completed=round, visible=True, count="", detail="")
+        self._progress.update(self._cell, description=f"{algorithm}, seed {seed}")
         self._show(round)
 
     def finish_round(self, round: int, metrics: dict[str, Any] | None) -> None:

@@ -22,6 +22,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,7 @@ class RunFolder:
             RunError: if another process writes to it, or it holds another config or something else.
         """
         folder = cls(Path(path))
-        if folder.path.exists() and not folder.path.is_dir():
-            raise RunError(f"{folder.path} is a file, not a folder; use --out for another place")
+        folder._refuse_strangers()
         with told(folder.path / LOCK):
             folder.path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
@@ -116,7 +116,10 @@ class RunFolder:
         """Add the row of a finished cell to the summary, then forget its checkpoints."""
         summary = self.summary()
         self._write_json("summary.json", summary | {"runs": [*summary["runs"], row]})
-        shutil.rmtree(self._cell(row["algorithm"], row["seed"]), ignore_errors=True)
+        cell = self._cell(row["algorithm"], row["seed"])
+        shutil.rmtree(cell, ignore_errors=True)
+        with suppress(OSError):  # other cells have checkpoints
+            cell.parent.rmdir()
 
     def append_metrics(self, algorithm: str, seed: int, metrics: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
@@ -230,15 +233,23 @@ class RunFolder:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
+    def _refuse_strangers(self) -> None:
+        """Touch nothing in a folder that is somebody's, only because --out names it."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise RunError(f"{self.path} is a file, not a folder; use --out for another place")
+        beginnings = (LOCK, ".config.toml.tmp")  # all that a run leaves if it is killed at once
+        strangers = sorted(entry.name for entry in self.path.iterdir() if entry.name not in beginnings)
+        if strangers and not (self.path / "config.toml").exists():
+            raise RunError(
+                f"{self.path} is not empty and not a run folder (it has {strangers[0]} but no config.toml); use --out "
+                "for another folder"
+            )
+
     def _prepare(self, experiment: Experiment, resume: bool) -> None:
         remove_leftovers(self.path)
         has_config = (self.path / "config.toml").exists()
-        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK)
-        if foreign and not has_config:
-            raise RunError(
-                f"{self.path} is not empty and not a run folder (it has {foreign[0]} but no config.toml); use --out "
-                "for another folder"
-            )
         if not resume:
             self._clear()
         config = experiment.config
@@ -267,13 +278,21 @@ class RunFolder:
             there = Config.from_toml(path.read_text(encoding="utf-8"))
         except ConfigError as error:
             raise RunError(f"{path} cannot be used: {error}; {ways_out}") from error
-        if differences := there.differences(here):
+        differences = there.differences(here)
+        if differences and not self._has_work():
+            self._clear()
+            return here
+        if differences:
             raise RunError(f"{self.path} holds a run of another config: {', '.join(differences)}; {ways_out}")
         cells = {
             "algorithms": tuple(dict.fromkeys(there.algorithms + here.algorithms)),
             "seeds": tuple(dict.fromkeys(there.seeds + here.seeds)),
         }
         return here.model_copy(update=cells)
+
+    def _has_work(self) -> bool:
+        """Tell whether there is anything to lose: a run that failed at its start leaves only its config."""
+        return bool(self.rows() or self.metrics() or list(self.path.glob("checkpoint/*/round-*.json")))
 
     def _clear(self) -> None:
         # config.toml goes last: until then the folder is known as a run folder.

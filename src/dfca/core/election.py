@@ -1,0 +1,172 @@
+"""Farthest-first election of the k starting models, without a server, and with k found by the clients themselves.
+
+Every client i splits its samples into three parts, warms up one model theta_i on the first (all from the same start),
+and the clients elect centres one by one. L_i(theta) is the mean loss of theta on a held-out part of client i.
+
+  first centre   by lot: the smallest hash of (seed, id)                                   min-consensus on one scalar
+  bid            regret_i = min_c L_i(c) - L_i(theta_i) minus its standard error           max-consensus on one scalar
+  candidate m    the client with the largest bid; its theta_m is flooded along the graph   one model per client
+  vote           every client says which centre it follows, whether it prefers m, and on the third part of its samples,
+                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c       scalars, flooded
+  verdict        everybody has heard all votes and decides the same (`verdict` below)
+
+The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the clients
+into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came from
+noise in the second part, d_c on the third part knows nothing of it, and mean d_c is the same in both groups, whatever the
+quality of the two models. The candidate opens a new cluster only if for every c the movers' mean exceeds the stayers' by
+more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a cluster that has
+a centre already is accepted with probability `level`, the stated error rate; a client that is odd but alone never is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class ElectionOptions:
+    """How centres are elected.
+
+    warmup_steps: local steps of every client before the election. level: error rate of one verdict. support: clients
+    that a new centre must help, its own included. patience: rejected candidates in a row that end the election.
+    most: largest number of clusters that an automatic election opens.
+    """
+
+    warmup_steps: int = 50
+    level: float = 0.005
+    support: int = 2
+    patience: int = 2
+    most: int = 16
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 1:
+            raise ConfigError(f"warmup_steps must be >= 1, got {self.warmup_steps}")
+        if not 0 < self.level < 0.5:
+            raise ConfigError(f"level must be in (0, 0.5), got {self.level}")
+        for name in ("support", "patience", "most"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+class Parts(NamedTuple):
+    """Indices of a client's samples: to warm up on, to bid and prefer with, to vote with."""
+
+    warm: Tensor
+    bid: Tensor
+    vote: Tensor
+
+
+class Vote(NamedTuple):
+    """What one client says of a candidate: a few scalars.
+
+    follows: the centre it follows; gain: how much lower the candidate's loss is on the bidding part; left: the regret
+    that would remain with the better of the two; count, totals, squares: n, sum d_c, sum d_c^2 on the voting part.
+    """
+
+    follows: int
+    gain: float
+    left: float
+    count: int
+    totals: tuple[float, ...]
+    squares: tuple[float, ...]
+
+
+class Verdict(NamedTuple):
+    """What everybody concludes from the votes; z is the smallest of the statistics, one per centre."""
+
+    accepted: bool
+    support: int
+    z: float
+
+
+def divide(samples: int, generator: torch.Generator) -> Parts:
+    """Split a client's samples 50 : 20 : 30, each part at least one.
+
+    Raises DataError below three samples.
+    """
+    if samples < 3:
+        raise DataError(f"the election needs at least 3 samples per client, got {samples}; use dfca-gi or dfca-li")
+    bidding, voting = max(1, samples // 5), max(1, samples * 3 // 10)
+    order = torch.randperm(samples, generator=generator)
+    return Parts(order[bidding + voting :], order[:bidding], order[bidding : bidding + voting])
+
+
+def lot(seed: int, client: int) -> int:
+    """Draw a client's lot for the first centre: the smallest wins."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/lot/{client}".encode()).digest()[:8], "big")
+
+
+def bid(centres: Tensor, own: Tensor) -> float:
+    """Compute a client's bid: its regret minus one standard error, so that few samples do not shout.
+
+    centres (c, n) and own (n,) are losses per sample on the bidding part; the centre that it follows is the best of c.
+    A client whose own model is not finite bids minus infinity: it cannot be a centre.
+    """
+    regrets = centres[follows(centres)] - own
+    mean, error = _mean_and_error(regrets)
+    return mean - error if math.isfinite(mean - error) else -math.inf
+
+
+def follows(centres: Tensor) -> int:
+    """Find the centre that fits best: losses (c, n) -> the lowest mean, the lowest index on ties."""
+    means = centres.mean(dim=1).tolist()
+    numbers = [math.inf if value != value else value for value in means]
+    return numbers.index(min(numbers))
+
+
+def cast(centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, candidate_vote: Tensor) -> Vote:
+    """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part."""
+    centre = follows(centres)
+    before, after, alone = float(centres[centre].mean()), float(candidate.mean()), float(own.mean())
+    d = (centres_vote - candidate_vote).double()
+    totals, squares = tuple(d.sum(dim=1).tolist()), tuple(d.square().sum(dim=1).tolist())
+    return Vote(centre, before - after, min(before, after) - alone, d.shape[1], totals, squares)
+
+
+def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions) -> Verdict:
+    """Decide whether a candidate opens a new cluster; votes are those of all clients, in one order for everybody.
+
+    For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
+    stay, against the normal quantile of 1 - level. Clients that no model fits (what is left of their regret is more
+    than half of the candidate's gain) belong to clusters yet to be found and are not asked.
+    """
+    own = votes[candidate]
+    asked = [vote for vote in votes if vote.left <= max(0.0, own.gain) / 2]
+    movers = [vote for vote in asked if vote.gain > 0]
+    apart = []
+    for centre in range(len(own.totals)):
+        stayers = [vote for vote in asked if vote.follows == centre and not vote.gain > 0]
+        apart.append(_welch(movers, stayers, centre))
+    bound = NormalDist().inv_cdf(1 - options.level)
+    accepted = own.gain > 0 and len(movers) >= options.support and min(apart) > bound
+    return Verdict(accepted, len(movers), min(apart))
+
+
+def _welch(movers: Sequence[Vote], stayers: Sequence[Vote], centre: int) -> float:
+    """Compute z = (mean_1 - mean_2) / sqrt(var_1/n_1 + var_2/n_2) over samples; minus infinity without two groups."""
+    moments = []
+    for group in (movers, stayers):
+        count = sum(vote.count for vote in group)
+        if count < 2:
+            return -math.inf
+        mean = sum(vote.totals[centre] for vote in group) / count
+        variance = max(0.0, sum(vote.squares[centre] for vote in group) / count - mean * mean) * count / (count - 1)
+        moments.append((mean, variance / count))
+    (first, a), (second, b) = moments
+    return (first - second) / math.sqrt(a + b) if a + b > 0 else math.copysign(math.inf, first - second)
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    mean = float(values.mean())
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return mean, error

@@ -1,0 +1,36 @@
+"""The README's Python blocks run, and the commands that it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dfca.cli import app
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^dfca (\w+)", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.strip().splitlines()[-1][:40])
+def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out
+
+
+def test_the_first_block_finds_the_clusters() -> None:
+    names: dict = {}
+    exec(compile(PYTHON[0], "README.md", "exec"), names)
+    found = names["result"].assignments
+    assert len(set(found[::2].tolist())) == len(set(found[1::2].tolist())) == 1
+    assert found[0] != found[1]
+    assert names["result"].accuracy > 0.95
+    assert names["bank"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS)))
+def test_commands_exist(command: str) -> None:
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
