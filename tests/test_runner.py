@@ -146,7 +146,7 @@ def test_models_that_were_not_kept_are_told(tmp_path: Path) -> None:
     listener = Listener()
     run(tiny(algorithms=["local"]), tmp_path / "run", listener, save_models=True)
     assert listener.notes == [
-        "1 finished cells were run without --save-models (first: local, seed 0) and are not run again; "
+        "cells that were finished without --save-models are not run again (1, first: local, seed 0); "
         "--no-resume runs everything anew"
     ]
 

@@ -239,7 +239,7 @@ def data_import(
 
     [bold]Example[/bold]
 
-      dfca data import my-data.npz --name my-data
+      dfca data import Downloads/cifar-10-python.tar.gz
     """
     from dfca.data import import_file
 

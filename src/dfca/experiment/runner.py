@@ -102,7 +102,7 @@ class _Run:
     save_models: bool
 
     def __post_init__(self) -> None:
-        self._told: dict[str, int | None] = {}
+        self._told: set[str] = set()
 
     def all_cells(self) -> None:
         config = self.config
@@ -178,7 +178,7 @@ class _Run:
             with cadence.measured():
                 folder.save_checkpoint(name, seed, Checkpoint(simulation.round, seconds, tensors, facts))
 
-        # A signal waits for the end of the round: half a round cannot be stored.
+        # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
         with self.stop.deferred():
             while simulation.round < rounds:
                 began = time.monotonic()
@@ -191,8 +191,7 @@ class _Run:
                 if simulation.round < rounds and (cadence.due() or self.stop.requested):
                     store()
                     self._heed_stop(f"at round {simulation.round} of {rounds} of {name}, seed {seed}")
-        self._tell(simulation.notes, seed)
-        with self.stop.deferred():
+            self._tell(simulation.notes, seed)
             if self.save_models:
                 folder.save_models(name, seed, simulation.state()[0]["bank"])
             row = {"algorithm": name, "seed": seed} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
@@ -209,7 +208,7 @@ class _Run:
         first = self.config.seeds[0]
         for note in notes:
             if note not in self._told:
-                self._told[note] = seed
+                self._told.add(note)
                 self.listener.note(note if seed is None or seed == first else f"seed {seed}: {note}")
 
     def _tell_environment(self) -> None:
@@ -223,8 +222,8 @@ class _Run:
             name, seed = unsaved[0]
             self._tell(
                 [
-                    f"{len(unsaved)} finished cells were run without --save-models (first: {name}, seed {seed}) "
-                    "and are not run again; --no-resume runs everything anew"
+                    f"cells that were finished without --save-models are not run again ({len(unsaved)}, first: {name}, "
+                    f"seed {seed}); --no-resume runs everything anew"
                 ]
             )
 

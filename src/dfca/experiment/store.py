@@ -292,7 +292,7 @@ class RunFolder:
 
     def _has_work(self) -> bool:
         """Tell whether there is anything to lose: a run that failed at its start leaves only its config."""
-        return bool(self.rows() or self.metrics() or list(self.path.glob("checkpoint/*/round-*.json")))
+        return bool(self.rows() or self.metrics()) or any(self.path.glob("checkpoint/*/round-*.json"))
 
     def _clear(self) -> None:
         # config.toml goes last: until then the folder is known as a run folder.
