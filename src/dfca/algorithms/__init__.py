@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from dfca.algorithms.dfca import dfca_gi, dfca_li
+from dfca.algorithms.dfca import dfca, dfca_fi, dfca_gi, dfca_li
 from dfca.algorithms.dfedavgm import dfedavgm
 from dfca.algorithms.fedavg import fedavg
 from dfca.algorithms.fedspd import fedspd
@@ -16,6 +16,8 @@ from dfca.core.algorithm import Algorithm
 from dfca.errors import unknown
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "dfca": dfca,
+    "dfca-fi": dfca_fi,
     "dfca-gi": dfca_gi,
     "dfca-li": dfca_li,
     "ifca": ifca,

@@ -6,12 +6,14 @@ Each round, client i with neighbours N_i:
   3. send theta_i,c(i) to all neighbours; for every j, with N_ij = {m in N_i : c(m) = j},
      theta_ij <- 1/(|N_ij|+1) (theta_ij + sum_{m in N_ij} theta_mj)                     as a running average
 
-Differs from the paper in: nothing in the rule. Clients that sit a round out (not in M_t) neither send nor receive.
+Differs from the paper in: nothing in the rule of `dfca-gi` and `dfca-li`. Clients that sit a round out (not in M_t)
+neither send nor receive. `dfca-fi` and `dfca` go beyond the paper: docs/beyond.md.
 """
 
 from __future__ import annotations
 
 from dfca.core.algorithm import Algorithm, Choice, View
+from dfca.core.election import ElectionOptions
 from dfca.core.local import lowest
 
 
@@ -23,6 +25,30 @@ def dfca_gi() -> Algorithm:
 def dfca_li() -> Algorithm:
     """DFCA with local starts: every client draws its own k models (the paper's DFCA-LI)."""
     return Algorithm("dfca-li", start="own", exchange="gossip", choose=lowest_loss)
+
+
+def dfca_fi(
+    warmup_steps: int = 50, level: float = 0.005, support: int = 2, patience: int = 2, most: int = 16
+) -> Algorithm:
+    """DFCA from elected starts: farthest-first among warmed-up models, so that every cluster gets one."""
+    options = ElectionOptions(warmup_steps, level, support, patience, most)
+    return Algorithm("dfca-fi", start="elected", exchange="gossip", choose=lowest_loss, election=options)
+
+
+def dfca(
+    warmup_steps: int = 50, level: float = 0.005, support: int = 2, patience: int = 2, most: int = 16
+) -> Algorithm:
+    """What we recommend: elected starts, k found by the clients unless given, relays on sparse graphs, revival."""
+    options = ElectionOptions(warmup_steps, level, support, patience, most)
+    return Algorithm(
+        "dfca",
+        start="elected",
+        exchange="gossip",
+        choose=lowest_loss,
+        election=options,
+        share="relay",
+        revives=True,
+    )
 
 
 def lowest_loss(view: View) -> Choice:

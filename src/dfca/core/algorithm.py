@@ -15,13 +15,17 @@ A new algorithm is one record. This one is DFCA whose clients try a random model
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dfca.core.election import ElectionOptions
 from dfca.core.mixing import WeightRule
+
+Share = Literal["trained", "all", "relay"]
+SHARES: tuple[Share, ...] = ("trained", "all", "relay")
 
 
 class View(NamedTuple):
@@ -49,7 +53,9 @@ class Choice(NamedTuple):
 class Algorithm:
     """One algorithm.
 
-    start       "shared": all clients derive the same models from the seed; "own": every client draws its own
+    start       "shared": all clients derive the same models from the seed; "own": every client draws its own;
+                "elected": the clients elect them among models that they warmed up (`core.election`), and their number
+                too where it is not given
     exchange    "gossip": with the neighbours on the graph; "server": all clients, and a client's own copy counts only
                 if it trained it; "none"
     choose      which model a client trains, and on which samples
@@ -60,11 +66,15 @@ class Algorithm:
     momentum    the momentum of the local steps, where the algorithm fixes it; None: the experiment's
     personal    the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n); None: the model
                 with the lowest training loss
+    share       what a client hands on, where the algorithm fixes it: the model that it "trained", "all" its models, or
+                "relay" (`core.relay`); None: the experiment's
+    election    how centres are elected
+    revives     whether a lost cluster or a new distribution can open a new centre while training goes on
     finetune_steps   local steps on all its samples that the personal model gets before it is deployed
     """
 
     name: str
-    start: Literal["shared", "own"]
+    start: Literal["shared", "own", "elected"]
     exchange: Literal["gossip", "server", "none"]
     choose: Callable[[View], Choice]
     models: Literal["clusters", "one"] = "clusters"
@@ -74,6 +84,9 @@ class Algorithm:
     momentum: float | None = None
     personal: Callable[[Tensor, Tensor], Tensor] | None = None
     finetune_steps: int = 0
+    share: Share | None = None
+    election: ElectionOptions = field(default_factory=ElectionOptions)
+    revives: bool = False
 
     def bank_size(self, clusters: int) -> int:
         """Count the models that a client keeps."""

@@ -53,9 +53,9 @@ class ElectionOptions:
             raise ConfigError(f"warmup_steps must be >= 1, got {self.warmup_steps}")
         if not 0 < self.level < 0.5:
             raise ConfigError(f"level must be in (0, 0.5), got {self.level}")
-        for name in ("support", "patience", "most"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, value in (("support", self.support), ("patience", self.patience), ("most", self.most)):
+            if value < 1:
+                raise ConfigError(f"{name} must be >= 1, got {value}")
 
 
 class Parts(NamedTuple):
@@ -70,13 +70,13 @@ class Vote(NamedTuple):
     """What one client says of a candidate: a few scalars.
 
     follows: the centre it follows; gain: how much lower the candidate's loss is on the bidding part; left: the regret
-    that would remain with the better of the two; count, totals, squares: n, sum d_c, sum d_c^2 on the voting part.
+    that would remain with the better of the two; samples, totals, squares: n, sum d_c, sum d_c^2 on the voting part.
     """
 
     follows: int
     gain: float
     left: float
-    count: int
+    samples: int
     totals: tuple[float, ...]
     squares: tuple[float, ...]
 
@@ -133,8 +133,10 @@ def cast(centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, 
     return Vote(centre, before - after, min(before, after) - alone, d.shape[1], totals, squares)
 
 
-def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions) -> Verdict:
+def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, followed_only: bool = False) -> Verdict:
     """Decide whether a candidate opens a new cluster; votes are those of all clients, in one order for everybody.
+
+    With `followed_only`, centres that nobody follows any more need not be told apart from the candidate.
 
     For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
     stay, against the normal quantile of 1 - level. Clients that no model fits (what is left of their regret is more
@@ -146,17 +148,18 @@ def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions) -> 
     apart = []
     for centre in range(len(own.totals)):
         stayers = [vote for vote in asked if vote.follows == centre and not vote.gain > 0]
-        apart.append(_welch(movers, stayers, centre))
+        if stayers or not followed_only:
+            apart.append(_welch(movers, stayers, centre))
     bound = NormalDist().inv_cdf(1 - options.level)
-    accepted = own.gain > 0 and len(movers) >= options.support and min(apart) > bound
-    return Verdict(accepted, len(movers), min(apart))
+    z = min(apart, default=-math.inf)
+    return Verdict(own.gain > 0 and len(movers) >= options.support and z > bound, len(movers), z)
 
 
 def _welch(movers: Sequence[Vote], stayers: Sequence[Vote], centre: int) -> float:
     """Compute z = (mean_1 - mean_2) / sqrt(var_1/n_1 + var_2/n_2) over samples; minus infinity without two groups."""
     moments = []
     for group in (movers, stayers):
-        count = sum(vote.count for vote in group)
+        count = sum(vote.samples for vote in group)
         if count < 2:
             return -math.inf
         mean = sum(vote.totals[centre] for vote in group) / count

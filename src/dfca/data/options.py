@@ -17,6 +17,9 @@ class DataOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: str = Field("digits", description="the data set: `dfca data list` shows them")
+    distributions: int | None = Field(
+        None, ge=1, description="true clusters in the data; default: as many as `clusters`, which may then not be auto"
+    )
     partition: Partition = Field(
         "rotated",
         description="rotated: each cluster deals a fresh permutation of the whole set evenly to its clients (IFCA's "
@@ -65,6 +68,15 @@ class DataOptions(BaseModel):
         "samples under partition owner",
     )
 
+    drift_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients whose samples change half-way to a distribution not seen before",
+    )
+    drift_at: float = Field(0.5, gt=0, lt=1, description="when they change, as a share of the rounds")
+    drift_angle: float = Field(45.0, description="degrees of rotation of the distribution that they change to")
+
     @model_validator(mode="after")
     def _check_pairs(self) -> DataOptions:
         if self.skew == "none" and self.alpha < 1:
@@ -73,4 +85,6 @@ class DataOptions(BaseModel):
             raise ValueError(f'skew = "{self.skew}" needs a transform other than "none"')
         if self.angles is not None and self.transform in ("none", "label-permutation"):
             raise ValueError(f'angles have no meaning with transform = "{self.transform}"; leave them out')
+        if self.drift_share and self.transform in ("none", "label-permutation"):
+            raise ValueError(f'drift_share needs a rotation, got transform = "{self.transform}"')
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -18,8 +19,11 @@ from dfca.data.transforms import Transform, dominant_mask, make_transforms, othe
 from dfca.errors import ConfigError
 
 
-def make_split(options: DataOptions, clients: int, clusters: int, seed: int) -> Split:
+def make_split(options: DataOptions, clients: int, clusters: int, seed: int, drifted: bool = False) -> Split:
     """Split a data set over N clients in k clusters; the same arguments give the same split.
+
+    `drifted` gives what the clients hold after the drift: a share of them sees its samples turned another way, which is
+    true cluster k.
 
     The true clusters are as equal in size as possible and spread over the clients at random. They are unknown (None)
     where no transform tells clusters apart.
@@ -33,11 +37,15 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int) -> 
     dataset = load(options.name)
     transform = resolve(options, dataset.kind)
     transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed)
+    if drifted and options.drift_share:
+        transforms += make_transforms(transform, 1, (options.drift_angle,), dataset.classes, seed)
     true = spread_clusters(clients, clusters, seed)
     others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
     train, test = open_pools(dataset, options.test_share, seed)
     table = Table(options, dataset, train, test, true, clusters, seed)
     train_rows, test_rows = DEALS[options.partition](table)
+    if drifted and options.drift_share:
+        table = replace(table, true=drift_clusters(true, clusters, options.drift_share, seed))
     if options.partition == "owner":
         test = train  # both parts of an owner's samples come from the training pool's tensors
     with _one_thread():
@@ -47,7 +55,7 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int) -> 
     split = Split(
         train=held,
         test=kept,
-        clusters=true if known else None,
+        clusters=table.true if known else None,
         classes=dataset.classes,
         notes=_notes(clients, clusters) if known else (),
     )
@@ -59,6 +67,14 @@ def spread_clusters(clients: int, clusters: int, seed: int) -> Tensor:
     """Give each client a true cluster: sizes differ by at most 1, in random order."""
     even = torch.arange(clients) % clusters
     return even[torch.randperm(clients, generator=stream(seed, "clusters"))]
+
+
+def drift_clusters(true: Tensor, clusters: int, share: float, seed: int) -> Tensor:
+    """Move a share of the clients, drawn at random, to the new cluster k; at least one moves, and one stays."""
+    count = min(len(true) - 1, max(1, round(share * len(true))))
+    moved = true.clone()
+    moved[torch.randperm(len(true), generator=stream(seed, "drift"))[:count]] = clusters
+    return moved
 
 
 def _notes(clients: int, clusters: int) -> tuple[str, ...]:

@@ -57,12 +57,13 @@ class MixingConfig(Section):
     """How models of neighbours are averaged.
 
     `batch` is the default: in a synchronous round both aggregations are equal up to rounding, and the closed form is
-    one matrix product.
+    one matrix product. `share` is what a client hands on: the model that it "trained" (the paper's rule), "all" its
+    models, or "relay": also the freshest copy of a model to a neighbour that has no trainer of it beside it.
     """
 
     weights: Literal["uniform", "metropolis"] = "uniform"
     aggregation: Literal["batch", "sequential"] = "batch"
-    share: Literal["trained"] = "trained"
+    share: Literal["trained", "all", "relay"] = "trained"
 
 
 class EvaluationConfig(Section):
@@ -89,7 +90,7 @@ class Config(Section):
     title: str = ""
     description: str = ""
     clients: int = Field(ge=1)
-    clusters: int = Field(ge=1)
+    clusters: Literal["auto"] | Annotated[int, Field(ge=1)]
     rounds: int = Field(ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     algorithms: tuple[str, ...] = Field(min_length=1)
@@ -145,15 +146,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Config:
-        if self.clusters > self.clients:
+        for key, value in (("clusters", self.clusters), ("data.distributions", self.data.distributions)):
+            if isinstance(value, int) and value > self.clients:
+                raise ConfigError(
+                    f"{key} must be <= clients ({self.clients}), got {value}; lower {key} or raise clients"
+                )
+        if self.clusters == "auto" and self.data.distributions is None:
             raise ConfigError(
-                f"clusters must be <= clients ({self.clients}), got {self.clusters}; lower clusters or raise clients"
+                'clusters = "auto" needs data.distributions, the number of true clusters that the data is made with; '
+                "give it, or a number of clusters"
             )
         if self.model.factory is None and self.model.name not in MODELS:
             raise unknown("model", self.model.name, MODELS)
         source_of(self.data.name)
         check_topology(self.topology, self.clients)
         return self
+
+    @property
+    def distributions(self) -> int:
+        """The number of true clusters that the data is made with."""
+        return self.data.distributions or (1 if self.clusters == "auto" else self.clusters)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:

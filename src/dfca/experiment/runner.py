@@ -120,7 +120,11 @@ class _Run:
     def _seed(self, seed: int, names: Sequence[str]) -> None:
         """Run the missing cells of one seed; its split and graph are freed on return."""
         config = self.config
-        split = data.make_split(config.data, config.clients, config.clusters, seed)
+        split = data.make_split(config.data, config.clients, config.distributions, seed)
+        drift = None
+        if config.data.drift_share:
+            later = data.make_split(config.data, config.clients, config.distributions, seed, drifted=True)
+            drift = (max(1, round(config.data.drift_at * config.rounds)), later)
         graph = topology.make_graph(config.topology, config.clients, seed)
         facts = topology.describe(graph, split.clusters)
         self.folder.store_topology(
@@ -139,9 +143,11 @@ class _Run:
                 graph=graph,
                 make_model=make_model,
                 algorithm=algorithms.get(name, **config.algorithm.get(name, {})),
-                clusters=config.clusters,
+                clusters=None if config.clusters == "auto" else config.clusters,
                 rounds=config.rounds,
                 seed=seed,
+                share=config.mixing.share,
+                drift=drift,
                 local=config.local.options(),
                 participation=config.participation,
                 weights=config.mixing.weights,
@@ -195,7 +201,7 @@ class _Run:
             if self.save_models:
                 folder.save_models(name, seed, simulation.state()[0]["bank"])
             row = {"algorithm": name, "seed": seed} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
-            row |= {"clusters": setting.clusters, "rounds": rounds, "seconds": round(seconds, 3), "finished": True}
+            row |= {"clusters": self.config.distributions, "rounds": rounds, "seconds": round(seconds, 3), "finished": True}
             folder.finish(row)
             self.listener.finish_cell(row)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from dfca.core.election import ElectionOptions, Parts, bid, cast, divide, lot, verdict
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
-from dfca.sim.engine import Engine
+from dfca.sim.engine import Engine, finetuned
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The elected centres (k, P), the candidates in the order they stood, and what was sent.
+    """The elected centres (k, P), the candidates in the order they stood, and what was sent for it.
 
-    models_flooded counts the models that were flooded (each reaches every client of the component once); scalars the
-    numbers that one client sent to all.
+    models_sent: every model that stood reaches every other client once (announced, then pulled), so that is one model
+    per client and candidate. scalars_sent: bids as a running maximum, and every client's vote to every other client.
     """
 
     centres: Tensor
     turns: tuple[Turn, ...]
-
-    @property
-    def models_flooded(self) -> int:
-        """Count the models that travelled: the first centre's and every candidate's."""
-        return len(self.turns)
+    models_sent: int
+    scalars_sent: int
 
 
 def elect(
@@ -60,8 +58,8 @@ def elect(
     candidates; with None the verdicts say when to stop.
     """
     parts = [divide(data.sizes[i], stream(seed, "parts", i)) for i in members]
-    warm, bidding, voting = (_take(data, members, [getattr(p, name) for p in parts]) for name in Parts._fields)
-    own = _warm_up(engine, start, warm, options.warmup_steps)
+    warm, bidding, voting = (take_parts(data, members, parts, name) for name in Parts._fields)
+    own = warm_up(engine, start, warm, options.warmup_steps)
     alone = [losses[0] for losses in engine.sample_losses(own[None], bidding)]
 
     first = min(range(len(members)), key=lambda position: (lot(seed, members[position]), members[position]))
@@ -96,7 +94,17 @@ def elect(
         on_votes = [torch.cat(pair) for pair in zip(on_votes, new_votes, strict=True)]
     if clusters is not None:
         chosen += [p for p in _by_bid(on_bids, alone, members) if p not in chosen][: clusters - len(chosen)]
-    return Outcome(own[chosen].clone(), tuple(turns))
+    return Outcome(own[chosen].clone(), tuple(turns), *cost_of(turns, len(members)))
+
+
+def cost_of(turns: Sequence[Turn], clients: int) -> tuple[int, int]:
+    """Count the models and the scalars that an election sends: see `Outcome`."""
+    centres, scalars = 0, 0
+    for turn in turns:
+        vote = 4 + 2 * centres
+        scalars += clients * (clients - 1) * (2 if centres == 0 else 2 + vote)
+        centres += turn.accepted
+    return len(turns) * (clients - 1), scalars
 
 
 def _by_bid(on_bids: Sequence[Tensor], alone: Sequence[Tensor], members: Sequence[int]) -> list[int]:
@@ -105,10 +113,8 @@ def _by_bid(on_bids: Sequence[Tensor], alone: Sequence[Tensor], members: Sequenc
     return sorted(range(len(members)), key=lambda p: (-bids[p], members[p]))
 
 
-def _warm_up(engine: Engine, start: Tensor, warm: ClientData, steps: int) -> Tensor:
+def warm_up(engine: Engine, start: Tensor, warm: ClientData, steps: int) -> Tensor:
     """Train every client's model from the common start: (C, P)."""
-    from dfca.sim.engine import finetuned
-
     return finetuned(engine, start.expand(len(warm.sizes), -1), warm, steps)
 
 
@@ -117,12 +123,10 @@ def _losses_of(engine: Engine, model: Tensor, data: ClientData) -> list[Tensor]:
     return engine.sample_losses(model[None, None], data)
 
 
-def _take(data: ClientData, members: Sequence[int], indices: Sequence[Tensor]) -> ClientData:
-    """Copy some samples of some clients."""
+def take_parts(data: ClientData, members: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:
+    """Copy one part of the samples of some clients."""
+    rows = [getattr(part, name).to(data.y.device) for part in parts]
     pieces = [data.of(i) for i in members]
-    x = torch.cat([x[rows] for (x, _), rows in zip(pieces, indices, strict=True)])
-    y = torch.cat([y[rows] for (_, y), rows in zip(pieces, indices, strict=True)])
-    offsets = [0]
-    for rows in indices:
-        offsets.append(offsets[-1] + len(rows))
-    return ClientData(x, y, tuple(offsets))
+    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
+    y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
+    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))

@@ -18,35 +18,44 @@ import torch
 from torch import Tensor, nn
 
 from dfca import metrics
-from dfca.core.algorithm import Algorithm, Choice, View
+from dfca.core.algorithm import SHARES, Algorithm, Choice, Share, View
 from dfca.core.client import effective, participates, weight_rule
 from dfca.core.local import LocalOptions, lowest
-from dfca.core.mixing import WEIGHT_RULES, WeightRule, fold_in_order_, mix_, mixing_weights
+from dfca.core.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.params import FlatModel, initial
 from dfca.core.rng import seeded, stream
 from dfca.data.clients import Split
 from dfca.errors import ConfigError, DataError, ModelError, unknown
+from dfca.sim.election import Outcome, elect
 from dfca.sim.engine import ENGINES, EngineName, finetuned, make_engine
+from dfca.sim.exchange import Exchange
+from dfca.sim.revival import Revival
 
 AGGREGATIONS = ("batch", "sequential")
-PHASES = ("assign", "train", "mix", "evaluate")
+PHASES = ("start", "assign", "train", "mix", "evaluate")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything one simulation needs. `make_model` builds a freshly initialised module on the CPU."""
+    """Everything one simulation needs.
+
+    make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
+    elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
+    """
 
     split: Split
     graph: nx.Graph
     make_model: Callable[[], nn.Module]
     algorithm: Algorithm
-    clusters: int
+    clusters: int | None
     rounds: int
     seed: int = 0
     local: LocalOptions = field(default_factory=LocalOptions)
     participation: float = 1.0
     weights: WeightRule = "uniform"
     aggregation: str = "batch"
+    share: Share = "trained"
+    drift: tuple[int, Split] | None = None
     evaluate_every: int = 10
     evaluation_samples: int = 200
     device: str = "cpu"
@@ -55,8 +64,12 @@ class Setting:
 
     def __post_init__(self) -> None:
         clients = self.clients
-        if not 1 <= self.clusters <= clients:
+        if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
+        if self.clusters is None and self.algorithm.start != "elected" and self.split.clusters is None:
+            raise ConfigError(
+                f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
+            )
         if self.rounds < 1:
             raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
         if not 0 < self.participation <= 1:
@@ -68,6 +81,7 @@ class Setting:
         for kind, value, known in (
             ("weights", self.weights, WEIGHT_RULES),
             ("aggregation", self.aggregation, AGGREGATIONS),
+            ("share", self.share, SHARES),
             ("engine", self.engine, ENGINES),
         ):
             if value not in known:
@@ -100,34 +114,47 @@ class Simulation:
         self.engine = make_engine(
             setting.engine, self.flat, effective(setting.local, algorithm), setting.seed, self.train, device
         )
-        clients = setting.clients
-        self.models = algorithm.bank_size(setting.clusters)
+        self.truth = setting.split.clusters
         self.shared = algorithm.exchange == "server"
-        self.banks = self._start()
-        adjacency = nx.to_scipy_sparse_array(setting.graph, nodelist=range(clients), weight=None, dtype=bool)
-        self.adjacency = torch.from_numpy(adjacency.toarray()).to(device)
-        self.degrees = self.adjacency.sum(dim=1).cpu()
-        self.distributions = metrics.distributions(
-            Split(self.train, self.test, setting.split.clusters, setting.split.classes),
-            setting.evaluation_samples,
-            setting.seed,
-        )
-        self.round = 0
-        self.assignments = torch.full((clients,), -1)
-        self.changed = 0
-        self.messages_by_client = torch.zeros(clients, dtype=torch.int64)
-        self.messages_by_cluster = torch.zeros(self.models, dtype=torch.int64)
-        self.server_messages = 0
-        self.diverged: set[int] = set()
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.elections: list[Outcome] = []
+        with self._timed("start"):
+            self.banks = self._start()
+        self.exchange = Exchange(
+            setting.graph,
+            algorithm,
+            self.models,
+            weight_rule(algorithm, setting.weights),
+            setting.aggregation,
+            algorithm.share or setting.share,
+            setting.seed,
+            device,
+        )
+        self.revival = Revival(setting.clients, self.models) if algorithm.revives else None
+        self.distributions = self._distributions()
+        self.round = 0
+        self.assignments = torch.full((setting.clients,), -1)
+        self.changed = 0
+        self.diverged: set[int] = set()
+        self.start_messages = sum(outcome.models_sent for outcome in self.elections)
+        self.exchange.scalars += sum(outcome.scalars_sent for outcome in self.elections)
         self._losses: Tensor | None = None
+
+    @property
+    def models(self) -> int:
+        """Count the models that a client keeps."""
+        return len(self.banks)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
         setting, found = self.setting, list(self.setting.split.notes)
+        if setting.clusters is None and setting.algorithm.start == "elected":
+            found.append(f"{setting.algorithm.name} opened {_count(self.models, 'cluster')}")
+        elif setting.clusters is None and setting.algorithm.models == "clusters":
+            found.append(f"{setting.algorithm.name} cannot find the number of clusters; it is told: {self.models}")
         if setting.algorithm.exchange == "gossip":
-            if isolated := [i for i, degree in enumerate(self.degrees.tolist()) if degree == 0]:
+            if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
                 found.append(
                     f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) "
                     "and learn alone"
@@ -161,15 +188,19 @@ class Simulation:
     def step(self) -> dict[str, Any] | None:
         """Do one round; returns the metrics where the round is evaluated."""
         setting, now = self.setting, self.round
+        if setting.drift is not None and now == setting.drift[0]:
+            self._drift()
         present = [i for i in range(setting.clients) if participates(setting.seed, i, now, setting.participation)]
         due = (now + 1) % setting.evaluate_every == 0 or now + 1 == setting.rounds
         with self._timed("assign"):
             choices = self._choose(present, now)
         with self._timed("train"):
             senders = self._train(present, choices, now)
-        self._count(present, senders)
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
+        if self.revival is not None:
+            with self._timed("start"):
+                self._revive(now)
         self.round = now + 1
         if not due:
             return None
@@ -179,53 +210,115 @@ class Simulation:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Give everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies."""
-        tensors = {
-            "bank": self.banks,
-            "assignments": self.assignments,
-            "messages_by_client": self.messages_by_client,
-            "messages_by_cluster": self.messages_by_cluster,
-        }
+        tensors, facts = self.exchange.state()
+        if self.revival is not None:
+            tensors = {**tensors, **self.revival.state()}
         facts = {
+            **facts,
             "round": self.round,
             "changed": self.changed,
-            "server_messages": self.server_messages,
             "diverged": sorted(self.diverged),
+            "start_messages": self.start_messages,
             "seconds": dict(self.seconds),
         }
-        return tensors, facts
+        return {**tensors, "bank": self.banks, "assignments": self.assignments}, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Continue from a state."""
-        if tensors["bank"].shape != self.banks.shape:
-            raise ConfigError(
-                f"the checkpoint's bank is {tuple(tensors['bank'].shape)}, this run's {tuple(self.banks.shape)}"
-            )
-        self.banks.copy_(tensors["bank"])
+        stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
+        if stored[1:] != fresh[1:] or (stored != fresh and self.revival is None):
+            raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
+        self.banks = tensors["bank"].to(self.banks.device, copy=True)
         self.assignments = tensors["assignments"].clone()
-        self.messages_by_client = tensors["messages_by_client"].clone()
-        self.messages_by_cluster = tensors["messages_by_cluster"].clone()
-        self.round, self.changed = facts["round"], facts["changed"]
-        self.server_messages, self.diverged = facts["server_messages"], set(facts["diverged"])
-        self.seconds = dict(facts["seconds"])
+        self.exchange.restore(tensors, facts)
+        if self.revival is not None:
+            self.revival.restore(tensors)
+        self.round, self.changed, self.diverged = facts["round"], facts["changed"], set(facts["diverged"])
+        self.start_messages, self.seconds = facts["start_messages"], dict(facts["seconds"])
+        if self.setting.drift is not None and self.round > self.setting.drift[0]:
+            self._drift()
         self._losses = None
 
     def _start(self) -> Tensor:
-        """Draw the banks (m, N, P), or (m, 1, P) where a server keeps one for all."""
-        setting = self.setting
-        rows = 1 if self.shared else setting.clients
-        banks = torch.empty(self.models, rows, self.flat.size, dtype=setting.dtype, device=setting.device)
-        for j in range(self.models):
-            if setting.algorithm.start == "shared":
+        """Draw or elect the banks (m, N, P), or (m, 1, P) where a server keeps one for all."""
+        setting, algorithm = self.setting, self.setting.algorithm
+        if algorithm.start == "elected":
+            return self._elect()
+        if setting.clusters is None:
+            assert setting.split.clusters is not None  # Setting checked it
+            clusters = int(setting.split.clusters.max()) + 1
+        else:
+            clusters = setting.clusters
+        models, rows = algorithm.bank_size(clusters), 1 if self.shared else setting.clients
+        banks = torch.empty(models, rows, self.flat.size, dtype=setting.dtype, device=setting.device)
+        for j in range(models):
+            if algorithm.start == "shared":
                 banks[j] = initial(self.flat, setting.make_model, setting.seed, "init", j)
             else:
                 for i in range(rows):
                     banks[j, i] = initial(self.flat, setting.make_model, setting.seed, "init", j, i)
         return banks
 
+    def _elect(self) -> Tensor:
+        """Let every connected component elect its centres; where one has fewer, its first fills the empty places."""
+        setting = self.setting
+        start = initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
+        components = self._components()
+        self.elections = [
+            elect(self.engine, start, self.train, part, setting.seed, setting.clusters, setting.algorithm.election)
+            for part in components
+        ]
+        models = max(len(outcome.centres) for outcome in self.elections)
+        banks = torch.empty(models, setting.clients, self.flat.size, dtype=setting.dtype, device=setting.device)
+        for part, outcome in zip(components, self.elections, strict=True):
+            banks[:, part] = outcome.centres[0]
+            banks[: len(outcome.centres), part] = outcome.centres[:, None]
+        return banks
+
+    def _drift(self) -> None:
+        """Let the clients hold other samples from now on."""
+        assert self.setting.drift is not None
+        split, device, dtype = self.setting.drift[1], self.setting.device, self.setting.dtype
+        self.train, self.test = split.train.to(device, dtype), split.test.to(device, dtype)
+        self.truth = split.clusters
+        self.distributions = self._distributions()
+        self._losses = None
+
+    def _distributions(self) -> list[metrics.Distribution]:
+        split = Split(self.train, self.test, self.truth, self.setting.split.classes)
+        return metrics.distributions(split, self.setting.evaluation_samples, self.setting.seed)
+
+    def _revive(self, now: int) -> None:
+        """Watch for lost clusters and new distributions; open the centres that an election accepts."""
+        setting, revival, options = self.setting, self.revival, self.setting.algorithm.election
+        assert revival is not None
+        if not revival.calls_election(self.assignments, options, now):
+            return
+        start = initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
+        slots = set()
+        for part in self._components():
+            opened, cost = revival.elect(self.engine, start, self.train, self.banks, part, setting.seed, options, now)
+            self.start_messages += cost.models_sent
+            self.exchange.scalars += cost.scalars_sent
+            for slot, centre in opened:
+                if slot == len(self.banks):
+                    self.banks = torch.cat([self.banks, self.banks[:1]])  # elsewhere a twin that no one picks
+                self.banks[slot, part] = centre
+                slots.add(slot)
+        for slot in sorted(slots):
+            self.exchange.open_cluster_(slot)
+        revival.close(now, len(self.banks), sorted(slots))
+        self._losses = None
+
+    def _components(self) -> list[list[int]]:
+        return sorted(sorted(part) for part in nx.connected_components(self.setting.graph))
+
     def _choose(self, present: Sequence[int], now: int) -> list[Choice]:
         """Let every client of the round choose the model that it trains."""
         seed, algorithm = self.setting.seed, self.setting.algorithm
         means, samples = self._look(present)
+        if self.revival is not None:
+            self.revival.watch(means, present)
         choices = []
         for position, client in enumerate(present):
             random = partial(stream, seed, "choose", client, now)
@@ -242,7 +335,8 @@ class Simulation:
         needs, everybody = self.setting.algorithm.needs, len(present) == self.setting.clients
         kept, self._losses = self._losses, None
         nothing: list[Tensor | None] = [None] * len(present)
-        if needs == "nothing" or self.models == 1 or not present:
+        blind = needs == "nothing" or (self.models == 1 and self.revival is None)
+        if blind or not present:
             samples = [torch.zeros(1, size) for size in self.train.sizes] if needs == "samples" else []
             return torch.zeros(len(present), self.models), [samples[i] for i in present] if samples else nothing
         if kept is not None and everybody:
@@ -292,57 +386,24 @@ class Simulation:
         return senders
 
     def _exchange(self, present: Sequence[int], senders: Tensor, now: int, measure: bool) -> list[float]:
-        """Mix what was sent, per cluster that somebody trained; returns how far the averages drifted, if measured."""
-        setting, algorithm = self.setting, self.setting.algorithm
-        if algorithm.exchange != "gossip":
+        """Send and mix; returns how far the averages drifted by it, if measured."""
+        kind = self.setting.algorithm.exchange
+        if kind == "server":
+            self.exchange.upload(present, senders, self.assignments)
+        if kind != "gossip":
             return [0.0] * self.models if measure else []
         before = metrics.averages(self.banks) if measure else None
-        receivers = torch.zeros(setting.clients, dtype=torch.bool)
-        receivers[list(present)] = True
-        rule = weight_rule(algorithm, setting.weights)
-        orders = self._arrivals(senders, receivers, now) if setting.aggregation == "sequential" else None
-        for j in sorted(set(self.assignments[senders].tolist())):
-            senders_j = senders & (self.assignments == j)
-            if orders is not None and rule == "uniform":
-                arrivals = [[m for m in order if senders_j[m]] for order in orders]
-                fold_in_order_(self.banks[j], senders_j.to(self.banks.device), arrivals)
-                continue
-            device = self.banks.device
-            own, others = mixing_weights(
-                self.adjacency, senders_j.to(device), receivers.to(device), rule, setting.dtype
-            )
-            mix_(self.banks[j], senders_j.to(device), own, others)
+        self.exchange.gossip_(self.banks, present, senders, self.assignments, now)
         return metrics.drift(before, metrics.averages(self.banks)).tolist() if before is not None else []
-
-    def _arrivals(self, senders: Tensor, receivers: Tensor, now: int) -> list[list[int]]:
-        """Draw for every receiver the order in which its neighbours' models arrive."""
-        orders: list[list[int]] = []
-        for i in range(self.setting.clients):
-            heard = [m for m in self.setting.graph.neighbors(i) if senders[m]] if receivers[i] else []
-            heard.sort()
-            shuffled = torch.randperm(len(heard), generator=stream(self.setting.seed, "arrival", i, now)).tolist()
-            orders.append([heard[position] for position in shuffled])
-        return orders
-
-    def _count(self, present: Sequence[int], senders: Tensor) -> None:
-        """Count the models sent: to every neighbour, or one to the server, which answers with all it has."""
-        exchange = self.setting.algorithm.exchange
-        if exchange == "none":
-            return
-        copies = torch.where(senders, self.degrees if exchange == "gossip" else torch.ones_like(self.degrees), 0)
-        self.messages_by_client += copies
-        self.messages_by_cluster.index_add_(0, self.assignments[senders], copies[senders])
-        if exchange == "server":
-            self.server_messages += self.models * len(present)
 
     def _evaluate(self) -> dict[str, Any]:
         """Score the state after a round. Keeps the training losses: the next round assigns by the same ones."""
-        truth = self.setting.split.clusters if self.models > 1 else None
+        truth = self.truth if self.setting.algorithm.models == "clusters" else None
         losses, picks, deployed = self._deploy()
         scores = self.engine.accuracy(deployed, self.test)
         picked = losses.cpu().gather(1, picks[:, None])[:, 0].double()
         model_bytes = self.flat.size * self.banks.element_size()
-        messages = int(self.messages_by_client.sum())
+        messages = int(self.exchange.messages_by_client.sum())
         return {
             "round": self.round,
             "accuracy": float(scores.mean()),
@@ -357,10 +418,12 @@ class Simulation:
             "F_global": float(picked.sum()),
             "disagreement": metrics.disagreement(self.banks).tolist(),
             "messages_sent": messages,
-            "bytes_sent": messages * model_bytes,
-            "server_bytes_sent": self.server_messages * model_bytes,
-            "messages_by_client": self.messages_by_client.tolist(),
-            "messages_by_cluster": self.messages_by_cluster.tolist(),
+            "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.exchange.scalars,
+            "start_bytes": self.start_messages * model_bytes,
+            "scalars_sent": self.exchange.scalars,
+            "server_bytes_sent": self.exchange.server_messages * model_bytes,
+            "messages_by_client": self.exchange.messages_by_client.tolist(),
+            "messages_by_cluster": self.exchange.messages_by_cluster.tolist(),
             "model_bytes": model_bytes,
             "assignments": picks.tolist(),
         }
@@ -377,7 +440,7 @@ class Simulation:
         losses = self.engine.losses(self.banks, self.train)
         if algorithm.needs == "losses":
             self._losses = losses
-        told = self.setting.split.clusters if algorithm.informed else None
+        told = self.truth if algorithm.informed else None
         picks = _lowest_of_rows(losses) if told is None else told
         columns = picks.to(self.banks.device)
         rows = torch.zeros_like(columns) if self.shared else torch.arange(clients, device=self.banks.device)
@@ -390,8 +453,8 @@ class Simulation:
         return float(torch.stack(scores).mean())
 
     def _truth(self, client: int) -> int:
-        assert self.setting.split.clusters is not None  # Setting checked it
-        return int(self.setting.split.clusters[client])
+        assert self.truth is not None  # Setting checked it
+        return int(self.truth[client])
 
     def _check_outputs(self) -> None:
         """Raise ModelError unless the model maps a sample of this data to one number per class."""
@@ -423,3 +486,7 @@ def initial_module(setting: Setting) -> nn.Module:
 
 def _lowest_of_rows(losses: Tensor) -> Tensor:
     return torch.tensor([lowest(row) for row in losses])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
