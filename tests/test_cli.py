@@ -20,6 +20,7 @@ from dfca.cli import app
 from dfca.experiment import runner
 from dfca.experiment.config import Config
 from dfca.experiment.load import presets
+from dfca.experiment.signals import Interrupted
 
 TINY = """
 title = "A tiny one"
@@ -232,7 +233,7 @@ def test_a_report_of_nothing_is_refused() -> None:
             "error: no space left on the disk (/x); free some and run the same command again",
         ),
         (KeyboardInterrupt(), 130, "interrupted; the same command continues"),
-        (runner.Interrupted("interrupted at round 3"), 130, "interrupted at round 3"),
+        (Interrupted("interrupted at round 3"), 130, "interrupted at round 3"),
     ],
 )
 def test_what_goes_wrong_inside_is_one_sentence(
@@ -258,7 +259,7 @@ def test_ctrl_c_in_a_real_process_ends_with_130_and_one_line(tiny: Path) -> None
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:
         metrics, deadline = Path("runs/tiny/metrics.jsonl"), time.monotonic() + 60
-        while not metrics.exists() and time.monotonic() < deadline:
+        while (not metrics.exists() or metrics.stat().st_size == 0) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -17,7 +17,7 @@ import tomli_w
 from rich.console import Console
 
 from dfca.errors import RunError
-from dfca.experiment import plots, report, tables
+from dfca.experiment import formats, plots, report, tables
 from dfca.experiment.report import curve_of, load_run, match_clusters, write_report
 from dfca.topology import TopologyOptions, describe, make_graph
 
@@ -217,7 +217,9 @@ def test_megabytes_need_the_number_of_clients() -> None:
 def printed(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(tables.terminal_table(SUMMARY, clients=4, width=width))
+        for table in formats.terminal_tables(SUMMARY, clients=4, width=width):
+            console.print(table)
+        console.print("\n".join(tables.notes(SUMMARY)))
     return capture.get()
 
 
@@ -240,7 +242,7 @@ def test_the_terminal_table_is_never_cut(width: int) -> None:
 
 
 def test_bold_in_markdown() -> None:
-    lines = tables.markdown(SUMMARY, clients=4).splitlines()
+    lines = formats.markdown(SUMMARY, clients=4).splitlines()
     assert lines[0].startswith("| algorithm | talks to | accuracy % | right cluster % | lost a cluster |")
     assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | 75.0 ± 35.4 | 1 of 2 | 2 |")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
@@ -321,7 +323,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     text = write_report(folder).read_text(encoding="utf-8")
     assert "<b>This run is not finished:</b> 20 of 24 runs are done." in text
     assert "dfca-li seed 2 at round 20" in text
-    assert "<td>local*</td>" in text
+    assert '<td class="words">local*</td>' in text
     assert "<td>2 + 1</td>" in text
     assert Page(text).open == []
     assert load_run(folder).algorithms == list(LEVELS)
@@ -392,7 +394,7 @@ def test_curves_are_means_over_the_finished_runs(folder: Path) -> None:
     run = load_run(folder)
     curve = curve_of(run, "dfca-gi", "accuracy")
     assert curve is not None
-    assert list(curve.rounds) == list(range(0, 41, 5))
+    assert list(curve.x) == list(range(0, 41, 5))
     last = [line["accuracy"] for line in run.metrics if line["algorithm"] == "dfca-gi" and line["round"] == 40]
     assert curve.mean[-1] == pytest.approx(np.mean(last))
     assert curve.std is not None
@@ -432,7 +434,7 @@ def test_the_ringed_clients_are_drawn_beyond_the_links_of_one_graph() -> None:
     assert "currentColor" not in first
 
 
-@pytest.mark.parametrize("module", [report, tables])
+@pytest.mark.parametrize("module", [report, tables, formats])
 def test_only_drawing_imports_matplotlib(module: ModuleType) -> None:
     # What a module imports when it is imported: not inside functions, not for the type checker.
     top = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8")).body

@@ -21,11 +21,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from dfca.errors import RunError
-from dfca.experiment import disk, runner
+from dfca.experiment import cells, disk
+from dfca.experiment.cells import Cadence
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.progress import Bars
-from dfca.experiment.runner import Cadence, Interrupted, Silence, StopSignal, run
+from dfca.experiment.runner import Silence, run
+from dfca.experiment.signals import Interrupted, StopSignal
+from dfca.experiment.sweep import Cell, Point
 
 TINY = {
     "clients": 6,
@@ -53,19 +56,23 @@ class Listener(Silence):
         self.notes: list[str] = []
         self.cells: list[tuple[str, int, int]] = []
         self.rows: list[dict[str, Any]] = []
+        self.failures: list[str] = []
         self._act = act
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def start_cell(self, algorithm: str, seed: int, round: int) -> None:
-        self.cells.append((algorithm, seed, round))
+    def start_cell(self, cell: Cell, round: int) -> None:
+        self.cells.append((cell.algorithm, cell.seed, round))
 
-    def finish_round(self, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
         self._act(round)
 
-    def finish_cell(self, row: dict[str, Any]) -> None:
+    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
         self.rows.append(row)
+
+    def fail_cell(self, cell: Cell, sentence: str) -> None:
+        self.failures.append(f"{cell}: {sentence}")
 
 
 @pytest.fixture
@@ -155,12 +162,20 @@ def test_a_terminal_shows_both_bars(tmp_path: Path) -> None:
     screen = io.StringIO()
     with Bars(Console(file=screen, force_terminal=True, width=120, color_system=None)) as bars:
         run(tiny(rounds=3), tmp_path / "run", bars)
+        cells = [Cell(name, 0, Point(tiny(rounds=3).config)) for name in ("ifca", "local")]
+        bars.start(cells, 0)
+        for cell in cells:
+            bars.start_cell(cell, 0)
+            bars.finish_round(cell, 3, {"accuracy": 0.5})
+        bars.note("a note shows the bars again")
+        bars.fail_cell(cells[0], "it broke")
     text = screen.getvalue()
     assert "all cells" in text
-    assert "2/2 cells" in text
-    assert "ifca, seed 0" in text
-    assert "round 3/3" in text
+    assert "1/2 cells" in text
     assert "· graph: 6 clients" in text
+    for name in ("ifca", "local"):
+        assert re.search(rf"{name}, seed 0 ━+ round 3/3 .* accuracy 0.500", text)
+    assert "1/2  ifca, seed 0: failed: it broke" in text
 
 
 # --- stopped and continued
@@ -332,7 +347,7 @@ def test_checkpoints_are_apart_and_cheap() -> None:
 def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cadence, "due", lambda self: True)
     ticks = iter(range(10**6))
-    monkeypatch.setattr(runner.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(ticks)))
     out = tmp_path / "run"
     experiment = tiny(algorithms=["local"])
     with pytest.raises(Interrupted):
@@ -346,10 +361,10 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_report_reads_what_a_run_writes(unbroken: Path) -> None:
-    from dfca.experiment.report import write_report
-    from dfca.experiment.store import read_summary
-    from dfca.experiment.tables import terminal_table
+    from dfca.experiment.formats import terminal_tables
+    from dfca.experiment.report import load_run, write_report
 
     page = write_report(unbroken)
     assert re.search(r"dfca-li", page.read_text())
-    assert terminal_table(read_summary(unbroken)).row_count == 2
+    (table,) = terminal_tables(load_run(unbroken).summary)
+    assert table.row_count == 2

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.errors import ConfigError, DfcaError
+from dfca.errors import ConfigError, DfcaError, RunError, unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,6 +107,13 @@ def run_command(
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="CPU threads to use.", show_default="all")
     ] = None,
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Processes that run cells; auto: 1 without a sweep, else one per core if memory allows.",
+        ),
+    ] = "auto",
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue what the folder has, or discard it.")
     ] = True,
@@ -129,6 +136,7 @@ def run_command(
     """
     from dfca.experiment.load import load_experiment
     from dfca.experiment.progress import Bars
+    from dfca.experiment.report import load_run
     from dfca.experiment.runner import run
 
     _use_threads(threads)
@@ -139,13 +147,21 @@ def run_command(
     if out is None:
         out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
     console = _console()
+    options: dict[str, Any] = {"resume": resume, "save_models": save_models, "workers": _parse_workers(workers)}
     if quiet:
-        summary = run(chosen, out, resume=resume, save_models=save_models)
+        summary = run(chosen, out, **options)
     else:
         console.print(_headline(chosen))
         with Bars(console) as bars:
-            summary = run(chosen, out, bars, resume=resume, save_models=save_models)
-    _show_run(console, out, summary)
+            summary = run(chosen, out, bars, **options)
+    _show_run(console, out, load_run(out).summary)
+    failed = [row for row in summary["runs"] if row.get("error")]
+    if failed:
+        first = failed[0]
+        raise RunError(
+            f"{len(failed)} of {_count_cells(chosen)} failed, first {first['algorithm']}, seed {first['seed']}: "
+            f"{first['error']}; the same command tries them again"
+        )
 
 
 @app.command(name="list")
@@ -176,22 +192,47 @@ def list_command() -> None:
 
 
 @app.command()
-def report(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]) -> None:
-    """Print the table of each run and (re)write its report.html; also while it runs.
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or files that [cyan]--save[/cyan] wrote.")
+    ],
+    format_: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="The tables as terminal, markdown, csv or latex.")
+    ] = "terminal",
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the results into one small file to keep.")
+    ] = None,
+) -> None:
+    """Print the tables of each run and (re)write its report.html; also while it runs.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       dfca report runs/quickstart
-    """
-    from dfca.experiment.store import read_summary
 
+      dfca report runs/quickstart --format latex > table.tex
+
+      dfca report runs/quickstart --save results/quickstart.json
+    """
+    from dfca.experiment.formats import FORMATS
+    from dfca.experiment.report import load_run
+    from dfca.experiment.results import load_results, save_results
+
+    if format_ not in ("terminal", *FORMATS):
+        raise unknown("format", format_, ("terminal", *FORMATS))
+    if save is not None and (len(runs) > 1 or not runs[0].is_dir()):
+        raise ConfigError("--save takes one run folder; call it once for each")
     console = _console()
-    for folder in runs:
-        summary = read_summary(folder)
-        console.print(
-            f"[bold]{escape(str(summary.get('experiment', folder.name)))}[/bold] [dim]{escape(str(folder))}[/dim]"
-        )
-        _show_run(console, folder, summary)
+    for path in runs:
+        run = None if path.is_file() else load_run(path)
+        summary = load_results(path) if run is None else run.summary
+        if save is not None and run is not None:
+            save_results(run, save)
+        if format_ != "terminal":
+            print(FORMATS[format_](summary), end="" if path == runs[-1] else "\n")
+            continue
+        name = escape(str(summary.get("experiment", path.name)))
+        console.print(f"[bold]{name}[/bold] [dim]{escape(str(path))}[/dim]")
+        _show_run(console, path if run is not None else None, summary)
 
 
 app.add_typer(data_app, name="data", help="Where each data set comes from, and putting it into the cache.")
@@ -240,33 +281,46 @@ def data_import(
     [bold]Example[/bold]
 
       dfca data import Downloads/cifar-10-python.tar.gz
+
+      dfca data import backup.npz --name mnist
     """
     from dfca.data import import_file
 
     print(f"ready in {import_file(file, name)}")
 
 
-def _show_run(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+def _show_run(console: Console, folder: Path | None, summary: dict[str, Any]) -> None:
+    from dfca.experiment.formats import terminal_tables
     from dfca.experiment.report import write_report
-    from dfca.experiment.tables import terminal_table
+    from dfca.experiment.tables import notes
 
-    console.print()
-    console.print(terminal_table(summary))
-    console.print()
-    console.print(f"report: {write_report(folder)}", highlight=False, soft_wrap=True)
+    for table in terminal_tables(summary, width=console.width):
+        console.print()
+        console.print(table)
+    console.print("\n".join(notes(summary)), style="dim", highlight=False, markup=False)
+    if folder is not None:
+        console.print(f"\nreport: {write_report(folder)}", highlight=False, soft_wrap=True)
 
 
 def _headline(chosen: Any) -> str:
-    config = chosen.config
+    config, points = chosen.config, chosen.points
     scale = "" if chosen.scale == "default" else f", {chosen.scale} scale"
-    counts = [
-        _count(len(config.algorithms), "algorithm") + " x " + _count(len(config.seeds), "seed"),
-        _count(config.clients, "client"),
-        _count(config.clusters, "cluster"),
-        _count(config.rounds, "round"),
-    ]
+    if chosen.sweep:
+        counts = [_count(len(points), "point"), _count_cells(chosen)]
+    else:
+        groups = "k found by the clients" if config.clusters == "auto" else _count(config.clusters, "cluster")
+        counts = [
+            _count(len(config.algorithms), "algorithm") + " x " + _count(len(config.seeds), "seed"),
+            _count(config.clients, "client"),
+            groups,
+            _count(config.rounds, "round"),
+        ]
     title = f"[bold]{escape(config.title or chosen.name)}[/bold]"
     return f"{title}\n[dim]· {escape(chosen.name)}{scale}: {', '.join(counts)}, on {config.device}[/dim]"
+
+
+def _count_cells(chosen: Any) -> str:
+    return _count(sum(len(point.config.algorithms) * len(point.config.seeds) for point in chosen.points), "cell")
 
 
 def _count(number: int, noun: str) -> str:
@@ -281,6 +335,14 @@ def _parse_seeds(text: str | None) -> int | list[int] | None:
     except ValueError:
         raise ConfigError(f'--seeds must be a number or a list such as 3,4, got "{text}"') from None
     return numbers if "," in text else numbers[0] if numbers else None
+
+
+def _parse_workers(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f'--workers must be >= 1 or "auto", got "{text}"')
+    return int(text)
 
 
 def _use_threads(threads: int | None) -> None:

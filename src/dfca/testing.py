@@ -6,11 +6,12 @@ must give the same assignments and the same models as this, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from dfca.core.client import Client, ClientState, Message, participates
+from dfca.core.elector import Elector, ElectorState
 from dfca.core.params import FlatModel
 from dfca.sim.rounds import Setting, initial_module
 
@@ -29,14 +30,38 @@ def make_clients(setting: Setting) -> list[Client]:
             model=flat,
             make_model=setting.make_model,
             algorithm=setting.algorithm,
-            clusters=setting.clusters,
+            clusters=setting.clusters or 1,
             local=setting.local,
             seed=setting.seed,
             weights=setting.weights,
+            share=setting.share,
             true_cluster=None if truth is None else int(truth[i]),
         )
         for i in range(setting.clients)
     ]
+
+
+def elect(setting: Setting, clients: Sequence[Client]) -> list[ElectorState]:
+    """Run the election of a start: all messages of a phase are delivered, then everybody settles it."""
+    electors = [Elector(client, setting.clusters, setting.algorithm.election) for client in clients]
+    begun = [elector.start() for elector in electors]
+    states = [state for state, _ in begun]
+    outgoing = [messages for _, messages in begun]
+    while True:
+        while any(outgoing):
+            incoming = [
+                [message for neighbour in sorted(setting.graph.neighbors(i)) for message in outgoing[neighbour]]
+                for i in range(len(electors))
+            ]
+            outgoing = [[] for _ in electors]
+            for i, messages in enumerate(incoming):
+                for message in messages:
+                    states[i], forward = electors[i].receive(states[i], message)
+                    outgoing[i] += forward
+        if all(state.phase == "done" for state in states):
+            return states
+        for i, elector in enumerate(electors):
+            states[i], outgoing[i] = elector.settle(states[i])
 
 
 def lockstep(
@@ -48,7 +73,7 @@ def lockstep(
     only if the client trained it, and that also reaches the clients that sat the round out.
     """
     clients = make_clients(setting)
-    states = [client.start() for client in clients]
+    states = _begin(setting, clients)
     server = setting.algorithm.exchange == "server"
     for now in range(setting.rounds):
         present = {i for i in range(len(clients)) if participates(setting.seed, i, now, setting.participation)}
@@ -59,6 +84,7 @@ def lockstep(
                 sent += messages
             else:
                 states[client.id] = client.skip_round(states[client.id])
+        relayed = _relay(setting, clients, states, sent, present, now)
         for client in clients:
             if not server and client.id not in present:
                 continue
@@ -67,7 +93,7 @@ def lockstep(
                 for message in sent
                 if message.sender != client.id and (server or setting.graph.has_edge(client.id, message.sender))
             ]
-            for message in order(client.id, heard):
+            for message in (*order(client.id, heard), *relayed[client.id]):
                 states[client.id] = client.receive(states[client.id], message)
     return states
 
@@ -75,3 +101,36 @@ def lockstep(
 def stack(states: list[ClientState]) -> torch.Tensor:
     """Stack the banks of all clients: (k, N, P)."""
     return torch.stack([state.bank for state in states], dim=1)
+
+
+def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
+    """Start every client; after an election, one that knows fewer centres than others repeats its first."""
+    if setting.algorithm.start != "elected":
+        return [client.start() for client in clients]
+    banks = [torch.stack(state.centres) for state in elect(setting, clients)]
+    models = max(len(bank) for bank in banks)
+    return [ClientState.of(torch.cat([bank, bank[:1].expand(models - len(bank), -1)])) for bank in banks]
+
+
+def _relay(
+    setting: Setting,
+    clients: Sequence[Client],
+    states: Sequence[ClientState],
+    sent: Sequence[Message],
+    present: set[int],
+    now: int,
+) -> list[list[Message]]:
+    """Let clients ask for copies of models that no neighbour trained; all copies are those before the round's folds."""
+    offers = {i: clients[i].offers(states[i]) for i in sorted(present)}
+    relayed: list[list[Message]] = [[] for _ in clients]
+    for i in sorted(present):
+        near = [m for m in sorted(setting.graph.neighbors(i)) if m in present]
+        trained = {message.cluster for message in sent if message.sender in near}
+        for j in range(len(states[i].bank)):
+            offered = [offers[m][j] for m in near if j in offers[m]]
+            chosen = None if j in trained else clients[i].wants(states[i], j, offered, now)
+            if chosen is not None:
+                source = clients[chosen.sender]
+                model = states[chosen.sender].bank[j]
+                relayed[i].append(Message(chosen.sender, j, now, source.degree, model, chosen))
+    return relayed

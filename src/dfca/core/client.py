@@ -6,28 +6,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from dfca.core.algorithm import Algorithm, View
+from dfca.core.algorithm import Algorithm, Share, View
 from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, sample_losses
 from dfca.core.mixing import WeightRule, fold, fold_weighted, metropolis_weight
 from dfca.core.params import FlatModel, initial
+from dfca.core.relay import MANY, NEVER, Offer, choose_offer
 from dfca.core.rng import seeded, stream
 
 
 @dataclass(frozen=True)
 class Message:
-    """One model on its way: who trained it, for which cluster, in which round, and the sender's degree."""
+    """One model on its way: who sends it, for which cluster, in which round, and the sender's degree.
+
+    offer: for a relayed copy, what the sender had offered; None for a model that is sent unasked.
+    """
 
     sender: int
     cluster: int
     round: int
     degree: int
     model: Tensor
+    offer: Offer | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class ClientState:
     """What a client remembers between two events.
 
     bank (m, P); counts: folds per cluster since the last local update; own: the copies before the first fold, where the
-    weight rule needs them; assignment: the cluster trained last; rejected: messages that could not be used.
+    weight rule needs them; assignment: the cluster trained last; rejected: messages that could not be used; stamps,
+    origins, folded: what `core.relay` remembers of each copy.
     """
 
     bank: Tensor
@@ -44,6 +50,15 @@ class ClientState:
     assignment: int | None = None
     round: int = 0
     rejected: int = 0
+    stamps: tuple[int, ...] = ()
+    origins: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(bank: Tensor) -> ClientState:
+        """Begin with a bank (m, P)."""
+        m = len(bank)
+        return ClientState(bank, (0,) * m, stamps=(NEVER,) * m, origins=(MANY,) * m, folded=(NEVER,) * m)
 
 
 @dataclass(frozen=True)
@@ -61,14 +76,18 @@ class Client:
     local: LocalOptions
     seed: int
     weights: WeightRule = "uniform"
+    share: Share = "trained"
     true_cluster: int | None = None
 
     def start(self) -> ClientState:
-        """Begin: draw the start of every model, the same for all clients or one's own."""
+        """Begin: draw the start of every model, the same for all clients or one's own.
+
+        An elected start is the outcome of `core.elector`: `ClientState.of(centres)`.
+        """
         models = self.algorithm.bank_size(self.clusters)
         who = () if self.algorithm.start == "shared" else (self.id,)
         drawn = [initial(self.model, self.make_model, self.seed, "init", j, *who) for j in range(models)]
-        return ClientState(bank=torch.stack(drawn).to(self.x.device), counts=(0,) * models)
+        return ClientState.of(torch.stack(drawn).to(self.x.device))
 
     def start_round(self, state: ClientState) -> tuple[ClientState, list[Message]]:
         """Assign, train the assigned model, and hand out the message for the neighbours.
@@ -81,13 +100,32 @@ class Client:
         batches = draw_batches(len(y), options, stream(self.seed, "batches", self.id, state.round))
         with seeded(self.seed, "noise", self.id, state.round):
             trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
-        bank = state.bank.clone()
+        bank, fine = state.bank.clone(), bool(torch.isfinite(trained).all())
         bank[choice.cluster] = trained
         idle = -1 if self.algorithm.exchange == "server" else 0
-        counts = tuple(0 if j == choice.cluster else idle for j in range(len(bank)))
-        message = Message(self.id, choice.cluster, state.round, self.degree, trained)
-        after = ClientState(bank, counts, {}, choice.cluster, state.round + 1, state.rejected)
-        return after, [message] if usable(message, bank) and self.algorithm.exchange != "none" else []
+        after = replace(
+            state,
+            bank=bank,
+            counts=tuple(0 if j == choice.cluster else idle for j in range(len(bank))),
+            own={},
+            assignment=choice.cluster,
+            round=state.round + 1,
+        )
+        if fine:
+            after = stamped(after, choice.cluster, state.round, self.id)
+        return after, self._outgoing(after, state.round)
+
+    def _outgoing(self, state: ClientState, now: int) -> list[Message]:
+        """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
+        if self.algorithm.exchange == "none" or state.assignment is None:
+            return []
+        sent = range(len(state.bank)) if self._share == "all" else [state.assignment]
+        made = [Message(self.id, j, now, self.degree, state.bank[j]) for j in sent]
+        return [message for message in made if usable(message, state.bank)]
+
+    @property
+    def _share(self) -> Share:
+        return self.algorithm.share or self.share
 
     def skip_round(self, state: ClientState) -> ClientState:
         """Sit a round out: train nothing, send nothing."""
@@ -98,6 +136,8 @@ class Client:
         """Fold one message into the running average of its cluster; one that does not fit is counted and dropped."""
         if not usable(message, state.bank):
             return replace(state, rejected=state.rejected + 1)
+        if message.offer is not None:
+            return self._receive_relayed(state, message, message.offer)
         j, bank = message.cluster, state.bank.clone()
         counts, own = list(state.counts), dict(state.own)
         if weight_rule(self.algorithm, self.weights) == "metropolis":
@@ -106,7 +146,33 @@ class Client:
             bank[j] = fold_weighted(state.bank[j], own[j], message.model, weight)
         else:
             bank[j], counts[j] = fold(state.bank[j], counts[j], message.model)
-        return replace(state, bank=bank, counts=tuple(counts), own=own)
+        folded = replace(state, bank=bank, counts=tuple(counts), own=own)
+        return stamped(folded, j, message.round, message.sender)
+
+    def offers(self, state: ClientState) -> dict[int, Offer]:
+        """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
+        if self._share != "relay":
+            return {}
+        held = enumerate(zip(state.stamps, state.origins, strict=True))
+        return {j: Offer(self.id, *word) for j, word in held if j != state.assignment}
+
+    def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
+        """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""
+        trains = cluster == state.assignment and state.stamps[cluster] == now
+        newest = state.folded[cluster] if trains else state.stamps[cluster]
+        return choose_offer(offers, self.id, now, newest, trains)
+
+    def _receive_relayed(self, state: ClientState, message: Message, offer: Offer) -> ClientState:
+        """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""
+        j, bank = message.cluster, state.bank.clone()
+        stamps, origins, folded = list(state.stamps), list(state.origins), list(state.folded)
+        if j == state.assignment:
+            bank[j], _ = fold(state.bank[j], 0, message.model)
+            folded[j], origins[j] = offer.stamp, MANY
+        else:
+            bank[j] = message.model
+            stamps[j], origins[j] = offer.stamp, offer.origin
+        return replace(state, bank=bank, stamps=tuple(stamps), origins=tuple(origins), folded=tuple(folded))
 
     def view(self, state: ClientState) -> View:
         """Look at one's own data through all models of the bank, as far as the algorithm asks for it."""
@@ -120,6 +186,14 @@ class Client:
             return View(each.mean(dim=1), random, each, truth)
         means = losses(self.model, state.bank, self.x, self.y) if needs == "losses" else torch.empty(0)
         return View(means, random, None, truth)
+
+
+def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientState:
+    """Note that an update of round `now` has entered a copy; two of them in one round have many origins."""
+    stamps, origins = list(state.stamps), list(state.origins)
+    origins[cluster] = MANY if stamps[cluster] == now else origin
+    stamps[cluster] = now
+    return replace(state, stamps=tuple(stamps), origins=tuple(origins))
 
 
 def effective(local: LocalOptions, algorithm: Algorithm) -> LocalOptions:

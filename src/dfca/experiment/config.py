@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
@@ -201,10 +201,10 @@ class Config(Section):
         text = json.dumps(self._numbers(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def differences(self, here: Config) -> list[str]:
+    def differences(self, here: Config, leave_out: Collection[str] = ()) -> list[str]:
         """Name the keys on which the numbers of this (stored) config and of the one given now would differ."""
-        old, new = _flatten(self._numbers()), _flatten(here._numbers())
-        keys = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+        old, new = flatten(self._numbers()), flatten(here._numbers())
+        keys = [key for key in sorted(old | new) if old.get(key) != new.get(key) and key not in leave_out]
         return [f"{key} is {_told(old, key)} there and {_told(new, key)} here" for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
@@ -217,10 +217,15 @@ def _refuse_repetition(key: str, values: tuple[Any, ...]) -> None:
         raise ConfigError(f"{key} must not repeat a value, got {show(twice)} {values.count(twice)} times")
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn tables into dotted keys.
+
+    >>> flatten({"clients": 3, "data": {"name": "digits"}})
+    {'clients': 3, 'data.name': 'digits'}
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
 

@@ -5,24 +5,37 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from dfca.errors import ConfigError, unknown
-from dfca.experiment.config import Config
+from dfca.experiment.config import Config, flatten
 from dfca.experiment.problems import show
+from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A config with the name and the scale it came from."""
+    """A config with the name and the scale it came from, and the sweep over it where there is one."""
 
     name: str
     scale: str
     config: Config
+    sweep: Sweep = NO_SWEEP
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Give the points, at least one."""
+        return self.sweep.expand(self.config)
+
+    def to_toml(self) -> str:
+        """Write the complete config and the sweep over it: `read_stored` reads it."""
+        return self.config.to_toml() if not self.sweep else tomli_w.dumps(self.config.values() | self.sweep.values())
 
 
 def presets() -> dict[str, str]:
@@ -41,7 +54,8 @@ def load_experiment(
     """Read a preset by its name or an experiment file by its path, and apply what the command line changes.
 
     A file may hold tables `[scale.desk]`, `[scale.paper]`, ...: the one asked for (desk if none is) is laid over the
-    rest. `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments.
+    rest. `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments; with
+    a sweep they change its base, and `grid.KEY=[...]` its grid.
 
     Raises:
         ConfigError: for an unknown preset, key or scale, a value out of range, or a device that is not here.
@@ -51,24 +65,29 @@ def load_experiment(
     for override in overrides:
         values = merge(values, _parse_override(override))
     named = {"algorithms": algorithms, "seeds": seeds, "device": device}
-    for key, value in named.items():
-        if value is not None:
-            values[key] = value if isinstance(value, int | str) else list(value)
-    config = Config.of(values)
-    return Experiment(name, scale, config.model_copy(update={"device": find_device(config.device)}))
+    given = {k: v if isinstance(v, int | str) else list(v) for k, v in named.items() if v is not None}
+    sweep, values = split_sweep(values | given)
+    _refuse_overridden(overrides, sweep)
+    sweep = Sweep(sweep.grid, tuple({k: v for k, v in table.items() if k not in given} for table in sweep.points))
+    config = sweep.base(values)
+    experiment = Experiment(name, scale, config.model_copy(update={"device": find_device(config.device)}), sweep)
+    _ = experiment.points  # each is checked before anything runs
+    return experiment
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one table over another; tables merge, everything else is replaced.
+def read_stored(text: str) -> tuple[Config, Sweep]:
+    """Read what `Experiment.to_toml` wrote.
 
-    >>> merge({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
-    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    Raises:
+        ConfigError: if somebody changed it.
     """
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    sweep, values = split_sweep(_parse(text, "config.toml"))
+    return Config.of(values), sweep
+
+
+def split_sweep(values: Mapping[str, Any]) -> tuple[Sweep, dict[str, Any]]:
+    """Take the tables of a sweep out of the values of an experiment file."""
+    return Sweep.of(values), {key: value for key, value in values.items() if key not in ("grid", "points")}
 
 
 def find_device(device: str) -> str:
@@ -145,6 +164,17 @@ def _parse_override(override: str) -> dict[str, Any]:
     for part in reversed(outer):
         values = {part: values}
     return values
+
+
+def _refuse_overridden(overrides: Sequence[str], sweep: Sweep) -> None:
+    """A key that every point sets cannot be changed in the base: say what can."""
+    for key in flatten(reduce(merge, map(_parse_override, overrides), {})):
+        if key in sweep.grid:
+            raise ConfigError(
+                f"{key} varies in the grid of this experiment; use --set grid.{key}={show(sweep.grid[key])}"
+            )
+        if sweep.points and all(key in table for table in sweep.points):
+            raise ConfigError(f"{key} is set by each of the [[points]] of this experiment; change it in a file")
 
 
 def _parse_value(text: str) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 INK = "#010101"  # stands for the page's text colour
 FAINT = "#020202"  # stands for the page's colour of thin lines
@@ -54,9 +54,9 @@ class Style(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A measure by round: the mean over seeds and, with more than one seed, the standard deviation."""
+    """A measure by round, or against a key of the config: the mean over seeds and, with several, the deviation."""
 
-    rounds: Sequence[int]
+    x: Sequence[float]
     mean: Sequence[float]
     std: Sequence[float] | None = None
 
@@ -80,26 +80,30 @@ def curves(
     style: Mapping[str, Style],
     label: str,
     scale: Literal["percent", "log"] = "percent",
+    against: str = "round",
 ) -> str:
-    """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation."""
+    """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
+
+    Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
+    """
     figure = Figure(figsize=(6.4, 4.0))
     axes = figure.add_axes((0.115, 0.13, 0.67, 0.84))
     factor = 100 if scale == "percent" else 1
     ends: list[tuple[str, float, float]] = []
     for name, curve in series.items():
-        x, mean = np.asarray(curve.rounds, float), factor * np.asarray(curve.mean, float)
+        x, mean = np.asarray(curve.x, float), factor * np.asarray(curve.mean, float)
         shown = np.isfinite(mean) if scale == "percent" else np.isfinite(mean) & (mean > 0)
         if not shown.any():
             continue
         line = style[name]
-        few = shown.sum() <= 2
+        marked = shown.sum() <= 2 or against != "round"
         axes.plot(
             x[shown],
             mean[shown],
             color=line.colour,
             linestyle=line.dash,
             lw=1.7,
-            marker="o" if few else "",
+            marker="o" if marked else "",
             ms=4,
             zorder=3,
         )
@@ -116,10 +120,13 @@ def curves(
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         _percent_axis(axes)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("round")
+    axes.set_xlabel(against)
     axes.set_ylabel(label)
-    axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
+    if against == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
+    else:
+        _values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
     _plain(axes)
     _label_ends(axes, ends, style)
     return to_svg(figure)
@@ -260,6 +267,26 @@ def _percent_axis(axes: Axes) -> None:
     low, high = max(0.0, 10 * np.floor(low / 10)), min(100.0, 10 * np.ceil(high / 10))
     axes.set_ylim(low - 0.5, high + 0.5) if high > low else axes.set_ylim(low - 5, low + 5)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+
+
+def _values_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Mark the values themselves on the x axis, as far as their numbers do not touch."""
+    low, high = values[0], values[-1]
+    if low > 0 and high > 10 * low:
+        axes.set_xscale("log")
+        places = np.log(values)
+        axes.set_xlim(low / (high / low) ** 0.03, high)
+    else:
+        places = np.asarray(values)
+        axes.set_xlim(low - 0.03 * (high - low), high)
+    ticks: list[float] = []
+    for value, place in zip(values, places, strict=True):
+        last = places[values.index(ticks[-1])] if ticks else -np.inf
+        if place - last >= 0.09 * (places[-1] - places[0]):
+            ticks.append(value)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping[str, Style]) -> None:

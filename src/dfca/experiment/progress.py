@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from dfca.experiment.sweep import Cell
 
 
 class Bars:
-    """A listener with two bars: the whole run, and the rounds of the present cell. Use it as a context manager."""
+    """A listener with a bar for the whole run and one for each cell under way. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -27,8 +30,8 @@ class Bars:
             disable=not self._live,
         )
         self._all = self._progress.add_task("all cells", total=None, count="", detail="")
-        self._cell = self._progress.add_task("", visible=False, count="", detail="")
-        self._cells = self._finished = self._rounds = 0
+        self._tasks: dict[tuple[str, int, str], tuple[TaskID, int]] = {}
+        self._cells = self._finished = 0
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -41,43 +44,54 @@ class Bars:
         """Print a note above the bars."""
         self._console.print(Text(f"· {text}", style="dim"), soft_wrap=not self._live)
 
-    def start(self, cells: int, finished: int, rounds: int) -> None:
-        """Show the bar of the whole run."""
-        self._cells, self._finished, self._rounds = cells, finished, rounds
+    def start(self, cells: Sequence[Cell], finished: int) -> None:
+        """Show the bar of the whole run, which counts rounds."""
+        self._cells, self._finished = len(cells), finished
         if finished:
-            self.note(f"{finished} of {cells} cells are finished already")
-        self._progress.update(self._all, total=cells * rounds, completed=finished * rounds)
-        self._progress.update(self._all, count=f"{finished}/{cells} cells")
+            self.note(f"{finished} of {len(cells)} cells are finished already")
+        rounds = sum(cell.point.config.rounds for cell in cells)
+        done = rounds * finished // max(1, len(cells))
+        self._progress.update(self._all, total=rounds, completed=done, count=f"{finished}/{len(cells)} cells")
 
-    def start_cell(self, algorithm: str, seed: int, round: int) -> None:
+    def start_cell(self, cell: Cell, round: int) -> None:
         """Show the bar of a cell."""
-        # `reset` forgets the fields that it is not given.
-        self._progress.reset(self._cell, total=self._rounds, completed=round, visible=True, count="", detail="")
-        self._progress.update(self._cell, description=f"{algorithm}, seed {seed}")
-        self._show(round)
+        total = cell.point.config.rounds
+        task = self._progress.add_task(
+            str(cell), total=total, completed=round, count=f"round {round}/{total}", detail=""
+        )
+        self._tasks[cell.key] = (task, round)
+        self._progress.advance(self._all, round)
 
-    def finish_round(self, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
         """Move both bars; say the accuracy where it is known."""
+        task, before = self._tasks[cell.key]
+        self._tasks[cell.key] = (task, round)
+        self._progress.update(task, completed=round, count=f"round {round}/{cell.point.config.rounds}")
         if metrics:
-            self._progress.update(self._cell, detail=f"accuracy {metrics['accuracy']:.3f}")
-        self._show(round)
+            self._progress.update(task, detail=f"accuracy {metrics['accuracy']:.3f}")
+        self._progress.advance(self._all, round - before)
 
-    def finish_cell(self, row: dict[str, Any]) -> None:
+    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
         """Count the cell; without bars, print its result."""
+        found = f"accuracy {row['accuracy']:.3f}"
+        if row.get("cluster_accuracy") is not None:
+            found += f", cluster accuracy {row['cluster_accuracy']:.3f}"
+        self._end(cell, f"{found}, {row['seconds']:.1f} s", self._live)
+
+    def fail_cell(self, cell: Cell, sentence: str) -> None:
+        """Count the cell and print why it failed."""
+        self._end(cell, f"failed: {sentence}", False)
+
+    def _end(self, cell: Cell, said: str, silent: bool) -> None:
         self._finished += 1
         self._progress.update(self._all, count=f"{self._finished}/{self._cells} cells")
-        if not self._live:
-            found = f"accuracy {row['accuracy']:.3f}"
-            if row.get("cluster_accuracy") is not None:
-                found += f", cluster accuracy {row['cluster_accuracy']:.3f}"
+        if cell.key in self._tasks:
+            task, round = self._tasks.pop(cell.key)
+            self._progress.remove_task(task)
+            self._progress.advance(self._all, cell.point.config.rounds - round)
+        if not silent:
             place = f"{self._finished}/{self._cells}"
-            self._console.print(
-                f"{place:>7}  {row['algorithm']}, seed {row['seed']}: {found}, {row['seconds']:.1f} s", highlight=False
-            )
-
-    def _show(self, round: int) -> None:
-        self._progress.update(self._cell, completed=round, count=f"round {round}/{self._rounds}")
-        self._progress.update(self._all, completed=self._finished * self._rounds + round)
+            self._console.print(f"{place:>7}  {cell}: {said}", highlight=False, markup=False, soft_wrap=not self._live)
 
 
 class _Remaining(ProgressColumn):

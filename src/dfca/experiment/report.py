@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,13 +24,19 @@ import torch
 from dfca import __version__, topology
 from dfca.data import DataOptions
 from dfca.errors import RunError
-from dfca.experiment import tables
+from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
+from dfca.experiment.sweep import write
 from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
 if TYPE_CHECKING:
     from dfca.experiment.plots import Curve, Style
+
+
+ABOUT_CURVES = (
+    "Solid lines talk to neighbours, dashed ones to a server; the grey ones are bounds: told the truth, or alone."
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ class Run:
     topology: dict[str, Any]
 
     @property
+    def swept(self) -> bool:
+        """Tell whether the run is a sweep."""
+        return "points" in self.summary
+
+    @property
     def algorithms(self) -> list[str]:
         """Name the algorithms that have begun, in the order of the config."""
         begun = {run["algorithm"]: None for run in self.summary["runs"]}
@@ -58,9 +69,22 @@ class Run:
         seeds = self.config.get("seeds", 1)
         return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
+    def at(self, point: Mapping[str, Any]) -> Run:
+        """Give the part of a sweep that belongs to one of its points, as a run without a sweep."""
+        digest = point["digest"]
+        runs = [row for row in self.summary["runs"] if row.get("digest") == digest]
+        return replace(
+            self,
+            summary={"runs": runs, **{key: point[key] for key in ("clients", "clusters")}},
+            metrics=[line for line in self.metrics if line.get("digest") == digest],
+            config=self.config | {"seeds": point["seeds"]},
+        )
+
     @property
     def cells(self) -> tuple[int, int]:
         """Count the finished cells and those asked for."""
+        if self.swept:
+            return tables.counts(self.summary)
         finished = {(run["algorithm"], run["seed"]) for run in self.summary["runs"] if run.get("finished")}
         asked = {(name, seed) for name in self.config.get("algorithms", []) for seed in self.seeds}
         return len(finished), len(asked | finished | {(run["algorithm"], run["seed"]) for run in self.summary["runs"]})
@@ -96,6 +120,8 @@ def load_run(run_folder: str | Path) -> Run:
         raise RunError(
             f"{folder} is not a run folder: there is no such directory; give the folder that `dfca run` wrote"
         )
+    if not any((folder / name).exists() for name in ("config.toml", "summary.json")):
+        raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
     config_text = _read(folder / "config.toml")
     try:
         config = tomllib.loads(config_text)
@@ -114,7 +140,7 @@ def load_run(run_folder: str | Path) -> Run:
         metrics=metrics,
         topology=_read_json(folder / "topology.json"),
     )
-    summary["runs"] = _with_unfinished(summary["runs"], metrics, config)
+    summary["runs"] = _with_unfinished(summary, metrics, config)
     return run
 
 
@@ -126,14 +152,12 @@ def render(run: Run) -> str:
     style = plots.styles(
         run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
     )
-    sections = [
-        _findings(run),
-        _results(run),
-        _curves(run, style),
-        _graphs(run),
-        _cost(run, style),
-        _setting(run),
-    ]
+    if run.swept:
+        from dfca.experiment.sweep_page import sweep_sections
+
+        sections = [*sweep_sections(run, style), _setting(run)]
+    else:
+        sections = [_findings(run), results(run), _by_round(run, style), _graphs(run), _cost(run, style), _setting(run)]
     heading = run.config.get("title") or run.summary.get("experiment") or "dfca run"
     page = Template((files("dfca.experiment") / "report.template.html").read_text(encoding="utf-8"))
     return page.substitute(
@@ -171,18 +195,44 @@ def match_clusters(found: Sequence[int], true: Sequence[int]) -> np.ndarray:
 def _lede(run: Run) -> str:
     config = run.config
     true = any(graph.get("clusters") for graph in run.topology.values())
+    keys = tables.varying(run.summary)
     what = [
-        _count(config.get("clients"), "client"),
-        f"{_count(config.get('clusters'), 'hidden group')} of data"
-        if true
-        else _count(config.get("clusters"), "model"),
-        _count(config.get("rounds"), "round"),
+        f"{_count(len(run.summary['points']), 'point')} ({', '.join(keys)})" if run.swept else "",
+        _told(run, "clients", "client"),
+        _groups(run, true),
+        _told(run, "rounds", "round"),
         _count(len(run.algorithms), "algorithm"),
         _count(len(run.seeds), "random seed"),
     ]
     data = escape(str((config.get("data") or {}).get("name", "")))
+    on = "" if "data.name" in keys else f", on <b>{data}</b>"
     description = f"<p>{escape(str(config['description']).strip())}</p>" if config.get("description") else ""
-    return f'<p class="lede">{escape(", ".join(what))}, on <b>{data}</b>.</p>{description}'
+    return f'<p class="lede">{escape(", ".join(each for each in what if each))}{on}.</p>{description}'
+
+
+def _groups(run: Run, true: bool) -> str:
+    """Say how many groups of data and models there are: "4 hidden groups of data, k found by the clients"."""
+    auto = run.config.get("clusters") == "auto"
+    if not true:
+        return "k found by the clients" if auto else _told(run, "clusters", "model")
+    groups = _told(run, "clusters", "hidden group")
+    said = f"{groups} of data" if groups else ""
+    return ", ".join(each for each in (said, "k found by the clients" if auto else "") if each)
+
+
+def _told(run: Run, key: str, noun: str) -> str:
+    """Count something of the config, "12 to 24 clients" where a sweep varies it; nothing where nobody says."""
+    values = sorted({point[key] for point in run.summary["points"]}) if run.swept else [distinct(run, key)]
+    if len(values) > 1:
+        return f"{values[0]:,} to {values[-1]:,} {noun}s"
+    return _count(values[0], noun)
+
+
+def distinct(run: Run, key: str) -> Any:
+    """Give a number of the config; of the clusters, the number of true ones."""
+    if key == "clusters":
+        return (run.config.get("data") or {}).get("distributions") or run.config.get("clusters")
+    return run.config.get(key)
 
 
 def _unfinished(run: Run) -> str:
@@ -192,7 +242,7 @@ def _unfinished(run: Run) -> str:
     going = [
         f"{row['algorithm']} seed {row['seed']} at round {row['rounds']}"
         for row in run.summary["runs"]
-        if not row["finished"]
+        if not row["finished"] and not row.get("error")
     ]
     now = f" Not finished: {', '.join(going[:4])}{', …' if len(going) > 4 else ''}." if going else ""
     return (
@@ -248,16 +298,28 @@ def _lost(rows: list[dict[str, Any]]) -> str:
     return f"Runs that lost a cluster (some model had no client left, so groups had to share): {listed}."
 
 
-def _results(run: Run) -> str:
+def results(run: Run) -> str:
+    """Write the tables."""
     clients = run.config.get("clients")
-    rows = tables.summary_rows(run.summary, clients)
-    if not rows:
+    if not tables.summary_rows(run.summary, clients):
         return "<h2>Results</h2><p>No round has been evaluated yet.</p>"
-    notes = "<br>".join(escape(note) for note in tables.notes(rows))
-    return f'<h2>Results</h2><div class="scroll">{tables.html(run.summary, clients)}</div><p class="notes">{notes}</p>'
+    notes = "<br>".join(escape(note) for note in tables.notes(run.summary, clients))
+    return f'<h2>Results</h2>{formats.html(run.summary, clients)}<p class="notes">{notes}</p>'
 
 
-def _curves(run: Run, style: Mapping[str, Style]) -> str:
+def _by_round(run: Run, style: Mapping[str, Style]) -> str:
+    figures = by_round(run, style)
+    if not figures:
+        return ""
+    return f'<h2>By round</h2><p class="soft">{ABOUT_CURVES}{_about_bands(run)}</p>{figures}'
+
+
+def _about_bands(run: Run) -> str:
+    return " The band is one standard deviation over seeds to each side." if len(run.seeds) > 1 else ""
+
+
+def by_round(run: Run, style: Mapping[str, Style]) -> str:
+    """Draw accuracy and cluster accuracy by round."""
     from dfca.experiment import plots
 
     figures = []
@@ -271,14 +333,8 @@ def _curves(run: Run, style: Mapping[str, Style]) -> str:
     ):
         series = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
         if series:
-            figures.append(_figure(plots.curves(series, style, label), caption))
-    if not figures:
-        return ""
-    band = " The band is one standard deviation over seeds to each side." if len(run.seeds) > 1 else ""
-    return (
-        '<h2>By round</h2><p class="soft">Solid lines talk to neighbours, dashed ones to a server; the grey ones are '
-        f'bounds: told the truth, or alone.{band}</p><div class="pair">{"".join(figures)}</div>'
-    )
+            figures.append(figure(plots.curves(series, style, label), caption))
+    return f'<div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
 def _graphs(run: Run) -> str:
@@ -305,12 +361,12 @@ def _graphs(run: Run) -> str:
         colourings.append((renamed, wrong))
         said.append((name, _outcome(row, wrong)))
     panels = [
-        _figure(svg, text, title)
+        figure(svg, text, title)
         for svg, (title, text) in zip(plots.networks(positions, entry["edges"], colourings), said, strict=True)
     ]
     if not panels:
         return ""
-    k = max([*true, 0] if true else [int(run.config.get("clusters", 1)) - 1]) + 1
+    k = max(max(clusters) for clusters, _ in colourings) + 1
     noun = "group" if true else "cluster"
     swatches = "".join(
         f'<span><i class="swatch" style="background:{plots.colour_of(j)}"></i>{noun} {j + 1}</span> ' for j in range(k)
@@ -349,7 +405,7 @@ def _cost(run: Run, style: Mapping[str, Style]) -> str:
             "Squared distance of the clients' copies of a model to their average; the mean over clusters and seeds."
         )
         caption += f" None with a server: {', '.join(none)}." if none else ""
-        figures.append(_figure(plots.curves(apart, style, "disagreement (squared distance)", scale="log"), caption))
+        figures.append(figure(plots.curves(apart, style, "disagreement (squared distance)", scale="log"), caption))
     rows = tables.summary_rows(run.summary, run.config.get("clients"))
     sent = {row["algorithm"]: value for row in rows if (value := row["megabytes_per_client"]) is not None}
     if any(sent.values()):
@@ -357,17 +413,20 @@ def _cost(run: Run, style: Mapping[str, Style]) -> str:
         caption = "What a client sent in the whole run; the mean over clients and seeds."
         if any(row.get("server_bytes_sent") for row in run.summary["runs"]):
             caption += " What a server sends back is not counted."
-        figures.append(_figure(plots.bars(sent, style, "MB sent per client", write), caption))
+        figures.append(figure(plots.bars(sent, style, "MB sent per client", write), caption))
     return f'<h2>Agreement and cost</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
 def _setting(run: Run) -> str:
     config = run.config
     graph = config.get("topology") or {}
+    share = 100 * config.get("participation", 1.0)
     facts = {
         "experiment": f"{run.summary.get('experiment', '')}, {run.summary.get('scale', 'default')} scale",
-        "clients": f"{config.get('clients')}, {100 * config.get('participation', 1.0):g} % of them in every round",
-        "clusters": f"{config.get('clusters')}",
+        "clients": f"{_told(run, 'clients', 'client')}, {share:g} % of them in every round",
+        "clusters": f"{distinct(run, 'clusters')}, k found by the clients"
+        if config.get("clusters") == "auto"
+        else f"{config.get('clusters')}",
         "rounds": f"{config.get('rounds')}",
         "seeds": ", ".join(map(str, run.seeds)),
         "data": _options(
@@ -380,8 +439,13 @@ def _setting(run: Run) -> str:
         "mixing": _options(config.get("mixing"), shown=("weights",)),
         "graph": _options(graph, shown=topology.USES.get(graph.get("name", ""), ())),
     }
-    for seed, entry in run.topology.items():
-        facts[f"graph of seed {seed}"] = topology.summary(entry["facts"])
+    if run.swept:
+        for key in tables.varying(run.summary):
+            values = dict.fromkeys(write(point["point"].get(key, "the base's")) for point in run.summary["points"])
+            facts[f"varied: {key}"] = ", ".join(values)
+    else:
+        for seed, entry in run.topology.items():
+            facts[f"graph of seed {seed}"] = topology.summary(entry["facts"])
     return f"<h2>What was run</h2>{_facts({key: value for key, value in facts.items() if value})}"
 
 
@@ -426,23 +490,34 @@ def _scalar(value: Any) -> float | None:
 
 
 def _with_unfinished(
-    rows: list[dict[str, Any]], metrics: list[dict[str, Any]], config: Mapping[str, Any]
+    summary: Mapping[str, Any], metrics: list[dict[str, Any]], config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Add a row for each cell that has metrics and no row yet, from its last evaluated round; in the config's order."""
-    known = {(row["algorithm"], row["seed"]): {"finished": False, **row} for row in rows}
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in metrics:
-        last[line["algorithm"], line["seed"]] = line
+    """Add a row for each cell that has metrics and no row yet, from its last evaluated round; in the config's order.
+
+    Of a sweep, cells of points that are no longer asked for are left out.
+    """
+    points = {point["digest"]: point for point in summary.get("points", ())}
+
+    def key(record: Mapping[str, Any]) -> tuple[str, int, str]:
+        return record["algorithm"], record["seed"], record["digest"] if points else ""
+
+    rows = [row for row in summary["runs"] if not points or row.get("digest") in points]
+    known = {key(row): {"finished": False, **row} for row in rows}
+    last = {key(line): line for line in metrics if not points or line.get("digest") in points}
     for cell, line in last.items():
-        if cell not in known:
-            known[cell] = {
-                **{key: line.get(key) for key in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
-                **{key: line.get(key) for key in tables.MEASURES},
-                "clusters": config.get("clusters"),
-                "rounds": line["round"],
-                "seconds": sum((line.get("seconds") or {}).values()) or None,
-                "finished": False,
-            }
+        if cell in known and not known[cell].get("error"):
+            continue
+        point = points.get(cell[2], {})
+        known[cell] = {
+            **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
+            **{name: line.get(name) for name in tables.MEASURES},
+            **({"point": point["point"], "digest": cell[2]} if points else {}),
+            "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
+            "rounds": line["round"],
+            "seconds": sum((line.get("seconds") or {}).values()) or None,
+            **known.get(cell, {}),
+            "finished": False,
+        }
     order = list(config.get("algorithms", []))
     return sorted(
         known.values(), key=lambda row: order.index(row["algorithm"]) if row["algorithm"] in order else len(order)
@@ -457,7 +532,8 @@ def _last_assignments(run: Run, algorithm: str, seed: int) -> list[int] | None:
 # --- pieces of HTML
 
 
-def _figure(svg: str, caption: str, title: str = "") -> str:
+def figure(svg: str, caption: str, title: str = "") -> str:
+    """Put a drawing, its caption and its title into a figure."""
     label = escape(f"{title}: {caption}" if title else caption)
     heading = f"<h3>{escape(title)}</h3>" if title else ""
     labelled = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
@@ -535,7 +611,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             value = json.loads(line)
-            lines[value["algorithm"], value["seed"], value["round"]] = value
+            lines[value["algorithm"], value["seed"], value.get("digest"), value["round"]] = value
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == text.count("\n") + 1:
                 break

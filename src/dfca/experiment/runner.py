@@ -1,47 +1,32 @@
-"""Run an experiment: one cell for each algorithm and seed, continued wherever it was stopped.
+"""Run an experiment: every cell that its folder has not finished, in this process or in several.
 
-For each seed the split and the graph are made once and shared by all algorithms. A cell that the summary has is
-skipped; a cell with a checkpoint goes on from it, bit-identical to a run that was never stopped.
+For each point and seed the split and the graph are made once and shared by all algorithms. A cell that the summary has
+is skipped; a cell with a checkpoint goes on from it, bit-identical to a run that was never stopped.
+
+Workers: `auto` is 1 for an experiment without a sweep and on a GPU, else one process per core, each with its share of
+the threads, as long as there is memory (`workers.Pool`). Cells are independent, so processes use all cores where
+threads inside small models do not: twice the cells per second on two cores.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from dfca import algorithms, data, models, topology
-from dfca.experiment.config import Config
+import torch
+
+from dfca.experiment.cells import Job, run_job, sentence
 from dfca.experiment.environment import environment
 from dfca.experiment.load import Experiment
-from dfca.experiment.store import Checkpoint, RunFolder
-from dfca.sim import Setting, Simulation
+from dfca.experiment.signals import Interrupted, StopSignal
+from dfca.experiment.store import RunFolder
+from dfca.experiment.sweep import Cell
+from dfca.experiment.workers import Pool
 
-CHECKPOINT_SHARE = 0.05  # of the time at most
-IN_SUMMARY = (
-    "accuracy",
-    "all_models_accuracy",
-    "cluster_accuracy",
-    "adjusted_rand_index",
-    "live_clusters",
-    "models",
-    "train_loss",
-    "F_global",
-    "messages_sent",
-    "bytes_sent",
-    "server_bytes_sent",
-    "model_bytes",
-)
-
-
-class Interrupted(KeyboardInterrupt):
-    """The user stopped the run; the message says where, and how to go on."""
+Workers = int | Literal["auto"]
 
 
 class Listener(Protocol):
@@ -50,27 +35,31 @@ class Listener(Protocol):
     def note(self, text: str) -> None:
         """Hear something that the user should know once."""
 
-    def start(self, cells: int, finished: int, rounds: int) -> None:
-        """Hear how many cells there are, how many are finished already, and how many rounds each has."""
+    def start(self, cells: Sequence[Cell], finished: int) -> None:
+        """Hear which cells there are, and how many of them are finished already."""
 
-    def start_cell(self, algorithm: str, seed: int, round: int) -> None:
+    def start_cell(self, cell: Cell, round: int) -> None:
         """Hear that a cell starts, after `round` rounds that an earlier run did."""
 
-    def finish_round(self, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
         """Hear that a round is done; the metrics where it was evaluated."""
 
-    def finish_cell(self, row: dict[str, Any]) -> None:
+    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
         """Hear the result of a cell."""
+
+    def fail_cell(self, cell: Cell, sentence: str) -> None:
+        """Hear that a cell failed."""
 
 
 class Silence:
     """Listen to nothing."""
 
     def note(self, text: str) -> None: ...
-    def start(self, cells: int, finished: int, rounds: int) -> None: ...
-    def start_cell(self, algorithm: str, seed: int, round: int) -> None: ...
-    def finish_round(self, round: int, metrics: dict[str, Any] | None) -> None: ...
-    def finish_cell(self, row: dict[str, Any]) -> None: ...
+    def start(self, cells: Sequence[Cell], finished: int) -> None: ...
+    def start_cell(self, cell: Cell, round: int) -> None: ...
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None: ...
+    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None: ...
+    def fail_cell(self, cell: Cell, sentence: str) -> None: ...
 
 
 def run(
@@ -79,221 +68,129 @@ def run(
     listener: Listener | None = None,
     resume: bool = True,
     save_models: bool = False,
+    workers: Workers = "auto",
 ) -> dict[str, Any]:
     """Run every cell that the folder has not finished, and return the summary.
+
+    In a sweep, or with several workers, a cell that fails gets a row with its "error" and the others go on.
 
     Raises:
         RunError: if the folder cannot be used or written.
         Interrupted: after SIGINT or SIGTERM; the state is stored and the same call continues.
     """
+    listener = listener or Silence()
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:
-        listener = listener or Silence()
         stop.on_request = partial(listener.note, "stopping after this round; Ctrl-C again stops at once")
-        _Run(experiment.config, folder, listener, stop, save_models).all_cells()
+        cells = [
+            Cell(name, seed, point)
+            for point in experiment.points
+            for seed in point.config.seeds
+            for name in point.config.algorithms
+        ]
+        finished = folder.finished()
+        missing = [cell for cell in cells if cell.key not in finished]
+        hands = _count_workers(workers, experiment, len(missing))
+        threads = max(1, torch.get_num_threads() // hands)
+        desk = RunDesk(folder, listener, tolerant=bool(experiment.sweep) or hands > 1)
+        desk.tell_environment(environment(experiment.config.device) | {"threads": threads})
+        if save_models:
+            desk.tell_unsaved_models([cell for cell in cells if cell.key in finished])
+        listener.start(cells, len(cells) - len(missing))
+        jobs = make_jobs(missing, hands)
+        try:
+            if hands == 1:
+                for job in jobs:
+                    run_job(job, desk, folder, stop, save_models)
+            else:
+                Pool(folder, desk, stop, hands, threads, save_models, careful=workers == "auto").run(jobs)
+        except Interrupted as interrupted:
+            raise Interrupted(f"interrupted {interrupted}; the same command continues") from None
         return folder.summary()
 
 
-@dataclass
-class _Run:
-    config: Config
-    folder: RunFolder
-    listener: Listener
-    stop: StopSignal
-    save_models: bool
+def make_jobs(cells: Sequence[Cell], workers: int) -> list[Job]:
+    """Group cells of one point and seed; where that leaves workers idle, each cell is a job."""
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.point.digest, cell.seed), []).append(cell)
+    jobs = [Job(group[0].point, group[0].seed, tuple(cell.algorithm for cell in group)) for group in groups.values()]
+    return jobs if len(jobs) >= workers else [Job(cell.point, cell.seed, (cell.algorithm,)) for cell in cells]
 
-    def __post_init__(self) -> None:
-        self._told: set[str] = set()
 
-    def all_cells(self) -> None:
-        config = self.config
-        self._tell_environment()
-        finished = {(row["algorithm"], row["seed"]) for row in self.folder.rows()}
-        wanted = [(algorithm, seed) for seed in config.seeds for algorithm in config.algorithms]
-        self._tell_unsaved_models([cell for cell in wanted if cell in finished])
-        self.listener.start(len(wanted), sum(cell in finished for cell in wanted), config.rounds)
-        for seed in config.seeds:
-            missing = [name for name in config.algorithms if (name, seed) not in finished]
-            if missing:
-                self._heed_stop(f"before seed {seed}")
-                self._seed(seed, missing)
-
-    def _seed(self, seed: int, names: Sequence[str]) -> None:
-        """Run the missing cells of one seed; its split and graph are freed on return."""
-        config = self.config
-        split = data.make_split(config.data, config.clients, config.distributions, seed)
-        drift = None
-        if config.data.drift_share:
-            later = data.make_split(config.data, config.clients, config.distributions, seed, drifted=True)
-            drift = (max(1, round(config.data.drift_at * config.rounds)), later)
-        graph = topology.make_graph(config.topology, config.clients, seed)
-        facts = topology.describe(graph, split.clusters)
-        self.folder.store_topology(
-            seed,
-            {
-                "facts": facts,
-                "edges": sorted([i, j] for i, j in graph.edges),
-                "clusters": None if split.clusters is None else split.clusters.tolist(),
-            },
+def _count_workers(workers: Workers, experiment: Experiment, cells: int) -> int:
+    if workers == "auto":
+        alone = not experiment.sweep or experiment.config.device != "cpu"
+        workers = (
+            1 if alone else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
-        self._tell([f"graph: {topology.summary(facts)}", *split.notes], seed)
-        make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
-        for name in names:
-            setting = Setting(
-                split=split,
-                graph=graph,
-                make_model=make_model,
-                algorithm=algorithms.get(name, **config.algorithm.get(name, {})),
-                clusters=None if config.clusters == "auto" else config.clusters,
-                rounds=config.rounds,
-                seed=seed,
-                share=config.mixing.share,
-                drift=drift,
-                local=config.local.options(),
-                participation=config.participation,
-                weights=config.mixing.weights,
-                aggregation=config.mixing.aggregation,
-                evaluate_every=config.evaluation.every,
-                evaluation_samples=config.evaluation.samples,
-                device=config.device,
-                engine=config.engine,
-            )
-            self._heed_stop(f"before {name}, seed {seed}")
-            self._cell(name, seed, setting)
+    return max(1, min(workers, cells))
 
-    def _cell(self, name: str, seed: int, setting: Setting) -> None:
-        """Run one cell from its last good checkpoint, or from the start, to its last round."""
-        folder, rounds = self.folder, self.config.rounds
-        checkpoint, warnings = folder.latest(name, seed)
-        self._tell(warnings)
-        folder.rewind_metrics(name, seed, checkpoint.round if checkpoint else 0)
-        seconds, began = 0.0, time.monotonic()
-        simulation = Simulation(setting)
-        if checkpoint:
-            simulation.restore(checkpoint.tensors, checkpoint.facts)
-            seconds = checkpoint.seconds
-            self._tell([f"{name}, seed {seed}: goes on after round {checkpoint.round} of {rounds}"])
-        del checkpoint
-        self._tell(simulation.notes, seed)
-        self.listener.start_cell(name, seed, simulation.round)
-        seconds += time.monotonic() - began
-        cadence = Cadence(self.config.checkpoint.every_s)
-        metrics: dict[str, Any] = {}
 
-        def store() -> None:
-            tensors, facts = simulation.state()
-            with cadence.measured():
-                folder.save_checkpoint(name, seed, Checkpoint(simulation.round, seconds, tensors, facts))
+class RunDesk:
+    """The only one who writes metrics.jsonl, summary.json and topology.json of a run."""
 
-        # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
-        with self.stop.deferred():
-            while simulation.round < rounds:
-                began = time.monotonic()
-                measured = simulation.step()
-                seconds += time.monotonic() - began
-                if measured is not None:
-                    metrics = measured
-                    folder.append_metrics(name, seed, measured)
-                self.listener.finish_round(simulation.round, measured)
-                if simulation.round < rounds and (cadence.due() or self.stop.requested):
-                    store()
-                    self._heed_stop(f"at round {simulation.round} of {rounds} of {name}, seed {seed}")
-            self._tell(simulation.notes, seed)
-            if self.save_models:
-                folder.save_models(name, seed, simulation.state()[0]["bank"])
-            row = {"algorithm": name, "seed": seed} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
-            row |= {"clusters": self.config.distributions, "rounds": rounds, "seconds": round(seconds, 3), "finished": True}
-            folder.finish(row)
-            self.listener.finish_cell(row)
+    def __init__(self, folder: RunFolder, listener: Listener, tolerant: bool) -> None:
+        self._folder = folder
+        self._listener = listener
+        self._tolerant = tolerant
+        self._begun = folder.begun()
+        self._told: set[str] = set()
+        self._first: Job | None = None
 
-    def _heed_stop(self, where: str) -> None:
-        if self.stop.requested:
-            raise Interrupted(f"interrupted {where}; the same command continues")
+    def note(self, text: str, job: Job | None = None) -> None:
+        """Pass on a note that was not told before; name the point and the seed where an earlier one told otherwise."""
+        self._first = self._first or job
+        if text in self._told:
+            return
+        self._told.add(text)
+        where = [] if job is None else [job.point.label] if job.point.label else []
+        if job is not None and self._first is not None and job.seed != self._first.seed:
+            where.append(f"seed {job.seed}")
+        self._listener.note(f"{', '.join(where)}: {text}" if where else text)
 
-    def _tell(self, notes: Sequence[str], seed: int | None = None) -> None:
-        """Pass on notes that were not told before; name the seed of one that an earlier seed told otherwise."""
-        first = self.config.seeds[0]
-        for note in notes:
-            if note not in self._told:
-                self._told.add(note)
-                self.listener.note(note if seed is None or seed == first else f"seed {seed}: {note}")
+    def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
+        """Store the graph of a point and seed."""
+        self._folder.store_topology(job.point, job.seed, graph)
 
-    def _tell_environment(self) -> None:
-        changed = self.folder.store_environment(environment(self.config.device))
+    def begin(self, cell: Cell, round: int) -> None:
+        """Drop the lines of metrics beyond a round."""
+        if cell.key in self._begun:
+            self._folder.rewind_metrics(cell, round)
+        self._listener.start_cell(cell, round)
+
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+        """Store the metrics of an evaluated round."""
+        if metrics is not None:
+            self._folder.append_metrics(cell, metrics)
+        self._listener.finish_round(cell, round, metrics)
+
+    def settle(self) -> None:
+        """Do nothing: every line is flushed when it is written."""
+
+    def finish(self, cell: Cell, row: dict[str, Any]) -> None:
+        """Store the row of a finished cell."""
+        self._folder.finish(cell, row)
+        self._listener.finish_cell(cell, row)
+
+    def fail(self, cell: Cell, error: Exception) -> None:
+        """Store that a cell failed; without a sweep, the run fails with it."""
+        if not self._tolerant:
+            raise error
+        told = sentence(error)
+        self._folder.fail(cell, told)
+        self._listener.fail_cell(cell, told)
+
+    def tell_environment(self, facts: dict[str, Any]) -> None:
+        """Store where the run takes place, and say what has changed since its last part."""
+        changed = self._folder.store_environment(facts)
         if changed:
-            self._tell([f"since this run began: {', '.join(changed)}; its last digits may differ from an unbroken run"])
+            self.note(f"since this run began: {', '.join(changed)}; its last digits may differ from an unbroken run")
 
-    def _tell_unsaved_models(self, finished: Sequence[tuple[str, int]]) -> None:
-        unsaved = [cell for cell in finished if not self.folder.has_models(*cell)] if self.save_models else []
+    def tell_unsaved_models(self, finished: Sequence[Cell]) -> None:
+        """Say which finished cells have no models."""
+        unsaved = [cell for cell in finished if not self._folder.has_models(cell)]
         if unsaved:
-            name, seed = unsaved[0]
-            self._tell(
-                [
-                    f"cells that were finished without --save-models are not run again ({len(unsaved)}, first: {name}, "
-                    f"seed {seed}); --no-resume runs everything anew"
-                ]
+            self.note(
+                f"cells that were finished without --save-models are not run again ({len(unsaved)}, first: "
+                f"{unsaved[0]}); --no-resume runs everything anew"
             )
-
-
-class Cadence:
-    """When to store a checkpoint: `every_s` apart, and so rarely that storing takes at most 5 % of the time."""
-
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = every_s
-        self._clock = clock
-        self._last = clock()
-        self._cost_s = 0.0
-
-    def due(self) -> bool:
-        """Tell whether it is time."""
-        return self._clock() - self._last >= max(self._every_s, self._cost_s / CHECKPOINT_SHARE)
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure what a checkpoint costs and start the next wait."""
-        began = self._clock()
-        yield
-        self._last = self._clock()
-        self._cost_s = self._last - began
-
-
-class StopSignal:
-    """Turn SIGINT and SIGTERM into a KeyboardInterrupt at a moment when nothing is half done.
-
-    Inside `deferred` the first signal only sets `requested`; a second one does not wait.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.on_request: Callable[[], None] | None = None
-        self._busy = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        # Only the main thread may handle signals; elsewhere they stay what they are.
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Let the block finish before a first signal counts."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-
-    def _handle(self, *_: object) -> None:
-        if self.requested or not self._busy:
-            raise KeyboardInterrupt
-        self.requested = True
-        if self.on_request is not None:
-            # A signal in the middle of a print cannot print.
-            with suppress(RuntimeError):
-                self.on_request()

@@ -3,11 +3,15 @@
     config.toml       the complete config
     environment.json  the machine and the versions
     metrics.jsonl     one line per evaluated round of a cell
-    summary.json      one row per finished cell
+    summary.json      one row per finished or failed cell
     topology.json     the graph of each seed
     checkpoint/       <algorithm>-<seed>/round-000120.safetensors and its facts in round-000120.json; the last two
     models/           <algorithm>-<seed>.safetensors, where asked for
     report.html       made from the above
+
+In a sweep config.toml holds the base and the tables of the sweep, summary.json lists the points asked for last, every
+line and row names its point and its digest, graphs are found under "<label>/<seed>", and the names of a cell end in the
+first digits of its digest.
 
 A checkpoint counts once its facts are there: they are written last and hold the checksum of the tensors. A line of
 metrics.jsonl counts once the summary or a checkpoint has reached its round. So every file may be ahead of the next
@@ -23,7 +27,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,8 @@ from torch import Tensor
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.disk import append_line, atomic_save, atomic_write, remove_leftovers, sha256, told
-from dfca.experiment.load import Experiment
+from dfca.experiment.load import Experiment, read_stored
+from dfca.experiment.sweep import Cell, Point, Sweep
 
 OURS = (
     "config.toml",
@@ -65,12 +70,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._swept = False
 
     @classmethod
     def open_(cls, path: str | Path, experiment: Experiment, resume: bool = True) -> RunFolder:
         """Create a run folder or continue in one of the same config; `resume=False` starts it afresh.
 
         Cells that the folder has and the experiment does not name stay: `algorithms` and `seeds` of its config grow.
+        The points of a sweep may come and go, as long as a change of its base leaves every finished cell wanted.
 
         Raises:
             RunError: if another process writes to it, or it holds another config or something else.
@@ -90,6 +97,8 @@ class RunFolder:
     def close(self) -> None:
         """Let other processes write to the folder."""
         if self._lock is not None:
+            with suppress(OSError):  # there is none, or cells have checkpoints
+                (self.path / "checkpoint").rmdir()
             os.close(self._lock)
             self._lock = None
 
@@ -112,19 +121,29 @@ class RunFolder:
             raise RunError(f'{self.path / "summary.json"} has no list "runs"; restore the file or use --no-resume')
         return summary
 
-    def finish(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a finished cell to the summary, then forget its checkpoints."""
-        summary = self.summary()
-        self._write_json("summary.json", summary | {"runs": [*summary["runs"], row]})
-        cell = self._cell(row["algorithm"], row["seed"])
-        shutil.rmtree(cell, ignore_errors=True)
-        with suppress(OSError):  # other cells have checkpoints
-            cell.parent.rmdir()
+    def finished(self) -> set[tuple[str, int, str]]:
+        """Give the keys of the finished cells."""
+        return {self._key(row) for row in self.rows()}
 
-    def append_metrics(self, algorithm: str, seed: int, metrics: Mapping[str, Any]) -> None:
+    def finish(self, cell: Cell, row: Mapping[str, Any]) -> None:
+        """Put the row of a finished cell into the summary, then forget its checkpoints."""
+        self._put_row(cell, row)
+        shutil.rmtree(self._cell(cell), ignore_errors=True)
+
+    def fail(self, cell: Cell, error: str) -> None:
+        """Put the row of a failed cell into the summary; its checkpoints stay."""
+        self._put_row(cell, cell.head | {"digest": cell.point.digest, "finished": False, "error": error})
+
+    def append_metrics(self, cell: Cell, metrics: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        line = {"algorithm": algorithm, "seed": seed, **metrics}
+        line = {**cell.head, **metrics}
         append_line(self.path / "metrics.jsonl", json.dumps(_plain(line), separators=(",", ":")))
+
+    def begun(self) -> set[tuple[str, int, str]]:
+        """Give the keys of the cells that have metrics, and drop a last line that was cut off."""
+        lines = self.metrics()
+        self._write_metrics(lines)
+        return {self._key(line) for line in lines}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read the lines of metrics.jsonl; a last line that was cut off does not count."""
@@ -140,29 +159,29 @@ class RunFolder:
                 raise RunError(f"{path}, line {number}, is not JSON; restore the file or use --no-resume") from None
         return found
 
-    def rewind_metrics(self, algorithm: str, seed: int, round: int) -> None:
+    def rewind_metrics(self, cell: Cell, round: int) -> None:
         """Drop the lines of a cell beyond a round, and a last line that was cut off."""
-        lines = self.metrics()
-        cell = (algorithm, seed)
-        kept = [line for line in lines if (line["algorithm"], line["seed"]) != cell or line["round"] <= round]
-        path = self.path / "metrics.jsonl"
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
-        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-            atomic_write(path, text)
+        self._write_metrics([line for line in self.metrics() if self._key(line) != cell.key or line["round"] <= round])
 
-    def store_topology(self, seed: int, graph: Mapping[str, Any]) -> None:
+    def store_topology(self, point: Point, seed: int, graph: Mapping[str, Any]) -> None:
         """Store the facts, edges and true clusters of a seed's graph."""
         graphs = self._read_json("topology.json", {})
-        if str(seed) not in graphs:
-            self._write_json("topology.json", graphs | {str(seed): dict(graph)})
+        if point.at is None:
+            if str(seed) not in graphs:
+                self._write_json("topology.json", graphs | {str(seed): dict(graph)})
+            return
+        name = f"{point.label}/{seed}"
+        if graphs.get(name, {}).get("digest") != point.digest:
+            entry = {"digest": point.digest, **graph}
+            atomic_write(self.path / "topology.json", json.dumps(_plain(graphs | {name: entry})) + "\n")
 
-    def save_models(self, algorithm: str, seed: int, bank: Tensor) -> None:
+    def save_models(self, cell: Cell, bank: Tensor) -> None:
         """Store the final bank of a cell, (models, N, P)."""
-        atomic_save(self.path / "models" / f"{algorithm}-{seed}.safetensors", {"bank": bank})
+        atomic_save(self.path / "models" / f"{cell.folder}.safetensors", {"bank": bank})
 
-    def has_models(self, algorithm: str, seed: int) -> bool:
+    def has_models(self, cell: Cell) -> bool:
         """Tell whether the final bank of a cell is stored."""
-        return (self.path / "models" / f"{algorithm}-{seed}.safetensors").exists()
+        return (self.path / "models" / f"{cell.folder}.safetensors").exists()
 
     def store_environment(self, facts: Mapping[str, Any]) -> list[str]:
         """Store where the run takes place; return what has changed since its last part, in words.
@@ -181,26 +200,26 @@ class RunFolder:
 
     # --- checkpoints
 
-    def save_checkpoint(self, algorithm: str, seed: int, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, cell: Cell, checkpoint: Checkpoint) -> None:
         """Store the state of a cell; the tensors first, then the facts that make them count."""
-        cell = self._cell(algorithm, seed)
+        folder = self._cell(cell)
         stem = f"round-{checkpoint.round:06}"
-        digest = atomic_save(cell / f"{stem}.safetensors", checkpoint.tensors)
+        digest = atomic_save(folder / f"{stem}.safetensors", checkpoint.tensors)
         sidecar = {
             "round": checkpoint.round,
             "seconds": checkpoint.seconds,
             "sha256": digest,
             "facts": checkpoint.facts,
         }
-        atomic_write(cell / f"{stem}.json", json.dumps(sidecar))
-        for old in sorted(cell.glob("round-*.json"))[:-KEPT]:
+        atomic_write(folder / f"{stem}.json", json.dumps(sidecar))
+        for old in sorted(folder.glob("round-*.json"))[:-KEPT]:
             old.unlink()
             old.with_suffix(".safetensors").unlink(missing_ok=True)
 
-    def latest(self, algorithm: str, seed: int) -> tuple[Checkpoint | None, list[str]]:
+    def latest(self, cell: Cell) -> tuple[Checkpoint | None, list[str]]:
         """Load the last good checkpoint of a cell, and say in words which ones were not good."""
         warnings: list[str] = []
-        for sidecar in sorted(self._cell(algorithm, seed).glob("round-*.json"), reverse=True):
+        for sidecar in sorted(self._cell(cell).glob("round-*.json"), reverse=True):
             try:
                 return _load(sidecar), warnings
             except (OSError, ValueError, KeyError) as error:
@@ -211,8 +230,23 @@ class RunFolder:
 
     # --- inside
 
-    def _cell(self, algorithm: str, seed: int) -> Path:
-        return self.path / "checkpoint" / f"{algorithm}-{seed}"
+    def _cell(self, cell: Cell) -> Path:
+        return self.path / "checkpoint" / cell.folder
+
+    def _key(self, record: Mapping[str, Any]) -> tuple[str, int, str]:
+        """Give the key of the cell that a row or a line belongs to."""
+        return record["algorithm"], record["seed"], record.get("digest", "") if self._swept else ""
+
+    def _put_row(self, cell: Cell, row: Mapping[str, Any]) -> None:
+        summary = self.summary()
+        others = [each for each in summary["runs"] if self._key(each) != cell.key]
+        self._write_json("summary.json", summary | {"runs": [*others, row]})
+
+    def _write_metrics(self, lines: list[dict[str, Any]]) -> None:
+        path = self.path / "metrics.jsonl"
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
+            atomic_write(path, text)
 
     def _take_lock(self) -> None:
         path = self.path / LOCK
@@ -250,45 +284,61 @@ class RunFolder:
     def _prepare(self, experiment: Experiment, resume: bool) -> None:
         remove_leftovers(self.path)
         has_config = (self.path / "config.toml").exists()
+        self._swept = bool(experiment.sweep)
         if not resume:
             self._clear()
-        config = experiment.config
         if resume and has_config:
-            config = self._extend(config)
-        text = config.to_toml()
+            experiment = self._extend(experiment)
+        text = experiment.to_toml()
         path = self.path / "config.toml"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             atomic_write(path, text)
-        head = {
-            "experiment": experiment.name,
-            "scale": experiment.scale,
-            "clients": config.clients,
-            "clusters": config.clusters,
-            "digest": config.digest(),
-        }
-        summary = self.summary()
-        if {key: summary.get(key) for key in head} != head:
-            self._write_json("summary.json", head | {"runs": summary["runs"]})
+        # A report of a run that has just begun finds every file.
+        (self.path / "metrics.jsonl").touch()
+        if not (self.path / "topology.json").exists():
+            self._write_json("topology.json", {})
+        config = experiment.config
+        head: dict[str, Any] = {"experiment": experiment.name, "scale": experiment.scale}
+        if experiment.sweep:
+            head["points"] = [point.facts() for point in experiment.points]
+        else:
+            head |= {"clients": config.clients, "clusters": config.distributions, "digest": config.digest()}
+            head |= {"auto": True} if config.clusters == "auto" else {}
+        # What failed is tried again.
+        runs = [row for row in self.summary()["runs"] if "error" not in row]
+        if self.summary() != head | {"runs": runs}:
+            self._write_json("summary.json", head | {"runs": runs})
 
-    def _extend(self, here: Config) -> Config:
+    def _extend(self, here: Experiment) -> Experiment:
         """Check that the folder's config gives the same numbers and lay both lists of cells together."""
         path = self.path / "config.toml"
         ways_out = "use --out for another folder, or --no-resume to discard this one"
         try:
-            there = Config.from_toml(path.read_text(encoding="utf-8"))
+            there, sweep = read_stored(path.read_text(encoding="utf-8"))
+            differences = self._differences(there, sweep, here)
         except ConfigError as error:
             raise RunError(f"{path} cannot be used: {error}; {ways_out}") from error
-        differences = there.differences(here)
         if differences and not self._has_work():
             self._clear()
             return here
         if differences:
             raise RunError(f"{self.path} holds a run of another config: {', '.join(differences)}; {ways_out}")
         cells = {
-            "algorithms": tuple(dict.fromkeys(there.algorithms + here.algorithms)),
-            "seeds": tuple(dict.fromkeys(there.seeds + here.seeds)),
+            "algorithms": tuple(dict.fromkeys(there.algorithms + here.config.algorithms)),
+            "seeds": tuple(dict.fromkeys(there.seeds + here.config.seeds)),
         }
-        return here.model_copy(update=cells)
+        return replace(here, config=here.config.model_copy(update=cells))
+
+    def _differences(self, there: Config, sweep: Sweep, here: Experiment) -> list[str]:
+        """Say in words what keeps the cells of the folder from being cells of this experiment."""
+        if bool(sweep) != bool(here.sweep):
+            return [f"it has {'a' if sweep else 'no'} sweep there and {'a' if here.sweep else 'no'} sweep here"]
+        differences = there.differences(here.config, leave_out={*sweep.grid, *here.sweep.grid})
+        if not differences or not sweep:
+            return differences
+        wanted = {point.digest for point in here.points}
+        lost = {point.digest for point in sweep.expand(there)} - wanted
+        return differences if any(row.get("digest") in lost for row in self.rows()) else []
 
     def _has_work(self) -> bool:
         """Tell whether there is anything to lose: a run that failed at its start leaves only its config."""
@@ -314,18 +364,6 @@ class RunFolder:
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         atomic_write(self.path / name, json.dumps(_plain(value), indent=1) + "\n")
-
-
-def read_summary(path: str | Path) -> dict[str, Any]:
-    """Read the summary of a run folder, also of one that is being written.
-
-    Raises:
-        RunError: if it is not a run folder.
-    """
-    folder = RunFolder(Path(path))
-    if not (folder.path / "summary.json").is_file():
-        raise RunError(f"{folder.path} is not a run folder (it has no summary.json); `dfca run` makes one")
-    return folder.summary()
 
 
 def _load(sidecar: Path) -> Checkpoint:

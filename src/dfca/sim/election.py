@@ -68,14 +68,15 @@ def elect(
     on_bids = _losses_of(engine, own[first], bidding)
     on_votes = _losses_of(engine, own[first], voting)
     most = min(options.most if clusters is None else clusters, len(members))
-    while len(chosen) < most and misses < options.patience:
-        bids = {
-            position: bid(on_bids[position], alone[position])
-            for position in range(len(members))
-            if position not in chosen and position not in refused
-        }
+    while len(chosen) < most:
+        forced = misses >= options.patience
+        if forced and clusters is None:
+            break  # where so many were asked for, it goes on by bids alone
+        barred = {*chosen} if forced else {*chosen, *refused}
+        bids = {p: bid(on_bids[p], alone[p]) for p in range(len(members)) if p not in barred}
         if not bids:
-            break
+            misses = options.patience  # everybody has stood
+            continue
         candidate = max(bids, key=lambda position: (bids[position], -members[position]))
         new_bids = _losses_of(engine, own[candidate], bidding)
         new_votes = _losses_of(engine, own[candidate], voting)
@@ -83,17 +84,16 @@ def elect(
             cast(on_bids[p], alone[p], new_bids[p][0], on_votes[p], new_votes[p][0]) for p in range(len(members))
         ]  # fmt: skip
         found = verdict(votes, candidate, options)
-        turns.append(Turn(members[candidate], bids[candidate], found.support, found.z, found.accepted))
-        if not found.accepted:
+        accepted = found.accepted or forced
+        turns.append(Turn(members[candidate], bids[candidate], found.support, found.z, accepted))
+        if not accepted:
             refused.add(candidate)
             misses += 1
             continue
-        misses = 0
+        misses = misses if forced else 0
         chosen.append(candidate)
         on_bids = [torch.cat(pair) for pair in zip(on_bids, new_bids, strict=True)]
         on_votes = [torch.cat(pair) for pair in zip(on_votes, new_votes, strict=True)]
-    if clusters is not None:
-        chosen += [p for p in _by_bid(on_bids, alone, members) if p not in chosen][: clusters - len(chosen)]
     return Outcome(own[chosen].clone(), tuple(turns), *cost_of(turns, len(members)))
 
 
@@ -105,12 +105,6 @@ def cost_of(turns: Sequence[Turn], clients: int) -> tuple[int, int]:
         scalars += clients * (clients - 1) * (2 if centres == 0 else 2 + vote)
         centres += turn.accepted
     return len(turns) * (clients - 1), scalars
-
-
-def _by_bid(on_bids: Sequence[Tensor], alone: Sequence[Tensor], members: Sequence[int]) -> list[int]:
-    """Order clients by bid, the largest first: who fills up the centres that were asked for but not found."""
-    bids = [bid(on_bids[p], alone[p]) for p in range(len(members))]
-    return sorted(range(len(members)), key=lambda p: (-bids[p], members[p]))
 
 
 def warm_up(engine: Engine, start: Tensor, warm: ClientData, steps: int) -> Tensor:

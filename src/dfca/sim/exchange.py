@@ -87,7 +87,7 @@ class Exchange:
         orders = self._arrivals(senders, receivers, now) if self.sequential else None
         for j in range(len(banks)):
             trainers = senders & (assignments == j)
-            sources = self._relay_sources(j, trainers, receivers, now) if self.share == "relay" else {}
+            sources = self._relay_sources(j, banks[j], trainers, receivers, now) if self.share == "relay" else {}
             if not trainers.any() and not sources:
                 continue
             if orders is not None and self.weights == "uniform" and not sources:
@@ -120,8 +120,8 @@ class Exchange:
                 others[client, column_of[source]] = share
         mix_(models, senders.to(device), own, others)
 
-    def _relay_sources(self, j: int, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
-        """Find for each client without a trainer beside it the neighbour whose copy it takes: `choose_offer`, for all."""
+    def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
+        """Find for each client without a trainer beside it the neighbour whose copy it takes: `choose_offer` for all."""
         near = self.adjacency.cpu()
         lacking = receivers & ~near[:, trainers].any(dim=1)
         rows = lacking.nonzero()[:, 0]
@@ -140,7 +140,8 @@ class Exchange:
         for source in taken.values():
             self.messages_by_client[source] += 1
         self.messages_by_cluster[j] += len(taken)
-        return taken
+        fine = {source: bool(torch.isfinite(models[source]).all()) for source in set(taken.values())}
+        return {client: source for client, source in taken.items() if fine[source]}
 
     def _stamp(self, j: int, trainers: Tensor, receivers: Tensor, sources: dict[int, int], now: int) -> None:
         """Note how fresh every copy of cluster j is after the round."""

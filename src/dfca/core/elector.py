@@ -1,0 +1,202 @@
+"""The election of `core.election` as messages: one client's part in it, a state machine without I/O.
+
+Each turn has three phases. A phase is over when nothing travels any more; the driver says so by `settle` (a simulator
+knows it, a node waits for a quiet time). Every client forwards only what is new to it:
+
+  bid      the best (value, client) heard so far; the first turn bids by lot      one scalar and an id per improvement
+  model    the winner's model                                                     one model, once
+  vote     everybody's vote on it                                                 a few scalars per client, once
+
+All clients hear the same votes, so all reach the same verdict, the same centres and the same k. On a graph that falls
+into parts, every part elects its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import Client, effective
+from dfca.core.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
+from dfca.core.local import local_steps, sample_losses
+from dfca.core.params import initial
+from dfca.core.rng import seeded, stream
+
+
+@dataclass(frozen=True)
+class Bid:
+    """The best bid that the sender has heard of in a turn."""
+
+    turn: int
+    value: float
+    client: int
+
+
+@dataclass(frozen=True)
+class Candidacy:
+    """The model (P,) of the client that won a turn's bidding."""
+
+    turn: int
+    client: int
+    model: Tensor
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """One client's vote in a turn."""
+
+    turn: int
+    client: int
+    vote: Vote
+
+
+ElectionMessage = Bid | Candidacy | Ballot
+
+
+@dataclass(frozen=True)
+class ElectorState:
+    """What a client knows of an election that is going on."""
+
+    own: Tensor
+    turn: int = 0
+    phase: Literal["bid", "model", "vote", "done"] = "bid"
+    best: Bid | None = None
+    candidacy: Candidacy | None = None
+    votes: dict[int, Vote] = field(default_factory=dict)
+    centres: tuple[Tensor, ...] = ()
+    chosen: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    misses: int = 0
+
+
+@dataclass(frozen=True)
+class Elector:
+    """What does not change: the client, the number of clusters asked for (None: to be found), the options."""
+
+    client: Client
+    clusters: int | None
+    options: ElectionOptions
+
+    def start(self) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Warm up one's own model, and bid for the first centre by lot."""
+        client = self.client
+        warm = self._parts.warm
+        begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
+        local = effective(client.local, client.algorithm)
+        options = replace(local, steps=self.options.warmup_steps, batch_size=None, momentum=0.0)
+        with seeded(client.seed, "noise", client.id, -1):
+            own = local_steps(client.model, begin, client.x[warm], client.y[warm], options)
+        return self._open(ElectorState(own))
+
+    def receive(self, state: ElectorState, message: ElectionMessage) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Take in a message; hand it on to all neighbours if it is new. One of another turn is dropped."""
+        if state.phase == "done" or message.turn != state.turn:
+            return state, []
+        if isinstance(message, Bid):
+            if state.best is not None and _order(message) <= _order(state.best):
+                return state, []
+            return replace(state, best=message), [message]
+        if isinstance(message, Candidacy):
+            fits = message.model.shape == state.own.shape and bool(torch.isfinite(message.model).all())
+            if state.candidacy is not None or not fits:
+                return state, []
+            return replace(state, candidacy=message), [message]
+        if message.client in state.votes:
+            return state, []
+        return replace(state, votes={**state.votes, message.client: message.vote}), [message]
+
+    def settle(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Go on to the next phase: nothing of this one travels any more."""
+        if state.phase == "bid":
+            return self._stand(state)
+        if state.phase == "model":
+            return self._vote(state)
+        if state.phase == "vote":
+            return self._conclude(state)
+        return state, []
+
+    def _open(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Open the bidding of a turn with one's own bid, if one may stand."""
+        fresh = replace(state, phase="bid", best=None, candidacy=None, votes={})
+        forced = state.misses >= self.options.patience
+        barred = state.chosen if forced else (*state.chosen, *state.refused)
+        if self.client.id in barred:
+            return fresh, []
+        value = -float(lot(self.client.seed, self.client.id)) if not state.centres else self._bid(state)
+        own = Bid(state.turn, value, self.client.id)
+        return replace(fresh, best=own), [own]
+
+    def _stand(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Flood one's model if one's bid is the best."""
+        if state.best is None and state.misses >= self.options.patience:  # nobody is left who could stand
+            return replace(state, phase="done"), []
+        if state.best is None:  # everybody has stood
+            return self._after(replace(state, misses=self.options.patience))
+        after = replace(state, phase="model")
+        if state.best.client != self.client.id:
+            return after, []
+        candidacy = Candidacy(state.turn, self.client.id, state.own)
+        return replace(after, candidacy=candidacy), [candidacy]
+
+    def _vote(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Cast one's vote; the first centre needs none."""
+        if state.candidacy is None:  # it was lost on the way: this part of the network goes on without
+            return self._after(replace(state, misses=state.misses + 1))
+        if not state.centres:
+            return self._after(self._accept(state))
+        model = state.candidacy.model[None]
+        centres = torch.stack(state.centres)
+        on_bid, on_vote = self._losses(centres, self._parts.bid), self._losses(centres, self._parts.vote)
+        own = self._losses(state.own[None], self._parts.bid)[0]
+        new_bid, new_vote = self._losses(model, self._parts.bid)[0], self._losses(model, self._parts.vote)[0]
+        ballot = Ballot(state.turn, self.client.id, cast(on_bid, own, new_bid, on_vote, new_vote))
+        return replace(state, phase="vote", votes={**state.votes, self.client.id: ballot.vote}), [ballot]
+
+    def _conclude(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Reach the verdict that everybody reaches."""
+        assert state.candidacy is not None  # the phase before had one
+        voters = sorted(state.votes)
+        known = state.candidacy.client in voters
+        found = (
+            known
+            and verdict([state.votes[i] for i in voters], voters.index(state.candidacy.client), self.options).accepted
+        )
+        if found or state.misses >= self.options.patience:
+            return self._after(self._accept(state))
+        refused = (*state.refused, state.candidacy.client)
+        return self._after(replace(state, refused=refused, misses=state.misses + 1))
+
+    def _accept(self, state: ElectorState) -> ElectorState:
+        assert state.candidacy is not None
+        return replace(
+            state,
+            centres=(*state.centres, state.candidacy.model),
+            chosen=(*state.chosen, state.candidacy.client),
+            misses=state.misses if state.misses >= self.options.patience else 0,
+        )
+
+    def _after(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Open the next turn, or end the election."""
+        wanted = self.options.most if self.clusters is None else self.clusters
+        ended = len(state.centres) >= wanted or (self.clusters is None and state.misses >= self.options.patience)
+        if ended:
+            return replace(state, phase="done"), []
+        return self._open(replace(state, turn=state.turn + 1))
+
+    def _bid(self, state: ElectorState) -> float:
+        centres = self._losses(torch.stack(state.centres), self._parts.bid)
+        return bid(centres, self._losses(state.own[None], self._parts.bid)[0])
+
+    def _losses(self, models: Tensor, rows: Tensor) -> Tensor:
+        return sample_losses(self.client.model, models, self.client.x[rows], self.client.y[rows])
+
+    @property
+    def _parts(self) -> Parts:
+        return divide(len(self.client.y), stream(self.client.seed, "parts", self.client.id))
+
+
+def _order(message: Bid) -> tuple[float, int]:
+    return message.value, -message.client

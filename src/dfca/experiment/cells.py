@@ -1,0 +1,241 @@
+"""Run cells: those of one point and seed share its split and graph; each goes on wherever it was stopped.
+
+Nothing here writes metrics or summaries: a `Desk` does, and there is one for the whole run. The cells may run in its
+process or in another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dfca import algorithms, data, models, topology
+from dfca.data import Split
+from dfca.errors import DfcaError, RunError
+from dfca.experiment.signals import Interrupted, StopSignal
+from dfca.experiment.store import Checkpoint, RunFolder
+from dfca.experiment.sweep import Cell, Point
+from dfca.sim import Setting, Simulation
+
+CHECKPOINT_SHARE = 0.05  # of the time at most
+IN_SUMMARY = (
+    "accuracy",
+    "all_models_accuracy",
+    "cluster_accuracy",
+    "adjusted_rand_index",
+    "live_clusters",
+    "found_clusters",
+    "models",
+    "train_loss",
+    "F_global",
+    "messages_sent",
+    "bytes_sent",
+    "start_bytes",
+    "scalars_sent",
+    "accuracy_per_gigabyte",
+    "server_bytes_sent",
+    "model_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cells of one point and seed: what one process does in one go."""
+
+    point: Point
+    seed: int
+    algorithms: tuple[str, ...]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Give the cells in their order."""
+        return [Cell(name, self.seed, self.point) for name in self.algorithms]
+
+
+class Desk(Protocol):
+    """The one who writes down how the cells of a run go."""
+
+    def note(self, text: str, job: Job | None = None) -> None:
+        """Pass on what the user should know; `job` is given where it depends on the point and the seed."""
+
+    def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
+        """Store the graph of a point and seed."""
+
+    def begin(self, cell: Cell, round: int) -> None:
+        """Forget what is known of a cell beyond a round: it goes on from there."""
+
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+        """Store the metrics of a round, where it was evaluated."""
+
+    def settle(self) -> None:
+        """Return when all of the above is on the disk."""
+
+    def finish(self, cell: Cell, row: dict[str, Any]) -> None:
+        """Store the row of a finished cell."""
+
+    def fail(self, cell: Cell, error: Exception) -> None:
+        """Store that a cell failed, or raise the error where nothing else is to go on."""
+
+
+def run_job(job: Job, desk: Desk, folder: RunFolder, stop: StopSignal, save_models: bool) -> None:
+    """Run the cells of a job; its split and graph are freed on return.
+
+    Raises:
+        RunError: if the disk cannot be written.
+        Interrupted: if `stop` was requested; the state is stored.
+    """
+    heed(stop, f"before {job.cells[0]}")
+    try:
+        scene = _Scene.of(job, desk)
+    except RunError:
+        raise
+    except Exception as error:
+        for cell in job.cells:
+            desk.fail(cell, error)
+        return
+    for cell in job.cells:
+        heed(stop, f"before {cell}")
+        try:
+            run_cell(cell, scene.setting(cell), desk, folder, stop, save_models)
+        except RunError:
+            raise
+        except Exception as error:
+            desk.fail(cell, error)
+
+
+def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: StopSignal, save_models: bool) -> None:
+    """Run one cell from its last good checkpoint, or from the start, to its last round."""
+    job, config = Job(cell.point, cell.seed, (cell.algorithm,)), cell.point.config
+    checkpoint, warnings = folder.latest(cell)
+    for warning in warnings:
+        desk.note(warning)
+    seconds, began = 0.0, time.monotonic()
+    simulation = Simulation(setting)
+    if checkpoint:
+        simulation.restore(checkpoint.tensors, checkpoint.facts)
+        seconds = checkpoint.seconds
+        desk.note(f"{cell}: goes on after round {checkpoint.round} of {config.rounds}")
+    del checkpoint
+    _pass_on(simulation.notes, desk, job)
+    desk.begin(cell, simulation.round)
+    seconds += time.monotonic() - began
+    cadence = Cadence(config.checkpoint.every_s)
+    metrics: dict[str, Any] = {}
+
+    def store() -> None:
+        tensors, facts = simulation.state()
+        desk.settle()  # a checkpoint may not be ahead of the metrics
+        with cadence.measured():
+            folder.save_checkpoint(cell, Checkpoint(simulation.round, seconds, tensors, facts))
+
+    # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
+    with stop.deferred():
+        while simulation.round < config.rounds:
+            began = time.monotonic()
+            measured = simulation.step()
+            seconds += time.monotonic() - began
+            metrics = measured or metrics
+            desk.finish_round(cell, simulation.round, measured)
+            if simulation.round < config.rounds and (cadence.due() or stop.requested):
+                store()
+                heed(stop, f"at round {simulation.round} of {config.rounds} of {cell}")
+        _pass_on(simulation.notes, desk, job)
+        if save_models:
+            folder.save_models(cell, simulation.state()[0]["bank"])
+        row = cell.head | {"digest": cell.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
+        row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(seconds, 3)}
+        desk.finish(cell, row | {"finished": True})
+
+
+def heed(stop: StopSignal, where: str) -> None:
+    """Stop here if somebody asked for it."""
+    if stop.requested:
+        raise Interrupted(where)
+
+
+def sentence(error: Exception) -> str:
+    """Say in one line what went wrong."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, DfcaError) else f"{type(error).__name__}: {text}"
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What the cells of a job share."""
+
+    point: Point
+    split: Split
+    drift: tuple[int, Split] | None
+    graph: Any
+    make_model: Callable[[], Any]
+
+    @classmethod
+    def of(cls, job: Job, desk: Desk) -> _Scene:
+        config, seed = job.point.config, job.seed
+        split = data.make_split(config.data, config.clients, config.distributions, seed)
+        drift = None
+        if config.data.drift_share:
+            later = data.make_split(config.data, config.clients, config.distributions, seed, drifted=True)
+            drift = (max(1, round(config.data.drift_at * config.rounds)), later)
+        graph = topology.make_graph(config.topology, config.clients, seed)
+        facts = topology.describe(graph, split.clusters)
+        edges = sorted([i, j] for i, j in graph.edges)
+        true = None if split.clusters is None else split.clusters.tolist()
+        desk.store_topology(job, {"facts": facts, "edges": edges, "clusters": true})
+        if job.point.at is None:  # a sweep has hundreds
+            desk.note(f"graph: {topology.summary(facts)}", job)
+        _pass_on(split.notes, desk, job)
+        make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
+        return cls(job.point, split, drift, graph, make_model)
+
+    def setting(self, cell: Cell) -> Setting:
+        config = self.point.config
+        return Setting(
+            split=self.split,
+            graph=self.graph,
+            make_model=self.make_model,
+            algorithm=algorithms.get(cell.algorithm, **config.algorithm.get(cell.algorithm, {})),
+            clusters=None if config.clusters == "auto" else config.clusters,
+            rounds=config.rounds,
+            seed=cell.seed,
+            share=config.mixing.share,
+            drift=self.drift,
+            local=config.local.options(),
+            participation=config.participation,
+            weights=config.mixing.weights,
+            aggregation=config.mixing.aggregation,
+            evaluate_every=config.evaluation.every,
+            evaluation_samples=config.evaluation.samples,
+            device=config.device,
+            engine=config.engine,
+        )
+
+
+def _pass_on(notes: Sequence[str], desk: Desk, job: Job) -> None:
+    for note in notes:
+        desk.note(note, job)
+
+
+class Cadence:
+    """When to store a checkpoint: `every_s` apart, and so rarely that storing takes at most 5 % of the time."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._last = clock()
+        self._cost_s = 0.0
+
+    def due(self) -> bool:
+        """Tell whether it is time."""
+        return self._clock() - self._last >= max(self._every_s, self._cost_s / CHECKPOINT_SHARE)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure what a checkpoint costs and start the next wait."""
+        began = self._clock()
+        yield
+        self._last = self._clock()
+        self._cost_s = self._last - began

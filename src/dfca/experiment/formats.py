@@ -1,0 +1,121 @@
+"""The tables of a run in every format that people paste somewhere: terminal, Markdown, HTML, LaTeX, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dfca.experiment.tables import DASH, notes, one_line, sheets, summary_rows, varying
+
+
+def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, width: int = 100) -> list[Table]:
+    """Make the tables that end a run: percent with one decimal, the best of the decentralised in bold.
+
+    On a narrow terminal the columns that matter least are left out, not cut.
+    """
+    made = []
+    for sheet in sheets(summary, clients, width):
+        table = Table(
+            box=None,
+            padding=(0, 1),
+            header_style="dim",
+            title=sheet.title or None,
+            title_justify="left",
+            title_style="bold",
+            min_width=len(sheet.title) + 2,
+        )
+        for title, words in zip(sheet.columns, sheet.words, strict=True):
+            table.add_column(title, justify="left" if words else "right", vertical="bottom", no_wrap=True)
+        for row, faint in zip(sheet.rows, sheet.faint, strict=True):
+            cells = [Text(entry.text, style="bold" if entry.bold else "") for entry in row]
+            table.add_row(*cells, style="dim" if faint else "")
+        made.append(table)
+    return made
+
+
+def markdown(summary: Mapping[str, Any], clients: int | None = None) -> str:
+    """Write the tables in Markdown, with their notes below."""
+    lines: list[str] = []
+    for sheet in sheets(summary, clients):
+        lines += [f"**{sheet.title}**", ""] if sheet.title else []
+        lines.append(_pipes([one_line(title) for title in sheet.columns]))
+        lines.append(_pipes(["---" if words else "---:" for words in sheet.words]))
+        lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in sheet.rows]
+        lines.append("")
+    lines += [note.replace("*", r"\*") + "  " for note in notes(summary, clients)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
+    """Write the tables in HTML, without their notes."""
+    parts = []
+    for sheet in sheets(summary, clients):
+        sides = [' class="words"' if words else "" for words in sheet.words]
+        head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(sheet.columns, sides, strict=True))
+        body = []
+        for row, faint in zip(sheet.rows, sheet.faint, strict=True):
+            tds = "".join(
+                f"<td{side}>{f'<b>{escape(text)}</b>' if bold else escape(text)}</td>"
+                for (text, bold), side in zip(row, sides, strict=True)
+            )
+            body.append(f'<tr class="partial">{tds}</tr>' if faint else f"<tr>{tds}</tr>")
+        title = f"<h3>{escape(sheet.title)}</h3>" if sheet.title else ""
+        table = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+        parts.append(f'{title}<div class="scroll">{table}</div>')
+    return "".join(parts)
+
+
+def latex(summary: Mapping[str, Any], clients: int | None = None) -> str:
+    """Write the tables in LaTeX, for \\usepackage{booktabs}, with their notes as comments."""
+    lines: list[str] = []
+    for sheet in sheets(summary, clients):
+        lines += [f"% {sheet.title}"] if sheet.title else []
+        lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in sheet.words)}}}")
+        lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in sheet.columns]), r"\midrule"]
+        for row in sheet.rows:
+            lines.append(_ampersands([rf"\textbf{{{_tex(text)}}}" if bold else _tex(text) for text, bold in row]))
+        lines += [r"\bottomrule", r"\end{tabular}", ""]
+    lines += [f"% {note}" for note in notes(summary, clients)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def comma_separated(summary: Mapping[str, Any], clients: int | None = None) -> str:
+    """Write the numbers themselves, one line per algorithm, in a sweep per point and algorithm; empty: not known."""
+    rows, keys = summary_rows(summary, clients), varying(summary)
+    dropped = ("point", "label", "best", "informed", "partial", "found", "lost", "via")
+    names = [name for name in rows[0] if name not in dropped] if rows else ["algorithm"]
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([*keys, *names])
+    for row in rows:
+        values = [row["point"].get(key) for key in keys] + [row[name] for name in names]
+        table.writerow(["" if value is None or value == DASH else value for value in values])
+    return file.getvalue()
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Any]], str]] = {"markdown": markdown, "csv": comma_separated, "latex": latex}
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _ampersands(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _tex(text: str) -> str:
+    """Write a text for LaTeX.
+
+    >>> _tex("93.7 ± 0.1"), _tex("accuracy %")
+    ('93.7 $\\\\pm$ 0.1', 'accuracy \\\\%')
+    """
+    special = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
+    special |= {each: "\\" + each for each in "&%$#_{}"}
+    return "".join(special.get(letter, letter) for letter in text)

@@ -1,0 +1,214 @@
+"""Sweeps: one experiment at many points, each the base config with some keys changed.
+
+    [grid]                        # every combination of these values ...
+    clients = [12, 24]
+    "topology.p" = [0.03, 0.1]
+
+    [[points]]                    # ... for each of these tables laid over the base (without any: for the base itself)
+    data.name = "mnist"
+    seeds = 5                     # a point may have its own algorithms and seeds
+
+A cell is known by the digest of its point's complete config, so a sweep may grow, shrink or be written in another way:
+what is finished stays finished. An experiment without these tables has one point, the config itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dfca.errors import ConfigError
+from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
+from dfca.experiment.problems import show
+
+
+@dataclass(frozen=True)
+class Point:
+    """The complete config at one point; `at` are the keys that tell it from the others, None without a sweep."""
+
+    config: Config
+    at: dict[str, Any] | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash everything that can change a number at this point."""
+        return self.config.digest()
+
+    @property
+    def label(self) -> str:
+        """Write the keys that tell this point from the others: "clients=12, data.name=digits"."""
+        return "" if self.at is None else label_of(self.at)
+
+    def facts(self) -> dict[str, Any]:
+        """Give what tables and reports need to know of a point without reading its config."""
+        return {
+            "point": self.at or {},
+            "label": self.label,
+            "digest": self.digest,
+            "algorithms": list(self.config.algorithms),
+            "seeds": list(self.config.seeds),
+            "clients": self.config.clients,
+            "clusters": self.config.distributions,
+            "rounds": self.config.rounds,
+        } | ({"auto": True} if self.config.clusters == "auto" else {})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One algorithm with one seed at one point."""
+
+    algorithm: str
+    seed: int
+    point: Point
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Tell this cell from all others of its run folder."""
+        return self.algorithm, self.seed, "" if self.point.at is None else self.point.digest
+
+    @property
+    def folder(self) -> str:
+        """Name the cell's folder of checkpoints and file of models."""
+        return f"{self.algorithm}-{self.seed}" + (f"-{self.key[2][:12]}" if self.key[2] else "")
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Give the keys that begin every line and row of this cell."""
+        where = {} if self.point.at is None else {"point": self.point.at, "digest": self.point.digest}
+        return {"algorithm": self.algorithm, "seed": self.seed} | where
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}, seed {self.seed}" + (f", {self.point.label}" if self.point.label else "")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The tables `[grid]` and `[[points]]` of an experiment file, with flat, dotted keys."""
+
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    points: tuple[dict[str, Any], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.grid or self.points)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Sweep:
+        """Check the tables of an experiment file; keys may be nested or dotted.
+
+        Raises:
+            ConfigError: if a table or a list is something else, empty, or varies what is no number of a cell.
+        """
+        grid, points = values.get("grid", {}), values.get("points", [])
+        if not isinstance(grid, Mapping):
+            raise ConfigError(f"grid must be a table of lists ([grid] clients = [12, 24]), got {show(grid)}")
+        if not isinstance(points, Sequence) or not all(isinstance(table, Mapping) for table in points):
+            raise ConfigError(f"points must be a list of tables ([[points]]), got {show(points)}")
+        flat = flatten(grid)
+        for key, choices in flat.items():
+            if not isinstance(choices, list):
+                raise ConfigError(f"grid.{key} must be a list of values, got {show(choices)}; try [{show(choices)}]")
+            if not choices:
+                raise ConfigError(f"grid.{key} must be a list of at least 1, got []; leave the key out instead")
+            if key.partition(".")[0] in (*NOT_IN_DIGEST, "device"):
+                raise ConfigError(
+                    f"grid cannot vary {key}; algorithms and seeds belong at the top of the file or in [[points]], and "
+                    "title, description, device and checkpoint are the same for all points"
+                )
+        tables = tuple(flatten(table) for table in points)
+        if any("device" in table for table in tables):
+            raise ConfigError("device is the same for all points; set it at the top of the file or by --device")
+        return cls(flat, tables)
+
+    def values(self) -> dict[str, Any]:
+        """Give the tables as the experiment file has them."""
+        tables = {"grid": self.grid, "points": [dict(table) for table in self.points]}
+        return {key: value for key, value in tables.items() if value}
+
+    def base(self, values: Mapping[str, Any]) -> Config:
+        """Check the base; a key of the grid has its first value there, so a file need not give it twice."""
+        first = {key: choices[0] for key, choices in self.grid.items()}
+        try:
+            return Config.of(merge(values, nest(first)))
+        except ConfigError as error:
+            raise ConfigError(f"point {label_of(first)}: {error}" if first else str(error)) from None
+
+    def expand(self, base: Config) -> tuple[Point, ...]:
+        """Make the points over a base and check each as a whole config.
+
+        Raises:
+            ConfigError: naming the point.
+        """
+        if not self:
+            return (Point(base),)
+        tables = [
+            table | dict(zip(self.grid, choices, strict=True))
+            for table in self.points or ({},)
+            for choices in itertools.product(*self.grid.values())
+        ]
+        points: dict[str, Point] = {}
+        for table, at in zip(tables, _tell_apart(tables), strict=True):
+            name = label_of(at)
+            try:
+                point = Point(Config.of(merge(base.values(), nest(table))), at)
+            except ConfigError as error:
+                raise ConfigError(f"point {name}: {error}") from None
+            if point.digest in points:
+                raise ConfigError(
+                    f'two points of the sweep are the same: "{points[point.digest].label}" and "{name}"; leave one out'
+                )
+            points[point.digest] = point
+        return tuple(points.values())
+
+
+NO_SWEEP = Sweep()
+
+
+def label_of(at: Mapping[str, Any]) -> str:
+    """Write a point for people.
+
+    >>> label_of({"clients": 12, "data.name": "digits"}), label_of({})
+    ('clients=12, data.name=digits', 'base')
+    """
+    return ", ".join(f"{key}={write(value)}" for key, value in at.items()) or "base"
+
+
+def write(value: Any) -> str:
+    """Write one value of a point: strings without quotes."""
+    return value if isinstance(value, str) else show(value)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another; tables merge, everything else is replaced.
+
+    >>> merge({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
+    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into tables.
+
+    >>> nest({"clients": 3, "data.name": "digits"})
+    {'clients': 3, 'data': {'name': 'digits'}}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        nested = merge(nested, value)
+    return nested
+
+
+def _tell_apart(tables: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Keep of each table the keys that change numbers and are not the same in all tables."""
+    told = [{k: v for k, v in table.items() if k.partition(".")[0] not in NOT_IN_DIGEST} for table in tables]
+    same = {key for key in told[0] if len(told) > 1 and all(key in each and each[key] == told[0][key] for each in told)}
+    return [{key: value for key, value in each.items() if key not in same} for each in told]
