@@ -7,15 +7,16 @@ and the clients elect centres one by one. L_i(theta) is the mean loss of theta o
   bid            regret_i = min_c L_i(c) - L_i(theta_i) minus its standard error           max-consensus on one scalar
   candidate m    the client with the largest bid; its theta_m is flooded along the graph   one model per client
   vote           every client says which centre it follows, whether it prefers m, and on the third part of its samples,
-                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c       scalars, flooded
+                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, flooded
   verdict        everybody has heard all votes and decides the same (`verdict` below)
 
-The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the clients
-into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came from
-noise in the second part, d_c on the third part knows nothing of it, and mean d_c is the same in both groups, whatever the
-quality of the two models. The candidate opens a new cluster only if for every c the movers' mean exceeds the stayers' by
-more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a cluster that has
-a centre already is accepted with probability `level`, the stated error rate; a client that is odd but alone never is.
+The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the
+clients into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came
+from noise in the second part, d_c on the third part knows nothing of it, and mean d_c is the same in both groups,
+whatever the quality of the two models. The candidate opens a new cluster only if for every c the movers' mean exceeds
+the stayers' by more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a
+cluster that has a centre already is accepted with probability `level`, the stated error rate; a client that is odd but
+alone never is.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def divide(samples: int, generator: torch.Generator) -> Parts:
 
 
 def lot(seed: int, client: int) -> int:
-    """Draw a client's lot for the first centre: the smallest wins."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/lot/{client}".encode()).digest()[:8], "big")
+    """Draw a client's lot for the first centre: the smallest wins. 48 bits, so that a float holds it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/lot/{client}".encode()).digest()[:6], "big")
 
 
 def bid(centres: Tensor, own: Tensor) -> float:

@@ -1,13 +1,13 @@
 """The freshest relay: a model passes through clients that do not train it.
 
 DFCA sends a model only along edges whose sender trains it: a client without a neighbour in cluster j never receives
-model j. Under `share = "relay"` every client tells its neighbours how fresh each of its models is (one scalar per model:
-the round of the last local update behind it; and who made it, if it was one client alone). Where no neighbour of client i
-trained j this round,
+model j. Under `share = "relay"` every client tells its neighbours how fresh each of its models is (two scalars per
+model: the round of the last local update behind it, and who made it, if it was one client alone). Where no neighbour of
+client i trained j this round,
 
   i does not train j    i takes the freshest copy on offer, if it is fresher than its own
-  i trains j            i folds the freshest copy on offer as it would a neighbour's model, if the copy is newer than the
-                        last one that it folded, at most `MAX_AGE` rounds old, and not an echo of i's own updates
+  i trains j            i folds the freshest copy on offer as it would a neighbour's model, if the copy is newer than
+                        the last one that it folded, at most `MAX_AGE` rounds old, and no echo of i's own updates
 
 Everywhere else nothing changes: a client with a trainer of j beside it follows the paper's rule.
 """
@@ -26,7 +26,7 @@ MAX_AGE = 3
 
 
 class Offer(NamedTuple):
-    """A neighbour's word on its copy of one model: the round of the newest update behind it, and who made that alone."""
+    """A neighbour's word on its copy of one model: the round of the newest update behind it, and who alone made it."""
 
     sender: int
     stamp: int

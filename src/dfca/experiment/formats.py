@@ -55,6 +55,7 @@ def markdown(summary: Mapping[str, Any], clients: int | None = None) -> str:
 def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
     """Write the tables in HTML, without their notes."""
     parts = []
+    swept = "points" in summary
     for sheet in sheets(summary, clients):
         sides = [' class="words"' if words else "" for words in sheet.words]
         head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(sheet.columns, sides, strict=True))
@@ -64,11 +65,14 @@ def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
                 f"<td{side}>{f'<b>{escape(text)}</b>' if bold else escape(text)}</td>"
                 for (text, bold), side in zip(row, sides, strict=True)
             )
-            body.append(f'<tr class="partial">{tds}</tr>' if faint else f"<tr>{tds}</tr>")
+            keys = [text for (text, _), words in zip(row, sheet.words, strict=True) if words][:-1]
+            kinds = ["partial"] * faint + ["more"] * (swept and bool(keys) and not any(keys))
+            body.append(f'<tr class="{" ".join(kinds)}">{tds}</tr>' if kinds else f"<tr>{tds}</tr>")
         title = f"<h3>{escape(sheet.title)}</h3>" if sheet.title else ""
-        table = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-        parts.append(f'{title}<div class="scroll">{table}</div>')
-    return "".join(parts)
+        kind = "results points" if swept else "results"
+        table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+        parts.append(f'<div>{title}<div class="scroll">{table}</div></div>')
+    return f'<div class="sheets">{"".join(parts)}</div>'
 
 
 def latex(summary: Mapping[str, Any], clients: int | None = None) -> str:

@@ -20,7 +20,7 @@ from dfca.sim.engine import Engine, finetuned
 
 @dataclass(frozen=True)
 class Turn:
-    """One candidate: who, with which bid, how many clients it helped, the test statistic, and whether it was accepted."""
+    """One candidate: who, its bid, how many clients it helped, the test statistic, and whether it was accepted."""
 
     candidate: int
     bid: float

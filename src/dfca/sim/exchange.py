@@ -121,7 +121,7 @@ class Exchange:
         mix_(models, senders.to(device), own, others)
 
     def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
-        """Find for each client without a trainer beside it the neighbour whose copy it takes: `choose_offer` for all."""
+        """Find for each client without a trainer beside it whose copy it takes: `choose_offer` for all."""
         near = self.adjacency.cpu()
         lacking = receivers & ~near[:, trainers].any(dim=1)
         rows = lacking.nonzero()[:, 0]

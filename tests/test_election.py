@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import math
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+
+import dfca
+from dfca.core.election import ElectionOptions, Vote, bid, cast, divide, follows, lot, verdict
+from dfca.core.elector import Ballot, Bid, Candidacy, Elector
+from dfca.core.local import LocalOptions
+from dfca.core.rng import stream
+from dfca.errors import ConfigError, DataError
+from dfca.sim.rounds import Setting, Simulation
+from dfca.testing import elect, make_clients
+
+
+def vote(centre: int, gain: float, d: list[float], left: float = 0.0) -> Vote:
+    return Vote(centre, gain, left, len(d), (sum(d),), (sum(value * value for value in d),))
+
+
+def test_parts_are_disjoint_and_whole() -> None:
+    parts = divide(50, stream(0, "parts", 1))
+    assert [len(part) for part in parts] == [25, 10, 15]
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(50))
+    assert [len(part) for part in divide(3, stream(0))] == [1, 1, 1]
+    with pytest.raises(DataError, match="needs at least 3 samples per client, got 2; use dfca-gi or dfca-li"):
+        divide(2, stream(0))
+
+
+def test_a_bid_is_the_regret_minus_its_standard_error() -> None:
+    centres = torch.tensor([[3.0, 5.0], [9.0, 9.0]])
+    own = torch.tensor([1.0, 1.0])
+    # Follows centre 0; regrets 2 and 4: mean 3, standard error sqrt(2) / sqrt(2) = 1.
+    assert follows(centres) == 0
+    assert bid(centres, own) == pytest.approx(2.0)
+    assert bid(centres, torch.tensor([float("nan"), 1.0])) == -math.inf
+    assert bid(centres[:, :1], own[:1]) == 2.0
+    assert follows(torch.tensor([[float("nan")], [2.0]])) == 1
+
+
+def test_a_vote_by_hand() -> None:
+    centres = torch.tensor([[4.0, 4.0], [2.0, 2.0]])
+    own, candidate = torch.tensor([1.0, 1.0]), torch.tensor([1.5, 1.5])
+    cast_vote = cast(centres, own, candidate, torch.tensor([[5.0], [3.0]]), torch.tensor([1.0]))
+    assert cast_vote == Vote(follows=1, gain=0.5, left=0.5, samples=1, totals=(4.0, 2.0), squares=(16.0, 4.0))
+
+
+def test_a_new_distribution_is_accepted_and_an_odd_client_is_not() -> None:
+    options = ElectionOptions()
+    stay = [vote(0, -2.0, [-2.0, -1.0, -3.0]) for _ in range(3)]
+    move = [vote(0, 2.0, [2.0, 1.0, 3.0]) for _ in range(3)]
+    found = verdict([*stay, *move], 3, options)
+    assert found.accepted
+    assert found.support == 3
+    # z by hand: means 2 and -2; variance over 9 samples 6/8; z = 4 / sqrt(2 * 0.75 / 9).
+    assert found.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))
+    assert not verdict([*stay, move[0]], 3, options).accepted  # helps only itself
+    assert verdict([*stay, move[0]], 3, ElectionOptions(support=1)).accepted
+    assert not verdict([*stay, *move], 0, options).accepted  # a candidate that does not even help itself
+    assert not verdict(move, 0, options).accepted  # a better model of the same kind: nobody stays behind
+
+
+def test_clients_of_clusters_yet_to_be_found_are_not_asked() -> None:
+    options = ElectionOptions()
+    stay = [vote(0, -2.0, [-2.0, -1.0, -3.0]) for _ in range(3)]
+    move = [vote(0, 2.0, [2.0, 1.0, 3.0]) for _ in range(2)]
+    lost = [vote(0, 0.1, [-50.0, -60.0], left=5.0) for _ in range(4)]
+    assert verdict([*stay, *move, *lost], 3, options) == verdict([*stay, *move], 3, options)
+
+
+def test_the_error_rate_is_the_stated_one() -> None:
+    """Candidates from a covered cluster: preferences are noise, d is independent of them."""
+    generator = torch.Generator().manual_seed(0)
+    options = ElectionOptions(level=0.05)
+    accepted = 0
+    for _ in range(1000):
+        quality = float(torch.randn((), generator=generator))  # one model may be better than the other, for everybody
+        votes = []
+        for _client in range(12):
+            d = quality + 2 * torch.randn(15, generator=generator)
+            gain = float(torch.randn((), generator=generator))
+            votes.append(vote(0, gain, d.tolist()))
+        candidate = max(range(12), key=lambda i: votes[i].gain)
+        accepted += verdict(votes, candidate, options).accepted
+    assert 0.03 < accepted / 1000 < 0.07
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"warmup_steps": 0}, "warmup_steps must be >= 1, got 0"),
+        ({"level": 0.7}, "level must be in (0, 0.5), got 0.7"),
+        ({"support": 0}, "support must be >= 1, got 0"),
+        ({"patience": 0}, "patience must be >= 1, got 0"),
+        ({"most": 0}, "most must be >= 1, got 0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ElectionOptions(**options)
+    assert str(error.value) == sentence
+
+
+def digits_setting(clients: int = 16, clusters: int | None = None, true: int = 4, seed: int = 0, **changes) -> Setting:
+    split = dfca.make_split(dfca.DataOptions(samples_per_client=60), clients, true, seed)
+    fields = {
+        "split": split,
+        "graph": nx.connected_watts_strogatz_graph(clients, 4, 0.3, seed=seed),
+        "make_model": lambda: dfca.mlp((1, 8, 8), 10, 16),
+        "algorithm": dfca.ALGORITHMS["dfca-fi"](),
+        "clusters": clusters,
+        "rounds": 3,
+        "seed": seed,
+        "local": LocalOptions(learning_rate=0.5),
+        "evaluate_every": 3,
+        "dtype": torch.float64,
+    }
+    return Setting(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("true", [1, 2, 4])
+def test_the_clients_find_the_number_of_clusters(true: int) -> None:
+    simulation = Simulation(digits_setting(true=true, dtype=torch.float32))
+    assert simulation.models == true
+    assert f"dfca-fi opened {true} cluster{'s' if true > 1 else ''}" in simulation.notes
+    for _ in range(3):
+        row = simulation.step()
+    assert row["cluster_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("clusters", [None, 2, 6])
+def test_the_election_as_messages_ends_like_the_simulators(clusters: int | None) -> None:
+    setting = digits_setting(clusters=clusters)
+    states = elect(setting, make_clients(setting))
+    simulation = Simulation(setting)
+    centres = torch.stack(states[0].centres)
+    for state in states:  # everybody reaches the same k and the same bits
+        assert state.chosen == states[0].chosen
+        assert torch.equal(torch.stack(state.centres), centres)
+    torch.testing.assert_close(simulation.banks[:, 0], centres, rtol=1e-9, atol=1e-11)
+    accepted = tuple(turn.candidate for turn in simulation.elections[0].turns if turn.accepted)
+    assert states[0].chosen == accepted
+    assert len(accepted) == (4 if clusters is None else clusters)
+
+
+def test_the_first_centre_is_drawn_by_lot() -> None:
+    setting = digits_setting()
+    winner = min(range(16), key=lambda client: lot(0, client))
+    assert Simulation(setting).elections[0].turns[0].candidate == winner
+
+
+def test_an_election_costs_less_than_five_rounds() -> None:
+    simulation = Simulation(digits_setting())
+    five_rounds = 5 * 2 * simulation.setting.graph.number_of_edges()
+    assert 0 < simulation.start_messages < five_rounds
+    turns = len(simulation.elections[0].turns)
+    assert simulation.start_messages == turns * 15
+
+
+def test_what_an_elector_receives_cannot_harm() -> None:
+    setting = digits_setting()
+    elector = Elector(make_clients(setting)[0], None, ElectionOptions())
+    state, _ = elector.start()
+    poison = state.own.clone()
+    poison[0] = float("nan")
+    for message in (
+        Candidacy(0, 3, poison),
+        Candidacy(0, 3, state.own[:-1]),
+        Candidacy(7, 3, state.own),
+        Bid(7, 1e9, 3),
+        Ballot(7, 3, vote(0, 1.0, [1.0])),
+    ):
+        after, sent = elector.receive(state, message)
+        assert after is state
+        assert sent == []
+
+
+def test_a_client_forwards_only_what_is_new() -> None:
+    elector = Elector(make_clients(digits_setting())[0], None, ElectionOptions())
+    state, own = elector.start()
+    better, worse = Bid(0, own[0].value + 1, 3), Bid(0, own[0].value - 1, 4)
+    state, sent = elector.receive(state, better)
+    assert sent == [better]
+    assert elector.receive(state, better) == (state, [])
+    assert elector.receive(state, worse) == (state, [])
+    state, sent = elector.settle(state)
+    assert sent == []  # it did not win
+    candidacy = Candidacy(0, 3, state.own)
+    state, sent = elector.receive(state, candidacy)
+    assert sent == [candidacy]
+    assert elector.receive(state, candidacy)[1] == []
+
+
+def test_a_lost_candidacy_does_not_stop_the_others() -> None:
+    elector = Elector(make_clients(digits_setting())[0], None, ElectionOptions())
+    state, own = elector.start()
+    state, _ = elector.receive(state, Bid(0, own[0].value + 1, 3))
+    state, _ = elector.settle(state)
+    state, sent = elector.settle(state)  # the model never came
+    assert state.misses == 1
+    assert state.turn == 1
+    assert sent == [Bid(1, own[0].value, 0)]
+
+
+def test_every_component_elects_its_own() -> None:
+    graph = nx.disjoint_union(nx.complete_graph(8), nx.complete_graph(7))
+    graph.add_node(15)
+    simulation = Simulation(digits_setting(graph=graph))
+    assert len(simulation.elections) == 3
+    assert len(simulation.elections[2].centres) == 1
+    lonely = simulation.bank(15)
+    assert torch.equal(lonely[0], lonely[-1])
+    assert not torch.equal(simulation.bank(0)[0], simulation.bank(8)[0])
+
+
+def test_a_number_that_nobody_knows_must_be_given_to_those_that_cannot_find_it() -> None:
+    split = make_toy_split()
+    blind = type(split)(split.train, split.test, None, split.classes)
+    with pytest.raises(ConfigError, match="dfca-gi cannot find the number of clusters, and nobody knows it here"):
+        make_toy_setting("dfca-gi", split=blind, clusters=None)
+    told = Simulation(make_toy_setting("dfca-gi", clusters=None))
+    assert told.models == 2
+    assert "dfca-gi cannot find the number of clusters; it is told: 2" in told.notes

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+from test_drivers import assert_same
+
+from dfca import algorithms
+from dfca.core.algorithm import Algorithm
+from dfca.core.relay import MANY, MAX_AGE, NEVER, Offer, choose_offer
+from dfca.sim.rounds import Simulation
+
+
+def test_a_listener_takes_the_freshest_copy_that_is_fresher_than_its_own() -> None:
+    offers = [Offer(4, 7, MANY), Offer(2, 9, 5), Offer(1, 9, MANY), Offer(3, 8, MANY)]
+    assert choose_offer(offers, client=0, now=20, newest=7, trains=False) == offers[2]
+    assert choose_offer(offers, client=0, now=20, newest=9, trains=False) is None
+    assert choose_offer([], client=0, now=20, newest=NEVER, trains=False) is None
+
+
+def test_a_trainer_takes_neither_old_copies_nor_its_own_echo() -> None:
+    echo, old, good = Offer(1, 9, 0), Offer(2, 9 - MAX_AGE, MANY), Offer(3, 8, 5)
+    assert choose_offer([echo, old, good], client=0, now=10, newest=NEVER, trains=True) == good
+    assert choose_offer([echo, old], client=0, now=10, newest=NEVER, trains=True) is None
+    assert choose_offer([good], client=0, now=10, newest=8, trains=True) is None
+
+
+@pytest.mark.parametrize("share", ["trained", "all", "relay"])
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-li", "fedspd", "dfca"])
+@pytest.mark.parametrize("graph", [nx.path_graph(9), nx.star_graph(8), nx.cycle_graph(9)], ids=["path", "star", "ring"])
+def test_rounds_equal_lockstep_whatever_is_shared(graph: nx.Graph, algorithm: str, share: str) -> None:
+    split = make_toy_split(clients=9, clusters=3, samples=10)
+    assert_same(make_toy_setting(algorithm, split=split, graph=graph, clusters=3, share=share, rounds=8))
+
+
+def test_relays_under_partial_participation_and_metropolis_weights() -> None:
+    split = make_toy_split(clients=9, clusters=3, samples=10)
+    changes = {"split": split, "graph": nx.path_graph(9), "clusters": 3, "share": "relay", "rounds": 8}
+    assert_same(make_toy_setting("dfca-li", participation=0.7, **changes))
+    assert_same(make_toy_setting("dfca-li", weights="metropolis", **changes))
+    assert_same(make_toy_setting("dfca-li", aggregation="sequential", **changes))
+
+
+def told_gossip() -> Algorithm:
+    """DFCA-LI whose clients are told their true cluster: assignments do not depend on what is shared."""
+    choose = algorithms.get("oracle").choose
+    return Algorithm("told", start="own", exchange="gossip", choose=choose, needs="nothing", informed=True)
+
+
+def run_oracle_gossip(share: str) -> Simulation:
+    """Clusters 0 1 1 1 1 0 on a path, assignments given: cluster 0's trainers are cut off from each other."""
+    split = make_toy_split(clients=6, clusters=2)
+    told = type(split)(split.train, split.test, torch.tensor([0, 1, 1, 1, 1, 0]), split.classes)
+    simulation = Simulation(
+        make_toy_setting(told_gossip(), split=told, graph=nx.path_graph(6), share=share, rounds=10, evaluate_every=10)
+    )
+    for _ in range(10):
+        simulation.step()
+    return simulation
+
+
+def test_a_model_passes_through_clients_that_do_not_train_it() -> None:
+    plain, relay = run_oracle_gossip("trained"), run_oracle_gossip("relay")
+    start = Simulation(plain.setting)
+    # Clients 2 and 3 have no neighbour in cluster 0: without relay their copy of model 0 is the one they drew.
+    assert torch.equal(plain.bank(2)[0], start.bank(2)[0])
+    assert not torch.equal(relay.bank(2)[0], start.bank(2)[0])
+    assert relay.exchange.stamps[0].min() > NEVER
+    # The two ends of cluster 0 hear of each other only by relay.
+    assert relay.banks[0].var(dim=0).sum() < 0.95 * plain.banks[0].var(dim=0).sum()
+    assert relay.exchange.messages_by_client.sum() > plain.exchange.messages_by_client.sum()
+    assert relay.exchange.scalars > plain.exchange.scalars == 0
+
+
+def test_relay_changes_nothing_where_everybody_has_a_trainer_beside_it() -> None:
+    changes = {"split": make_toy_split(clients=8), "graph": nx.complete_graph(8), "clusters": 2}
+    banks = []
+    for share in ("trained", "relay"):
+        simulation = Simulation(make_toy_setting(told_gossip(), share=share, **changes))
+        for _ in range(4):
+            simulation.step()
+        banks.append(simulation.banks)
+    assert torch.equal(banks[0], banks[1])
+
+
+def test_a_poisoned_copy_is_not_relayed() -> None:
+    split = make_toy_split(clients=6, clusters=2)
+    split.train.of(0)[0].mul_(1e200)
+    simulation = Simulation(
+        make_toy_setting("dfca-li", split=split, graph=nx.path_graph(6), share="relay", rounds=12, evaluate_every=12)
+    )
+    for _ in range(12):
+        simulation.step()
+    assert all(torch.isfinite(simulation.bank(i)).all() for i in range(1, 6))
