@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow coverage constraints clean
+.PHONY: help demo test check fast slow docs constraints clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -24,8 +24,8 @@ test: check      ## set up .venv, run every check and every test but the slow on
 	$(BIN)/pytest -n 2 --cov=dfca.core --cov=dfca.algorithms --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 check: $(VENV)/.ready   ## ruff, mypy, import-linter
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs
+	$(BIN)/ruff format --check src tests docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -34,6 +34,9 @@ fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
 
 slow: $(VENV)/.ready    ## the long tests
 	$(BIN)/pytest -m slow
+
+docs: $(VENV)/.ready    ## rewrite the measured tables and pictures from results/
+	$(BIN)/python docs/make_docs.py
 
 constraints:     ## rewrite constraints.txt from the present .venv
 	@{ echo "# The exact versions that CI, \`make demo\` and \`make test\` use; made by \`make constraints\`."; \

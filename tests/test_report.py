@@ -19,6 +19,7 @@ from rich.console import Console
 from dfca.errors import RunError
 from dfca.experiment import formats, plots, report, tables
 from dfca.experiment.report import curve_of, load_run, match_clusters, write_report
+from dfca.experiment.results import load_results, save_results
 from dfca.topology import TopologyOptions, describe, make_graph
 
 LEVELS = {  # final accuracy, final share of clients in the right cluster, models kept, share of the graph's messages
@@ -254,6 +255,126 @@ def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
     assert tables.kind_of("ifca").via == "server"
     assert tables.kind_of("oracle").informed
     assert tables.kind_of("local").via == "nobody"
+
+
+# --- sweeps
+
+
+def point(at: dict[str, Any], **more: Any) -> dict[str, Any]:
+    label = ", ".join(f"{key}={value}" for key, value in at.items())
+    facts = {"algorithms": ["dfca", "ifca"], "seeds": [0, 1], "clients": 4, "clusters": 2, "rounds": 5}
+    return {"point": at, "label": label, "digest": label, **facts, **more}
+
+
+def sweep_summary(*points: dict[str, Any]) -> dict[str, Any]:
+    runs = [
+        row(name, seed, accuracy, cluster_accuracy=1.0 - 0.5 * seed, models=2, live_clusters=2, digest=each["digest"])
+        for each in points
+        for name, accuracy in (("dfca", 0.9), ("ifca", 0.8))
+        for seed in (0, 1)
+    ]
+    return {"experiment": "swept", "scale": "desk", "points": list(points), "runs": runs}
+
+
+ONE_KEY = sweep_summary(point({"clients": 12}), point({"clients": 24}))
+TWO_KEYS = sweep_summary(
+    point({"topology.p": 0.1, "share": "all"}), point({"topology.name": "ring", "share": "all"}, auto=True)
+)
+
+
+def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
+    assert formats.markdown(ONE_KEY).splitlines()[:6] == [
+        "**accuracy %**",
+        "",
+        "| clients | dfca | ifca |",
+        "| --- | ---: | ---: |",
+        "| 12 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
+        "| 24 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
+    ]
+    titles = [sheet.title for sheet in tables.sheets(ONE_KEY)]
+    assert titles == ["accuracy %", "right cluster %", "all clusters found", "MB per client"]
+    assert tables.sheets(ONE_KEY)[2].rows[0][1].text == "1 of 2"
+
+
+def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
+    (sheet,) = tables.sheets(TWO_KEYS)
+    assert sheet.columns[:4] == ["topology.p", "topology.\nname", "share", "algorithm"]
+    texts = [[entry.text for entry in each][:4] for each in sheet.rows]
+    assert texts == [
+        ["0.1", "", "all", "dfca"],
+        ["", "", "", "ifca"],
+        ["", "ring", "all", "dfca"],
+        ["", "", "", "ifca"],
+    ]
+    k = sheet.columns.index("k found")
+    assert [[entry.text for entry in each][k : k + 2] for each in sheet.rows][2:] == [["2", "2 of 2"], ["–", "–"]]
+
+
+@pytest.mark.parametrize("width", [100, 80, 70])
+@pytest.mark.parametrize("summary", [ONE_KEY, TWO_KEYS])
+def test_sheets_leave_columns_out_before_they_are_cut(summary: dict[str, Any], width: int) -> None:
+    assert max(sheet.width for sheet in tables.sheets(summary, width=width)) <= width
+
+
+def test_on_a_narrow_terminal_every_point_has_its_own_table() -> None:
+    titles = [sheet.title for sheet in tables.sheets(TWO_KEYS, width=80)]
+    assert titles == ["topology.p=0.1, share=all", "topology.name=ring, share=all"]
+
+
+def test_what_is_not_asked_for_any_more_is_left_out() -> None:
+    rows = tables.summary_rows({**ONE_KEY, "points": ONE_KEY["points"][:1]})
+    assert {each["label"] for each in rows} == {"clients=12"}
+    assert tables.counts(ONE_KEY) == (8, 8)
+
+
+def test_numbers_as_comma_separated_values() -> None:
+    lines = formats.comma_separated(ONE_KEY).splitlines()
+    assert lines[0].startswith("clients,algorithm,runs,unfinished,failed,accuracy_mean,accuracy_std,")
+    assert lines[1].startswith("12,dfca,2,0,0,0.9,0.0,")
+    assert len({line.count(",") for line in lines}) == 1
+    assert formats.comma_separated(SUMMARY, clients=4).splitlines()[1].startswith("dfca-gi,2,0,0,0.85")
+
+
+def test_latex_is_escaped() -> None:
+    text = formats.latex(SUMMARY, clients=4)
+    assert r"algorithm & talks to & accuracy \% & right cluster \% & lost a cluster & runs" in text
+    assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
+    assert text.count(r"\toprule") == 1
+
+
+def test_failures_are_in_the_notes() -> None:
+    failed = {"algorithm": "ifca", "seed": 3, "digest": "clients=12", "finished": False, "error": "no room"}
+    summary = {**ONE_KEY, "runs": [*ONE_KEY["runs"], failed]}
+    assert "8 of 9 runs are finished" in tables.notes(summary)
+    assert "failed: ifca, seed 3: no room" in tables.notes(summary)
+    assert tables.summary_rows(summary)[1]["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "axis"), [((12, 24, 120), "linear"), ((0.02, 0.1, 0.5), "log"), ((0, 10, 100), "linear")]
+)
+def test_the_axis_of_a_key_is_logarithmic_beyond_a_factor_of_ten(values: tuple[float, ...], axis: str) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    plots._values_axis(axes, values)
+    assert axes.get_xscale() == axis
+    assert set(axes.get_xticks()) <= set(values)
+
+
+def test_results_as_one_file(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "results" / "quickstart.json"
+    run = load_run(folder)
+    save_results(run, path)
+    again = load_results(path)
+    assert formats.markdown(again, 24) == formats.markdown(run.summary, 24)
+    assert path.stat().st_size < 20_000
+    assert (again["config"], again["environment"]["device"]) == (run.config, "cpu")
+    assert again["means"][0]["accuracy_mean"] == tables.summary_rows(run.summary)[0]["accuracy_mean"]
+    for text in ("{", "[]", '{"dfca_results": 99, "runs": []}'):
+        path.write_text(text)
+        with pytest.raises(RunError, match=r"give a run folder or a file that `dfca report RUN --save FILE` wrote$"):
+            load_results(path)
 
 
 # --- the page

@@ -187,6 +187,13 @@ def test_a_point_has_the_numbers_of_a_run_of_its_own(tmp_path: Path, serial: Pat
         }
 
 
+def test_several_processes_give_the_same_bits(tmp_path: Path, serial: Path) -> None:
+    listener = Listener()
+    run(sweep({"clients": [6, 8]}), tmp_path / "run", listener, save_models=True, workers=2)
+    assert len(listener.rows) == 4
+    assert sorted_numbers(tmp_path / "run") == sorted_numbers(serial)
+
+
 def test_a_sweep_may_grow_and_shrink_and_runs_only_what_is_new(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(sweep({"clients": [6]}, algorithms=["local"]), out, workers=1)
@@ -270,6 +277,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_kill_9_leaves_no_worker_and_two_processes_continue_to_the_bits_of_one(tmp_path: Path) -> None:
     """What is killed runs in two processes, continues in two others, and is equal to an unbroken run in this one."""

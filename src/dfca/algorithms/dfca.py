@@ -28,7 +28,7 @@ def dfca_li() -> Algorithm:
 
 
 def dfca_fi(
-    warmup_steps: int = 50, level: float = 0.005, support: int = 2, patience: int = 2, most: int = 16
+    warmup_steps: int = 50, level: float = 0.001, support: int = 2, patience: int = 5, most: int = 16
 ) -> Algorithm:
     """DFCA from elected starts: farthest-first among warmed-up models, so that every cluster gets one."""
     options = ElectionOptions(warmup_steps, level, support, patience, most)
@@ -36,7 +36,7 @@ def dfca_fi(
 
 
 def dfca(
-    warmup_steps: int = 50, level: float = 0.005, support: int = 2, patience: int = 2, most: int = 16
+    warmup_steps: int = 50, level: float = 0.001, support: int = 2, patience: int = 5, most: int = 16
 ) -> Algorithm:
     """What we recommend: elected starts, k found by the clients unless given, relays on sparse graphs, revival."""
     options = ElectionOptions(warmup_steps, level, support, patience, most)

@@ -44,9 +44,9 @@ class ElectionOptions:
     """
 
     warmup_steps: int = 50
-    level: float = 0.005
+    level: float = 0.001
     support: int = 2
-    patience: int = 2
+    patience: int = 5
     most: int = 16
 
     def __post_init__(self) -> None:

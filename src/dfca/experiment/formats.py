@@ -28,7 +28,7 @@ def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, widt
             title=sheet.title or None,
             title_justify="left",
             title_style="bold",
-            min_width=len(sheet.title) + 2,
+            min_width=min(len(sheet.title) + 2, width),
         )
         for title, words in zip(sheet.columns, sheet.words, strict=True):
             table.add_column(title, justify="left" if words else "right", vertical="bottom", no_wrap=True)

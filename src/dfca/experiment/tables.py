@@ -19,7 +19,7 @@ from dfca.experiment.sweep import write
 DASH = "–"
 MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
-DISPENSABLE = ("talks to", "MB per client", "time per run", "runs", "all models %")
+DISPENSABLE = ("talks to", "MB per client", "time per run", "runs")
 
 
 class Kind(NamedTuple):
@@ -215,7 +215,8 @@ def sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | 
     """Make the tables for people, no wider than `width` characters as far as leaving columns out allows.
 
     Without a sweep: one row per algorithm. With one varying key: a table per measure, values down and algorithms
-    across. With several keys, or where that is too wide: one row per point and algorithm.
+    across. With several keys, or where that is too wide: one row per point and algorithm; and where that is too wide
+    too, a table per point.
     """
     rows = summary_rows(summary, clients)
     keys = varying(summary)
@@ -223,11 +224,21 @@ def sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | 
         crossed = _crossed(rows, keys[0])
         if width is None or all(sheet.width <= width for sheet in crossed):
             return crossed
-    columns = _columns(rows, keys, swept="points" in summary)
+    whole = _fitted(rows, keys, "points" in summary, width)
+    if not keys or width is None or whole.width <= width:
+        return [whole]
+    labels = dict.fromkeys(row["label"] for row in rows)
+    groups = {label: [row for row in rows if row["label"] == label] for label in labels}
+    return [_fitted(group, (), True, width)._replace(title=label) for label, group in groups.items()]
+
+
+def _fitted(rows: Sequence[dict[str, Any]], keys: Sequence[str], swept: bool, width: int | None) -> Sheet:
+    """List the rows, without the columns that matter least where it would be too wide."""
+    columns = _columns(rows, keys, swept)
     for dispensable in DISPENSABLE:
         if width is not None and _listed(rows, columns, keys).width > width:
             columns = [column for column in columns if one_line(column.title) != dispensable]
-    return [_listed(rows, columns, keys)]
+    return _listed(rows, columns, keys)
 
 
 def _crossed(rows: Sequence[dict[str, Any]], key: str) -> list[Sheet]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -426,6 +426,7 @@ class Simulation:
             "messages_by_cluster": self.exchange.messages_by_cluster.tolist(),
             "model_bytes": model_bytes,
             "assignments": picks.tolist(),
+            "election": [asdict(turn) for turn in self.elections[0].turns] if self.elections else None,
         }
 
     def _deploy(self) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
