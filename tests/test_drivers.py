@@ -53,8 +53,6 @@ WORLDS = {
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rounds_equal_lockstep(algorithm: str, world: str) -> None:
-    if algorithm == "oracle" and world == "one cluster":
-        pytest.skip("the toy split has two true clusters")
     assert_same(make_toy_setting(algorithm, **WORLDS[world]))
 
 

@@ -134,3 +134,19 @@ def test_the_public_names_are_pinned() -> None:
         assert getattr(dfca, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dfca.nothing
+
+
+def test_the_oracle_keeps_a_model_for_every_true_cluster_whatever_is_asked_for() -> None:
+    split = make_toy_split(clients=6, clusters=3)
+    moved = type(split)(split.train, split.test, torch.tensor([0, 1, 2, 3, 3, 3]), split.classes)
+    simulation = Simulation(make_toy_setting("oracle", split=split, clusters=1, drift=(2, moved)))
+    assert simulation.models == 4
+    while not simulation.done:
+        simulation.step()
+    assert simulation.assignments.tolist() == [0, 1, 2, 3, 3, 3]
+
+
+def test_algorithms_without_clusters_need_no_number_of_them() -> None:
+    split = make_toy_split()
+    blind = type(split)(split.train, split.test, None, split.classes)
+    assert Simulation(make_toy_setting("dfedavgm", split=blind, clusters=None)).models == 1

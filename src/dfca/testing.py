@@ -21,6 +21,7 @@ def make_clients(setting: Setting) -> list[Client]:
     flat = FlatModel(initial_module(setting).to(setting.dtype))
     train = setting.split.train.to("cpu", setting.dtype)
     truth = setting.split.clusters
+    told = setting.clusters is None or setting.algorithm.informed
     return [
         Client(
             id=i,
@@ -30,7 +31,7 @@ def make_clients(setting: Setting) -> list[Client]:
             model=flat,
             make_model=setting.make_model,
             algorithm=setting.algorithm,
-            clusters=setting.clusters or 1,
+            clusters=setting.true_clusters if told else setting.clusters or 1,
             local=setting.local,
             seed=setting.seed,
             weights=setting.weights,

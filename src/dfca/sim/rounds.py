@@ -66,7 +66,8 @@ class Setting:
         clients = self.clients
         if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
-        if self.clusters is None and self.algorithm.start != "elected" and self.split.clusters is None:
+        told = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
+        if self.clusters is None and told and self.split.clusters is None:
             raise ConfigError(
                 f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
             )
@@ -99,6 +100,12 @@ class Setting:
     def clients(self) -> int:
         """Count the clients."""
         return len(self.split.train.sizes)
+
+    @property
+    def true_clusters(self) -> int:
+        """Count the true clusters, those after a drift included; 1 where nobody knows."""
+        splits = [self.split, *(self.drift[1:] if self.drift else ())]
+        return max(1 if split.clusters is None else int(split.clusters.max()) + 1 for split in splits)
 
 
 class Simulation:
@@ -244,11 +251,9 @@ class Simulation:
         setting, algorithm = self.setting, self.setting.algorithm
         if algorithm.start == "elected":
             return self._elect()
-        if setting.clusters is None:
-            assert setting.split.clusters is not None  # Setting checked it
-            clusters = int(setting.split.clusters.max()) + 1
-        else:
-            clusters = setting.clusters
+        clusters = setting.clusters
+        if clusters is None or algorithm.informed:
+            clusters = setting.true_clusters
         models, rows = algorithm.bank_size(clusters), 1 if self.shared else setting.clients
         banks = torch.empty(models, rows, self.flat.size, dtype=setting.dtype, device=setting.device)
         for j in range(models):
