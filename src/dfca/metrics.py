@@ -78,7 +78,7 @@ def disagreement(bank: Tensor, rows: int = 16) -> Tensor:
     for j, models in enumerate(bank):
         for begin in range(0, models.shape[0], rows):
             apart = torch.linalg.vector_norm(models[begin : begin + rows] - means[j], dim=1)
-            total[j] += apart.double().square().sum().cpu()
+            total[j] += apart.cpu().double().square().sum()
     return total / bank.shape[1]
 
 

@@ -129,7 +129,7 @@ def cast(centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, 
     """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part."""
     centre = follows(centres)
     before, after, alone = float(centres[centre].mean()), float(candidate.mean()), float(own.mean())
-    d = (centres_vote - candidate_vote).double()
+    d = (centres_vote - candidate_vote).cpu().double()
     totals, squares = tuple(d.sum(dim=1).tolist()), tuple(d.square().sum(dim=1).tolist())
     return Vote(centre, before - after, min(before, after) - alone, d.shape[1], totals, squares)
 

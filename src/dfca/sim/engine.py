@@ -44,29 +44,38 @@ class Engine:
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, stacked: bool) -> None:
         self.model, self.local, self.seed, self.stacked = model, local, seed, stacked
 
-    def losses(self, bank: Tensor, data: ClientData) -> Tensor:
+    def losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> Tensor:
         """Compute F_client of each model of each client on its data: (C, m)."""
-        return torch.stack([each.mean(dim=1) for each in self.sample_losses(bank, data)])
+        return torch.stack([each.mean(dim=1) for each in self.sample_losses(bank, data, rows)])
 
-    def sample_losses(self, bank: Tensor, data: ClientData) -> list[Tensor]:
-        """Compute the loss of each model on each sample of its client: C tensors (m, n_i)."""
+    def sample_losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> list[Tensor]:
+        """Compute the loss of each model on each sample of its client: C tensors (m, n_i).
+
+        rows: where in the bank the clients of `data` stand, if not one after the other; no more than a chunk of the
+        bank is copied.
+        """
+        clients, shared = len(data.sizes), bank.shape[1] == 1
         stacked = data.stacked() if self.stacked else None
         if stacked is None:
-            return [
-                sample_losses(self.model, _of(bank, i), *data.of(i)) for i in range(len(data.sizes))
-            ]  # fmt: skip
+            places = [0] * clients if shared else rows or range(clients)
+            return [sample_losses(self.model, bank[:, places[i]], *data.of(i)) for i in range(clients)]
 
         def one_model(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(infer(self.model, vector, x, "objective"), y, reduction="none")
 
+        def part(chunk: slice) -> Tensor:
+            if shared:
+                return bank[:, 0]
+            return bank[:, chunk] if rows is None else bank[:, list(rows[chunk])]
+
         each_model = vmap(one_model, in_dims=(0, None, None))
-        each_client = vmap(each_model, in_dims=(None if bank.shape[1] == 1 else 1, 0, 0))
+        each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
         with torch.no_grad():
-            parts = [
-                each_client(bank[:, 0] if bank.shape[1] == 1 else bank[:, chunk], stacked[0][chunk], stacked[1][chunk])
-                for chunk in self._chunks(len(data.sizes), stacked[0], bank.shape[0])
+            found = [
+                each_client(part(chunk), stacked[0][chunk], stacked[1][chunk])
+                for chunk in self._chunks(clients, stacked[0], bank.shape[0])
             ]
-        return list(torch.cat(parts))
+        return list(torch.cat(found))
 
     def train(
         self,
@@ -114,7 +123,7 @@ class Engine:
         clients, stacked = len(data.sizes), data.stacked() if self.stacked else None
         if stacked is None:
             return torch.stack(
-                [hits(self.model, deployed([i])[0], *data.of(i)).double().mean() for i in range(clients)]
+                [hits(self.model, deployed([i])[0], *data.of(i)).cpu().double().mean() for i in range(clients)]
             )
         each = vmap(lambda vector, x: infer(self.model, vector, x, "score"))
         with torch.no_grad():
@@ -122,7 +131,7 @@ class Engine:
                 each(deployed(range(clients)[chunk]), stacked[0][chunk]).argmax(dim=2) == stacked[1][chunk]
                 for chunk in self._chunks(clients, stacked[0], 1)
             ]
-        return torch.cat(right).double().mean(dim=1)
+        return torch.cat(right).cpu().double().mean(dim=1)
 
     def score_on(self, bank: Tensor, held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Tensor:
         """Score each client's bank on one distribution: the lowest loss on `held_out` picks, `test` scores: (C,)."""
@@ -134,7 +143,7 @@ class Engine:
             losses = torch.stack([cross_entropy(each, held_out[1]) for each in outputs]).view(models, -1)
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
-            scores += [(each.argmax(dim=1) == test[1]).double().mean() for each in self._apply(chosen, test[0])]
+            scores += [(each.argmax(dim=1) == test[1]).cpu().double().mean() for each in self._apply(chosen, test[0])]
         return torch.stack(scores)
 
     def _apply(self, vectors: Tensor, x: Tensor) -> Iterator[Tensor]:
@@ -228,10 +237,6 @@ def finetuned(engine: Engine, vectors: Tensor, data: ClientData, steps: int) -> 
     for positions, trained in engine.train(clients, lambda p: vectors[list(p)], choices, data, -1, options):
         out[list(positions)] = trained
     return out
-
-
-def _of(bank: Tensor, client: int) -> Tensor:
-    return bank[:, 0 if bank.shape[1] == 1 else client]
 
 
 def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -47,7 +47,7 @@ class Revival:
 
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
         """Look at the losses (C, m) that some clients assign by."""
-        own = losses.double().cpu().nan_to_num(nan=float("inf")).min(dim=1).values
+        own = losses.cpu().double().nan_to_num(nan=float("inf")).min(dim=1).values
         some, before = list(clients), self.lowest[list(clients)]
         self.alarm[some] = torch.where(own > ALARM * before, self.alarm[some] + 1, 0)
         self.lowest[some] = torch.minimum(before, own)
@@ -81,12 +81,12 @@ class Revival:
         stand = {p for p in positions if lost or self.alarm[members[p]] >= ROUNDS}
         if not stand:
             return [], Outcome(banks[:0, 0], (), 0, 0)
-        held = banks[:, list(members)]
+        place = None if len(members) == banks.shape[1] else members
         parts = [divide(data.sizes[i], stream(seed, "parts", i, now)) for i in members]
         warm, bidding, voting = (take_parts(data, members, parts, name) for name in Parts._fields)
         own = warm_up(engine, start, warm, options.warmup_steps)
         alone = [losses[0] for losses in engine.sample_losses(own[None], bidding)]
-        on_bids, on_votes = engine.sample_losses(held, bidding), engine.sample_losses(held, voting)
+        on_bids, on_votes = (engine.sample_losses(banks, part, place) for part in (bidding, voting))
         turns: list[Turn] = []
         opened: list[tuple[int, Tensor]] = []
         clusters, misses = len(banks), 0

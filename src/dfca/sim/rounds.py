@@ -347,10 +347,10 @@ class Simulation:
         if kept is not None and everybody:
             return kept, nothing
         data = self.train if everybody else self.train.subset(present)
-        banks = self.banks if everybody or self.shared else self.banks[:, present]
+        rows = None if everybody else present
         if needs == "losses":
-            return self.engine.losses(banks, data), nothing
-        each = self.engine.sample_losses(banks, data)
+            return self.engine.losses(self.banks, data, rows), nothing
+        each = self.engine.sample_losses(self.banks, data, rows)
         return torch.stack([losses.mean(dim=1) for losses in each]), each
 
     def _train(self, present: Sequence[int], choices: Sequence[Choice], now: int) -> Tensor:
