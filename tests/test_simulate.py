@@ -109,7 +109,25 @@ def test_a_forced_engine_that_cannot_run_is_refused() -> None:
         Simulation(make_toy_setting(split=uneven, engine="stacked"))
     simulation = Simulation(make_toy_setting(split=uneven))
     assert not simulation.engine.stacked
-    assert why_not_stacked(simulation.flat, make_toy_split().train) is None
+    assert why_not_stacked(simulation.flat, make_toy_split().train.to("cpu", torch.float64)) is None
+
+
+class Fickle(nn.Module):
+    """Looks at its numbers: no two clients can share a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if x.sum() > 0 else self.inner(2 * x)
+
+
+def test_a_forward_that_looks_at_its_numbers_runs_in_a_loop() -> None:
+    simulation = Simulation(make_toy_setting(make_model=Fickle))
+    assert not simulation.engine.stacked
+    with pytest.raises(ConfigError, match="its forward cannot run for many clients at once"):
+        Simulation(make_toy_setting(make_model=Fickle, engine="stacked"))
 
 
 def test_a_disconnected_graph_is_told_once() -> None:

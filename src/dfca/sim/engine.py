@@ -223,8 +223,16 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     for layer in model.layers:
         if not isinstance(layer, _STACKABLE):
             return f"{type(layer).__name__} does not batch over clients"
-    if data.stacked() is None:
+    stacked = data.stacked()
+    if stacked is None:
         return f"clients hold {min(data.sizes)} to {max(data.sizes)} samples, and only equal numbers stack"
+    x, y = (tensor[:1, :2].expand(2, *tensor[0, :2].shape) for tensor in stacked)
+    vectors = torch.zeros(2, model.size, dtype=model.dtype, device=x.device)
+    probe = Engine(model, LocalOptions(steps=1), 0, stacked=True)
+    try:
+        probe._train_stacked(vectors, x, y, None, None, probe.local)
+    except RuntimeError as error:  # a forward that looks at its numbers, or draws some
+        return f"its forward cannot run for many clients at once ({str(error).splitlines()[0]})"
     return None
 
 

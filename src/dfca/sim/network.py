@@ -1,0 +1,304 @@
+"""Models of the world that clients live in: how long they compute, how messages travel, who is away when.
+
+Everything is a small frozen record. Every draw has a name (`draw(seed, "latency", sender, receiver, number)`), so a world
+is a pure function of the seed: it does not depend on the order in which anything is asked. `presets` has ready worlds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Literal
+
+from dfca.core.rng import derive
+from dfca.errors import ConfigError, unknown
+
+SERVER = -1
+"""The id of the server, where an algorithm has one."""
+FLOAT_BYTES = 4
+"""Models travel as 32-bit floats, whatever a simulation computes in."""
+
+ComputeKind = Literal["constant", "lognormal", "pareto"]
+COMPUTE_KINDS: tuple[ComputeKind, ...] = ("constant", "lognormal", "pareto")
+_NORMAL = NormalDist()
+
+
+def draw(seed: int, *names: str | int) -> float:
+    """Draw the number in (0, 1) of that name."""
+    return (derive(seed, *names) + 0.5) / 2**32
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A class of slow (or fast) devices: this share of the clients takes `slowdown` times as long for everything."""
+
+    share: float
+    slowdown: float
+
+    def __post_init__(self) -> None:
+        _check_share("devices.share", self.share)
+        if not (0 < self.slowdown < math.inf):
+            raise ConfigError(f"devices.slowdown must be > 0 and finite (1 is no slowdown), got {self.slowdown}")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How long a client computes: a round of s local steps takes step_s * max(s, 1) * slowdown * noise seconds.
+
+    noise, drawn anew for each round: "constant" 1; "lognormal" exp(spread z), median 1; "pareto" u**(-1/tail), at least
+    1, with rare long ones: the smaller `tail`, the longer. Classes of devices are dealt exactly, by lot.
+    """
+
+    step_s: float = 1.0
+    kind: ComputeKind = "constant"
+    spread: float = 0.5
+    tail: float = 2.0
+    devices: tuple[Devices, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.step_s < math.inf):
+            raise ConfigError(
+                f"compute.step_s must be > 0 and finite, got {self.step_s}; work that takes no time never lets time pass"
+            )
+        if self.kind not in COMPUTE_KINDS:
+            raise unknown("compute kind", self.kind, COMPUTE_KINDS)
+        _check_delay("compute.spread", self.spread)
+        if not (0 < self.tail < math.inf):
+            raise ConfigError(f"compute.tail must be > 0 and finite (2 is usual), got {self.tail}")
+        if (total := sum(each.share for each in self.devices)) > 1 + 1e-9:
+            raise ConfigError(f"the shares of compute.devices must add up to at most 1, got {total:g}")
+
+    def slowdowns(self, seed: int, clients: int) -> list[float]:
+        """Deal the classes of devices out: (N,) factors."""
+        order = sorted(range(clients), key=lambda i: (draw(seed, "device", i), i))
+        factors, begin = [1.0] * clients, 0.0
+        for each in self.devices:
+            for i in order[round(begin * clients) : round((begin + each.share) * clients)]:
+                factors[i] = each.slowdown
+            begin += each.share
+        return factors
+
+    def noise(self, seed: int, client: int, round: int) -> float:
+        """Draw how much longer than usual this round takes."""
+        if self.kind == "constant":
+            return 1.0
+        u = draw(seed, "compute", client, round)
+        return math.exp(self.spread * _NORMAL.inv_cdf(u)) if self.kind == "lognormal" else u ** (-1 / self.tail)
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a message travels: after B / bandwidth seconds on the sender's uplink, `latency_s` on the way.
+
+    The messages of one sender share its uplink: they leave one after the other. spread 0 is a constant latency, above
+    it is lognormal with the median latency_s, so that messages overtake each other. uplinks: (client, bytes per second)
+    of clients whose bandwidth is another.
+    """
+
+    latency_s: float = 0.0
+    spread: float = 0.0
+    bandwidth_bytes_s: float = math.inf
+    uplinks: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_delay("link.latency_s", self.latency_s)
+        _check_delay("link.spread", self.spread)
+        for value in (self.bandwidth_bytes_s, *(bandwidth for _, bandwidth in self.uplinks)):
+            if not value >= 0:
+                raise ConfigError(f"link.bandwidth_bytes_s must be >= 0 (inf: no limit), got {value}")
+
+    def bandwidths(self, clients: int) -> list[float]:
+        """Tell every client's uplink, in bytes per second: (N,)."""
+        given = dict(self.uplinks)
+        return [given.get(i, self.bandwidth_bytes_s) for i in range(clients)]
+
+    def latency(self, seed: int, sender: int, receiver: int, number: int) -> float:
+        """Draw how long the sender's message of that number is on its way."""
+        if not self.spread:
+            return self.latency_s
+        return self.latency_s * math.exp(self.spread * _NORMAL.inv_cdf(draw(seed, "latency", sender, receiver, number)))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The probabilities that a message is lost, arrives twice, or arrives with a payload that is broken."""
+
+    loss: float = 0.0
+    duplication: float = 0.0
+    corruption: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "duplication", "corruption"):
+            _check_share(f"faults.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Clients leave and return, each as a Poisson process: `leaves_per_s` while it is here, `away_s` seconds on average.
+
+    keeps: it returns with its bank; otherwise it returns empty and takes its neighbours' models.
+    """
+
+    leaves_per_s: float = 0.0
+    away_s: float = 60.0
+    keeps: bool = True
+
+    def __post_init__(self) -> None:
+        _check_delay("churn.leaves_per_s", self.leaves_per_s)
+        if not (0 < self.away_s < math.inf):
+            raise ConfigError(f"churn.away_s must be > 0 and finite, got {self.away_s}")
+
+    @staticmethod
+    def of_share(away: float, away_s: float = 60.0, keeps: bool = True) -> Churn:
+        """Make the churn under which that share of the clients is away on average."""
+        if not 0 <= away < 1:
+            raise ConfigError(f"the share of clients away must be in [0, 1), got {away}")
+        return Churn(away / (1 - away) / away_s, away_s, keeps)
+
+    @property
+    def share_away(self) -> float:
+        """The share of time that a client is away."""
+        return self.leaves_per_s * self.away_s / (1 + self.leaves_per_s * self.away_s)
+
+    def stay(self, seed: int, client: int, number: int) -> float:
+        """Draw how long the client's stay of that number is."""
+        return -math.log(draw(seed, "stay", client, number)) / self.leaves_per_s
+
+    def absence(self, seed: int, client: int, number: int) -> float:
+        """Draw how long the client's absence of that number is."""
+        return -math.log(draw(seed, "absence", client, number)) * self.away_s
+
+
+@dataclass(frozen=True)
+class Partition:
+    """No message passes between two groups from begin_s to end_s. Clients in no group are one group together.
+
+    A server stays in reach of everybody.
+    """
+
+    begin_s: float
+    end_s: float
+    groups: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_delay("partition.begin_s", self.begin_s)
+        if not self.begin_s < self.end_s:
+            raise ConfigError(f"a partition must end after it begins ({self.begin_s} s), got end_s {self.end_s}")
+        named = [client for group in self.groups for client in group]
+        if twice := sorted({client for client in named if named.count(client) > 1}):
+            raise ConfigError(f"client {twice[0]} is in two groups of a partition; name it once")
+
+    def sides(self, clients: int) -> list[int]:
+        """Tell the group of every client: (N,)."""
+        side = {client: number + 1 for number, group in enumerate(self.groups) for client in group}
+        return [side.get(i, 0) for i in range(clients)]
+
+
+@dataclass(frozen=True)
+class LateJoiner:
+    """A client that is not there before at_s; it begins with the models of its neighbours."""
+
+    client: int
+    at_s: float
+
+    def __post_init__(self) -> None:
+        _check_delay("late_joiner.at_s", self.at_s)
+
+
+@dataclass(frozen=True)
+class World:
+    """All of it. The default is ideal: equal speeds, no delays, no faults; then time is a round counter."""
+
+    compute: Compute = field(default_factory=Compute)
+    link: Link = field(default_factory=Link)
+    faults: Faults = field(default_factory=Faults)
+    churn: Churn = field(default_factory=Churn)
+    partitions: tuple[Partition, ...] = ()
+    late_joiners: tuple[LateJoiner, ...] = ()
+
+    def check(self, degrees: Sequence[int], model_bytes: int, timeout_s: float | None) -> None:
+        """Raise ConfigError where this world cannot be lived in by these clients: degrees (N,), one per client."""
+        clients = len(degrees)
+        joiners = [each.client for each in self.late_joiners]
+        named = {
+            "link.uplinks": [client for client, _ in self.link.uplinks],
+            "partitions": [client for each in self.partitions for group in each.groups for client in group],
+            "late_joiners": joiners,
+        }
+        for what, ids in named.items():
+            check_clients(what, ids, clients)
+        if twice := sorted({client for client in joiners if joiners.count(client) > 1}):
+            raise ConfigError(f"late_joiners names client {twice[0]} twice; a client joins once")
+        if len(joiners) == clients:
+            raise ConfigError(f"all {clients} clients are late joiners, so nobody has models to begin with; leave one out")
+        bandwidths = self.link.bandwidths(clients)
+        if closed := [i for i in range(clients) if degrees[i] and bandwidths[i] == 0]:
+            raise ConfigError(
+                f"client {closed[0]} has {degrees[closed[0]]} links and a bandwidth of 0, so nothing it sends arrives; "
+                "give link.bandwidth_bytes_s > 0, or take its edges out of the graph"
+            )
+        present = clients * (1 - self.churn.share_away)
+        if self.churn.leaves_per_s and present < 1:
+            raise ConfigError(
+                f"churn empties the network: with leaves_per_s {self.churn.leaves_per_s:g} and away_s "
+                f"{self.churn.away_s:g}, {present:.2g} of {clients} clients are there on average; it must be >= 1"
+            )
+        fastest = max((bandwidths[i] for i in range(clients) if degrees[i]), default=math.inf)
+        needed = self.link.latency_s + model_bytes / fastest
+        if timeout_s is not None and (not math.isfinite(timeout_s) or timeout_s < needed):
+            raise ConfigError(
+                f"timeout_s must be finite and >= {needed:g} s, what one model takes on the fastest link; got {timeout_s:g}, "
+                "and every wait would end before anything arrives"
+            )
+
+
+def presets() -> Mapping[str, World]:
+    """Ready worlds by name; the numbers are orders of magnitude, not measurements."""
+    slow = Devices(share=0.1, slowdown=3.0)
+    return {
+        "ideal": World(),
+        "datacentre": World(
+            Compute(0.01, "lognormal", spread=0.1), Link(0.0005, spread=0.2, bandwidth_bytes_s=1.25e9)
+        ),
+        "wifi": World(
+            Compute(0.1, "lognormal", spread=0.3, devices=(slow,)),
+            Link(0.005, spread=0.5, bandwidth_bytes_s=5e6),
+            Faults(loss=0.01),
+        ),
+        "lora-like": World(
+            Compute(1.0, "lognormal", spread=0.2), Link(1.0, spread=0.3, bandwidth_bytes_s=625.0), Faults(loss=0.1)
+        ),
+        "mobile": World(
+            Compute(0.2, "pareto", tail=2.0, devices=(Devices(share=0.2, slowdown=4.0),)),
+            Link(0.05, spread=0.7, bandwidth_bytes_s=1.25e6),
+            Faults(loss=0.02, duplication=0.005),
+            Churn(leaves_per_s=1 / 600, away_s=120.0),
+        ),
+    }
+
+
+def preset(name: str) -> World:
+    """Make a ready world by name. Raises ConfigError on an unknown one, with the known ones."""
+    known = presets()
+    if name not in known:
+        raise unknown("world", name, known)
+    return known[name]
+
+
+def check_clients(what: str, ids: Iterable[int], clients: int) -> None:
+    """Raise ConfigError where an id is not one of the clients 0..N-1."""
+    for client in ids:
+        if not 0 <= client < clients:
+            raise ConfigError(f"{what} names client {client}; the clients are 0..{clients - 1}")
+
+
+def _check_delay(name: str, value: float) -> None:
+    if not (0 <= value < math.inf):
+        raise ConfigError(f"{name} must be >= 0 and finite, got {value}")
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be in 0..1, got {value}")
