@@ -75,6 +75,17 @@ def problem(**values: object) -> str:
             'device must be "cpu", "cuda", "cuda:N", "mps" or "auto", got "gpu"; "auto" takes a GPU where there is one',
         ),
         ({"evaluation": {"samples": 1}}, "evaluation.samples must be >= 2, got 1"),
+        ({"algorithm": {"dfca": {"level": "low"}}}, 'algorithm.dfca.level must be a finite number, got "low"'),
+        ({"algorithm": {"dfca": {"level": float("nan")}}}, "algorithm.dfca.level must be a finite number, got NaN"),
+        ({"algorithm": {"dfca": {"support": 2.5}}}, "algorithm.dfca.support must be an integer, got 2.5"),
+        ({"algorithm": {"dfca": {"support": True}}}, "algorithm.dfca.support must be an integer, got true"),
+        ({"model": {"hidden": "16"}}, 'model.hidden must be an integer, got "16"'),
+        ({"model": {"channels": [0, 4]}}, "model.channels[0] must be >= 1, got 0"),
+        ({"model": {"channels": [4]}}, "model.channels must have more items: model.channels[1] is missing"),
+        (
+            {"data": {"transform": "axis-rotation"}},
+            'transform "axis-rotation" does not fit digits (images); use "rotation"',
+        ),
     ],
 )
 def test_a_bad_value_is_told_with_key_value_and_bound(values: dict[str, object], sentence: str) -> None:
@@ -122,6 +133,17 @@ def test_a_missing_key_is_told() -> None:
 )
 def test_an_unknown_name_is_told_before_any_work(values: dict[str, object], sentence: str) -> None:
     assert re.search(sentence, problem(**values))
+
+
+def test_automatic_clusters_need_the_true_number_only_where_there_is_one() -> None:
+    assert problem(clusters="auto").startswith('clusters = "auto" needs data.distributions')
+    assert problem(clusters="auto", data={"name": "har", "partition": "owner"}).startswith('clusters = "auto" needs')
+    assert small(clusters="auto", data={"name": "femnist", "partition": "owner"}).distributions == 1
+    assert small(clusters="auto", data={"transform": "none"}).distributions == 1
+
+
+def test_an_algorithm_option_that_is_a_float_takes_an_integer() -> None:
+    assert small(algorithm={"dfedavgm": {"momentum": 0}}).algorithm == {"dfedavgm": {"momentum": 0}}
 
 
 def test_seeds_are_a_count_or_a_list() -> None:

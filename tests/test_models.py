@@ -36,6 +36,8 @@ def test_the_cnn_has_the_papers_layers_in_the_papers_order() -> None:
 def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_models.py").write_text(
         "from torch import nn\nimport math\nnumber = 3\n"
+        "def fail(shape, classes):\n    return 1 / 0\n"
+        "def forget(shape, classes):\n    return None\n"
         "def make(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -46,6 +48,10 @@ def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         make_factory(ModelOptions(factory="their_models:made"), (1, 8, 8), 10)
     with pytest.raises(ConfigError, match="must be callable, got int"):
         make_factory(ModelOptions(factory="their_models:number"), (1, 8, 8), 10)
+    with pytest.raises(ModelError, match=r"fail\" failed with ZeroDivisionError: .* make\(\(1, 8, 8\), 10\)"):
+        make_factory(ModelOptions(factory="their_models:fail"), (1, 8, 8), 10)()
+    with pytest.raises(ModelError, match=r'"their_models:forget" must return a torch.nn.Module, got NoneType'):
+        make_factory(ModelOptions(factory="their_models:forget"), (1, 8, 8), 10)()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "title": "Every algorithm on rotated digits",
-        "description": "Digits, a quarter of the clients each turned by 0, 90, 180 and 270 degrees.",
+        "description": "Digits, a quarter of the `<24>` clients each turned by 0, 90, 180 and 270 degrees.",
         "clients": clients,
         "clusters": clusters,
         "rounds": rounds,
@@ -431,6 +431,10 @@ def test_the_page_shows_the_table_and_needs_nothing_beside_it(folder: Path) -> N
     assert "not finished" not in text
     assert "24 clients, 4 hidden groups of data, 40 rounds, 8 algorithms, 3 random seeds" in text
     assert len(text) < 2_000_000
+
+
+def test_the_description_is_escaped_and_its_code_is_code(folder: Path) -> None:
+    assert "a quarter of the <code>&lt;24&gt;</code> clients" in write_report(folder).read_text(encoding="utf-8")
 
 
 def test_the_page_is_the_same_for_the_same_run(folder: Path) -> None:

@@ -124,6 +124,11 @@ def test_a_run_leaves_the_promised_files(unbroken: Path) -> None:
     assert environment["device"] == "cpu"
 
 
+def test_after_a_drift_the_stored_clusters_are_those_of_the_end(tmp_path: Path) -> None:
+    run(tiny(data=TINY["data"] | {"drift_share": 0.34}), tmp_path)
+    assert json.loads((tmp_path / "topology.json").read_text())["0"]["clusters"].count(2) == 2
+
+
 def test_finished_cells_are_not_run_again(unbroken: Path) -> None:
     before = numbers(unbroken)
     listener = Listener()

@@ -252,7 +252,8 @@ def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch:
         "fewer --workers"
     )
     failed = [
-        f"{name}, seed 0, model.factory=fragile:fail: ValueError: a model that cannot be made"
+        f'{name}, seed 0, model.factory=fragile:fail: model.factory "fragile:fail" failed with ValueError: a model '
+        "that cannot be made; it is called as make(shape, classes), here make((1, 8, 8), 10)"
         for name in ("local", "fedavg")
     ]
     assert sorted(listener.failures) == sorted([*failed, died])

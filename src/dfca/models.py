@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
@@ -20,14 +21,21 @@ MODELS = {
 }
 
 
+Filters = Annotated[int, Field(ge=1, strict=True)]
+
+
 class ModelOptions(BaseModel):
     """Which model, and how large."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field("mlp", description=f"one of {', '.join(MODELS)}")
     hidden: int = Field(200, ge=1, description="units of the hidden layer")
-    channels: tuple[int, int] = Field((32, 64), description="filters of the two convolutions")
+    channels: tuple[Filters, Filters] = Field(
+        (32, 64),
+        strict=False,  # TOML has lists, not tuples
+        description="filters of the two convolutions",
+    )
     factory: str | None = Field(
         None, description='a module of your own, "package.module:function" with arguments (shape, classes)'
     )
@@ -39,8 +47,8 @@ def make_factory(options: ModelOptions, shape: tuple[int, ...], classes: int) ->
     Raises ConfigError for an unknown name, ModelError for a model that does not fit the shape.
     """
     if options.factory is not None:
-        build = _import(options.factory)
-        return lambda: build(shape, classes)
+        path, build = options.factory, _import(options.factory)
+        return lambda: _call(path, build, shape, classes)
     if options.name == "mlp":
         return lambda: mlp(shape, classes, options.hidden)
     if options.name == "cnn":
@@ -89,6 +97,19 @@ def _need(name: str, shape: tuple[int, ...], dimensions: int, smallest: int) -> 
             f'model "{name}" needs samples with {dimensions} dimensions, all but the first >= {smallest}, '
             f'got {tuple(shape)}; "mlp" takes any shape'
         )
+
+
+def _call(path: str, build: Callable[..., nn.Module], shape: tuple[int, ...], classes: int) -> nn.Module:
+    try:
+        module = build(shape, classes)
+    except Exception as error:
+        raise ModelError(
+            f'model.factory "{path}" failed with {type(error).__name__}: {error}; '
+            f"it is called as make(shape, classes), here make({shape}, {classes})"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f'model.factory "{path}" must return a torch.nn.Module, got {type(module).__name__}')
+    return module
 
 
 def _import(path: str) -> Callable[..., nn.Module]:

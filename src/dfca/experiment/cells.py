@@ -183,7 +183,8 @@ class _Scene:
         graph = topology.make_graph(config.topology, config.clients, seed)
         facts = topology.describe(graph, split.clusters)
         edges = sorted([i, j] for i, j in graph.edges)
-        true = None if split.clusters is None else split.clusters.tolist()
+        ends = split if drift is None else drift[1]  # reports compare with what the clients hold at the end
+        true = None if ends.clusters is None else ends.clusters.tolist()
         desk.store_topology(job, {"facts": facts, "edges": edges, "clusters": true})
         if job.point.at is None:  # a sweep has hundreds
             desk.note(f"graph: {topology.summary(facts)}", job)

@@ -7,7 +7,9 @@ is told with its key, its value and its bound. `experiment.load` reads it from p
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import math
 import tomllib
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +21,7 @@ from dfca import algorithms as registry
 from dfca.core.local import LocalOptions
 from dfca.data import DataOptions
 from dfca.data.registry import source_of
+from dfca.data.transforms import resolve
 from dfca.errors import ConfigError, unknown
 from dfca.experiment.problems import explain, show
 from dfca.models import MODELS, ModelOptions
@@ -141,6 +144,7 @@ class Config(Section):
     @classmethod
     def _check_options(cls, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, options in tables.items():
+            _check_kinds(name, options)
             registry.get(name, **options)
         return tables
 
@@ -151,14 +155,15 @@ class Config(Section):
                 raise ConfigError(
                     f"{key} must be <= clients ({self.clients}), got {value}; lower {key} or raise clients"
                 )
-        if self.clusters == "auto" and self.data.distributions is None:
+        # Without a transform nobody knows the true clusters, so there is no number to give.
+        known = resolve(self.data, source_of(self.data.name).kind) != "none"
+        if known and self.clusters == "auto" and self.data.distributions is None:
             raise ConfigError(
                 'clusters = "auto" needs data.distributions, the number of true clusters that the data is made with; '
                 "give it, or a number of clusters"
             )
         if self.model.factory is None and self.model.name not in MODELS:
             raise unknown("model", self.model.name, MODELS)
-        source_of(self.data.name)
         check_topology(self.topology, self.clients)
         return self
 
@@ -209,6 +214,18 @@ class Config(Section):
 
     def _numbers(self) -> dict[str, Any]:
         return {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
+
+
+def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a value of another kind than the option's default; an unknown name is left to the registry."""
+    make = registry.ALGORITHMS.get(name)
+    known = inspect.signature(make).parameters if make else {}
+    for key in options.keys() & known.keys():
+        value, whole = options[key], isinstance(known[key].default, int)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or (whole and not isinstance(value, int)):
+            demand = "an integer" if whole else "a finite number"
+            raise ConfigError(f"algorithm.{name}.{key} must be {demand}, got {show(value)}")
 
 
 def _refuse_repetition(key: str, values: tuple[Any, ...]) -> None:

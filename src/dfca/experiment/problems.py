@@ -65,6 +65,8 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
     match problem["type"]:
         case "extra_forbidden":
             return _unknown_key(path, model)
+        case "missing" if path.endswith("]"):
+            return f"{path.partition('[')[0]} must have more items: {path} is missing"
         case "missing":
             return f"{path} is missing; add it to the experiment file or give it by --set {path}=VALUE"
         case "value_error":

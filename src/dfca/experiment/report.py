@@ -8,6 +8,7 @@ A run that is still going on, or was stopped, gets a page of what there is, and 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,7 +207,8 @@ def _lede(run: Run) -> str:
     ]
     data = escape(str((config.get("data") or {}).get("name", "")))
     on = "" if "data.name" in keys else f", on <b>{data}</b>"
-    description = f"<p>{escape(str(config['description']).strip())}</p>" if config.get("description") else ""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(str(config.get("description") or "").strip()))
+    description = f"<p>{text}</p>" if text else ""
     return f'<p class="lede">{escape(", ".join(each for each in what if each))}{on}.</p>{description}'
 
 

@@ -156,7 +156,7 @@ def _row(algorithm: str, runs: Sequence[Mapping[str, Any]], point: Mapping[str, 
     guesses = [models_of(run) for run in counted] if point.get("auto") and kind.elects else []
     right = sum(models_of(run) == run.get("clusters") for run in counted)
     row["k"] = _span(guesses) if guesses else DASH
-    row["k_right"] = f"{right} of {len(guesses)}" if guesses else DASH
+    row["k_right"] = f"{right} of {len(guesses)}" if guesses and told else DASH
     row["seconds"] = mean_std(counted, "seconds")[0]
     for key, name in (("bytes_sent", "megabytes_per_client"), ("start_bytes", "start_megabytes_per_client")):
         sent = mean_std(counted, key)[0]

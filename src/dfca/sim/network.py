@@ -1,7 +1,7 @@
 """Models of the world that clients live in: how long they compute, how messages travel, who is away when.
 
-Everything is a small frozen record. Every draw has a name (`draw(seed, "latency", sender, receiver, number)`), so a world
-is a pure function of the seed: it does not depend on the order in which anything is asked. `presets` has ready worlds.
+Everything is a small frozen record. Every draw has a name (`draw(seed, "latency", sender, receiver, number)`), so a
+world is a pure function of the seed, whatever the order in which it is asked. `presets` has ready worlds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Compute:
     def __post_init__(self) -> None:
         if not (0 < self.step_s < math.inf):
             raise ConfigError(
-                f"compute.step_s must be > 0 and finite, got {self.step_s}; work that takes no time never lets time pass"
+                f"compute.step_s must be > 0 and finite, got {self.step_s}; without it time would stand still"
             )
         if self.kind not in COMPUTE_KINDS:
             raise unknown("compute kind", self.kind, COMPUTE_KINDS)
@@ -136,7 +136,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Churn:
-    """Clients leave and return, each as a Poisson process: `leaves_per_s` while it is here, `away_s` seconds on average.
+    """Clients leave and return, each as a Poisson process: `leaves_per_s` while here, back after `away_s` on average.
 
     keeps: it returns with its bank; otherwise it returns empty and takes its neighbours' models.
     """
@@ -232,7 +232,9 @@ class World:
         if twice := sorted({client for client in joiners if joiners.count(client) > 1}):
             raise ConfigError(f"late_joiners names client {twice[0]} twice; a client joins once")
         if len(joiners) == clients:
-            raise ConfigError(f"all {clients} clients are late joiners, so nobody has models to begin with; leave one out")
+            raise ConfigError(
+                f"all {clients} clients are late joiners, so nobody has models to begin with; leave one out"
+            )
         bandwidths = self.link.bandwidths(clients)
         if closed := [i for i in range(clients) if degrees[i] and bandwidths[i] == 0]:
             raise ConfigError(
@@ -249,8 +251,8 @@ class World:
         needed = self.link.latency_s + model_bytes / fastest
         if timeout_s is not None and (not math.isfinite(timeout_s) or timeout_s < needed):
             raise ConfigError(
-                f"timeout_s must be finite and >= {needed:g} s, what one model takes on the fastest link; got {timeout_s:g}, "
-                "and every wait would end before anything arrives"
+                f"timeout_s must be finite and >= {needed:g} s, what one model takes on the fastest link; got "
+                f"{timeout_s:g}, and every wait would end before anything arrives"
             )
 
 
@@ -259,9 +261,7 @@ def presets() -> Mapping[str, World]:
     slow = Devices(share=0.1, slowdown=3.0)
     return {
         "ideal": World(),
-        "datacentre": World(
-            Compute(0.01, "lognormal", spread=0.1), Link(0.0005, spread=0.2, bandwidth_bytes_s=1.25e9)
-        ),
+        "datacentre": World(Compute(0.01, "lognormal", spread=0.1), Link(0.0005, spread=0.2, bandwidth_bytes_s=1.25e9)),
         "wifi": World(
             Compute(0.1, "lognormal", spread=0.3, devices=(slow,)),
             Link(0.005, spread=0.5, bandwidth_bytes_s=5e6),

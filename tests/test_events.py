@@ -1,0 +1,389 @@
+"""The event simulator drives the same clients: in the ideal world it is the synchronous one, elsewhere it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+
+from dfca import algorithms
+from dfca.algorithms import ALGORITHMS
+from dfca.core.algorithm import Algorithm
+from dfca.core.client import ClientState, Message
+from dfca.core.local import LocalOptions
+from dfca.core.mixing import fold
+from dfca.errors import ConfigError, RunError
+from dfca.sim.events import (
+    EventResult,
+    EventSimulation,
+    Record,
+    Staleness,
+    corrupted,
+    discounted,
+    read_trace,
+    write_trace,
+)
+from dfca.sim.network import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
+from dfca.sim.rounds import Setting, Simulation
+from dfca.testing import lockstep, stack
+
+TIMED_LINK = Link(latency_s=0.3, spread=0.8, bandwidth_bytes_s=2000.0)
+STRAGGLERS = Compute(1.0, devices=(Devices(share=0.34, slowdown=10.0),))
+ROUGH = World(
+    Compute(1.0, "lognormal", devices=(Devices(0.34, 3.0),)), TIMED_LINK, Faults(0.1, 0.1, 0.1), Churn(0.02, 10.0)
+)
+
+
+def timed(name: str) -> Algorithm:
+    """Make an algorithm, without what does not run in virtual time yet."""
+    algorithm = algorithms.get(name)
+    return replace(algorithm, share="trained", revives=False) if algorithm.share == "relay" else algorithm
+
+
+def run(setting: Setting, world: World | None = None, **options: Any) -> EventResult:
+    return EventSimulation(setting, world, max_events=200_000, **options).run()
+
+
+def assert_same(setting: Setting, result: EventResult) -> None:
+    simulation = Simulation(setting)
+    rows = [row for row in (simulation.step() for _ in range(setting.rounds)) if row is not None]
+    assert result.assignments.tolist() == simulation.assignments.tolist()
+    torch.testing.assert_close(result.banks, simulation.banks, rtol=1e-9, atol=1e-11)
+    assert result.metrics[-1]["accuracy"] == pytest.approx(rows[-1]["accuracy"], abs=1e-12)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batch": {},
+    "sequential": {"aggregation": "sequential"},
+    "metropolis": {"aggregation": "sequential", "weights": "metropolis"},
+    "all models": {"share": "all"},
+    "half of the clients": {"participation": 0.5},
+    "half of the clients, sequential": {"participation": 0.5, "aggregation": "sequential"},
+    "mini-batches": {"local": LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4)},
+    "disconnected": {"graph": nx.disjoint_union(nx.path_graph(3), nx.empty_graph(3))},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: str) -> None:
+    setting = make_toy_setting(timed(algorithm), **SETTINGS[name])
+    result = run(setting)
+    assert_same(setting, result)
+    assert result.time_s == setting.rounds * setting.local.steps
+    assert set(result.staleness) <= {0}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_ideal_world_equals_lockstep(algorithm: str) -> None:
+    setting = make_toy_setting(timed(algorithm), aggregation="sequential")
+    result, states = run(setting), lockstep(setting)
+    assert result.assignments.tolist() == [state.assignment for state in states]
+    banks = result.banks.expand(-1, setting.clients, -1)
+    torch.testing.assert_close(banks, stack(states), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["batch", "all models", "half of the clients"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batch_without_timeout_is_synchronous_in_any_lossless_world(algorithm: str, name: str) -> None:
+    setting = make_toy_setting(timed(algorithm), **SETTINGS[name])
+    result = run(setting, World(replace(STRAGGLERS, kind="lognormal"), TIMED_LINK, Faults(duplication=0.3)))
+    assert_same(setting, result)
+    assert set(result.staleness) <= {0}
+
+
+ROUGH_WORLDS = {
+    "loss": World(STRAGGLERS, TIMED_LINK, Faults(loss=0.3)),
+    "duplication": World(STRAGGLERS, TIMED_LINK, Faults(duplication=0.5)),
+    "corruption": World(STRAGGLERS, TIMED_LINK, Faults(corruption=0.3)),
+    "churn": World(STRAGGLERS, TIMED_LINK, churn=Churn.of_share(0.3, away_s=6.0)),
+    "churn, empty": World(STRAGGLERS, TIMED_LINK, churn=Churn.of_share(0.3, away_s=6.0, keeps=False)),
+    "partition": World(STRAGGLERS, TIMED_LINK, partitions=(Partition(5.0, 15.0, ((0, 1, 2),)),)),
+    "late joiner": World(STRAGGLERS, TIMED_LINK, late_joiners=(LateJoiner(2, 9.0), LateJoiner(3, 11.0))),
+    "all of it": ROUGH,
+}
+
+
+@pytest.mark.parametrize("world", ROUGH_WORLDS)
+@pytest.mark.parametrize(
+    ("algorithm", "aggregation"),
+    [
+        ("dfca-gi", "batch"),
+        ("dfca-li", "sequential"),
+        ("fedspd", "sequential"),
+        ("dfedavgm", "batch"),
+        ("ifca", "batch"),
+    ],
+)
+def test_rough_worlds_keep_banks_finite_and_replay_bit_by_bit(algorithm: str, world: str, aggregation: str) -> None:
+    setting = make_toy_setting(algorithm, aggregation=aggregation)
+    options: dict[str, Any] = {"until_s": 25.0, "timeout_s": 5.0, "staleness": Staleness("polynomial")}
+    result = run(setting, ROUGH_WORLDS[world], trace=True, **options)
+    assert torch.isfinite(result.banks).all()
+    assert sum(result.rounds) >= 6
+    assert all(0 <= share <= 1 for share in result.idle_shares)
+    if world == "corruption":
+        assert result.records["corrupt"] > 0
+        assert result.rejected == sum(r.kind == "corrupt" and r.cluster >= 0 for r in result.trace or [])
+    assert_identical(run(setting, ROUGH_WORLDS[world], replay=result.trace, trace=True, **options), result)
+
+
+def assert_identical(one: EventResult, other: EventResult) -> None:
+    assert torch.equal(one.banks, other.banks)
+    assert torch.equal(one.assignments, other.assignments)
+    assert [without_seconds(row) for row in one.metrics] == [without_seconds(row) for row in other.metrics]
+    names = ("rounds", "time_s", "idle_shares", "staleness", "records", "rejected", "trace")
+    assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
+
+
+def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    runs = [run(make_toy_setting("dfca-li", seed=s), ROUGH, until_s=30.0, timeout_s=5.0, trace=True) for s in (1, 1, 2)]
+    assert_identical(runs[0], runs[1])
+    assert runs[0].trace != runs[2].trace
+
+
+def test_a_trace_survives_its_file(tmp_path: Path) -> None:
+    setting = make_toy_setting("dfca-gi", aggregation="sequential")
+    result = run(setting, ROUGH, until_s=20.0, trace=True)
+    write_trace(tmp_path / "trace.jsonl", result.trace or [])
+    assert_identical(run(setting, ROUGH, trace=True, replay=read_trace(tmp_path / "trace.jsonl")), result)
+
+
+def test_time_in_a_trace_never_runs_backwards() -> None:
+    trace = run(make_toy_setting("dfca-gi"), ROUGH, until_s=30.0, timeout_s=5.0, trace=True).trace or []
+    assert all(before.time <= after.time for before, after in pairwise(trace))
+
+
+def test_with_stragglers_sequential_reaches_a_target_sooner_than_batch_and_the_server() -> None:
+    split = make_toy_split(clients=12, samples=30)
+    world = World(Compute(1.0, devices=(Devices(share=0.17, slowdown=10.0),)))
+    reached = {}
+    for name, algorithm, aggregation in (
+        ("sequential", "dfca-gi", "sequential"),
+        ("batch", "dfca-gi", "batch"),
+        ("ifca", "ifca", "batch"),
+    ):
+        setting = make_toy_setting(algorithm, split=split, graph=nx.complete_graph(12), aggregation=aggregation, seed=5)
+        result = run(setting, world, until_s=60.0 if name == "sequential" else 600.0, evaluate_every_s=10.0)
+        reached[name] = result.time_to(0.8)
+        idle = result.idle_shares
+        assert max(idle) < 0.01 if name == "sequential" else max(idle) == pytest.approx(0.9, abs=0.01)
+    assert None not in reached.values()
+    assert reached["sequential"] * 3 <= min(reached["batch"], reached["ifca"])
+
+
+def test_bytes_and_time_by_hand() -> None:
+    # Two clients, one edge, P = 43 floats = 172 bytes; a round takes 2 s, the uplink 1 s, the way 0.5 s.
+    setting = make_toy_setting("dfca-gi", split=make_toy_split(clients=2), graph=nx.path_graph(2), rounds=3)
+    result = run(setting, World(link=Link(0.5, bandwidth_bytes_s=172.0)), trace=True)
+    assert result.time_s == 3 * (2 + 1 + 0.5)
+    assert result.metrics[-1]["messages_sent"] == 2 * 3
+    assert result.idle_shares == pytest.approx([1.5 / 3.5] * 2)
+    assert result.bytes_to(0.0) == result.metrics[0]["bytes_sent"]
+    assert result.time_to(1.1) is None
+    assert result.bytes_to(1.1) is None
+
+
+def test_the_messages_of_a_sender_queue_on_its_uplink() -> None:
+    # A star: the middle sends to three leaves, one second each; the leaves send at once.
+    setting = make_toy_setting(split=make_toy_split(clients=4), graph=nx.star_graph(3), rounds=1)
+    trace = run(setting, World(link=Link(bandwidth_bytes_s=172.0)), trace=True).trace or []
+    assert [record.time for record in trace if record.kind == "send" and record.client == 0] == [3.0, 4.0, 5.0]
+    assert {record.time for record in trace if record.kind == "send" and record.client != 0} == {3.0}
+
+
+def test_a_slow_uplink_drops_models_that_were_overtaken_before_they_left() -> None:
+    setting = make_toy_setting(aggregation="sequential")
+    result = run(setting, World(link=Link(bandwidth_bytes_s=20.0)), until_s=60.0, trace=True)
+    assert result.records["drop"] > 0
+    assert result.records["send"] <= 6 * 60 / (172 / 20)
+
+
+def test_the_mailbox_keeps_the_newest_of_each_sender_while_a_client_trains() -> None:
+    # Client 1 takes ten times as long: of the ten models that client 0 sends meanwhile, one is folded.
+    setting = make_toy_setting(split=make_toy_split(clients=2), graph=nx.path_graph(2), aggregation="sequential")
+    slow = World(Compute(1.0, devices=(Devices(share=0.5, slowdown=10.0),)))
+    result = run(setting, slow, until_s=60.5, trace=True)
+    slowest = min(range(2), key=lambda i: result.rounds[i])
+    folds = [record for record in result.trace or [] if record.kind == "fold" and record.client == slowest]
+    assert result.rounds[slowest] == 3
+    assert [record.time for record in folds] == [20.0, 20.0, 40.0, 40.0, 60.0, 60.0][: len(folds)]
+    assert {record.time for record in folds} == {20.0, 40.0, 60.0}
+
+
+def test_a_partition_separates_and_heals() -> None:
+    one = replace(algorithms.get("dfedavgm"), momentum=0.0)
+    setting = make_toy_setting(one, split=make_toy_split(clusters=1), clusters=1, graph=nx.complete_graph(6))
+    for aggregation in ("batch", "sequential"):
+        changed = replace(setting, aggregation=aggregation, rounds=30, evaluate_every=1)
+        world = World(partitions=(Partition(1.0, 31.0, ((0, 1, 2),)),))
+        result = run(changed, world, trace=True)
+        apart = {row["time_s"]: row["disagreement"][0] for row in result.metrics}
+        assert apart[30.0] > 1e-6
+        assert apart[40.0] < 1e-9
+        crossing = [r for r in result.trace or [] if r.kind == "fold" and (r.client < 3) != (r.peer < 3)]
+        assert min(record.time for record in crossing) >= 31.0
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+def test_a_late_joiner_takes_its_neighbours_models(aggregation: str) -> None:
+    setting = make_toy_setting("dfca-li", aggregation=aggregation, rounds=20)
+    result = run(setting, World(late_joiners=(LateJoiner(4, 11.0),)), trace=True)
+    trace = result.trace or []
+    before = [record for record in trace if record.client == 4 and record.time < 11.0]
+    assert [record.kind for record in before] == ["absent"]
+    taken = [record for record in trace if record.kind == "take"]
+    assert {(record.client, record.peer, record.cluster) for record in taken} >= {(4, 3, 0), (4, 3, 1)}
+    assert (result.metrics[0]["clients"], result.metrics[-1]["clients"]) == (5, 6)
+    assert result.rounds == [20] * 6
+    first = next(record for record in trace if record.kind == "start" and record.client == 4)
+    assert first.round >= 5  # it joins the round that the others are in
+
+
+def test_a_joiner_begins_with_the_bank_of_the_first_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = make_toy_setting("dfca-li", split=make_toy_split(clients=3), graph=nx.star_graph(2), rounds=1)
+    simulation = EventSimulation(setting, World(late_joiners=(LateJoiner(0, 1.0),)))
+    begun: list[torch.Tensor] = []
+    settle_in = simulation._settle_in
+
+    def watch(i: int) -> None:
+        begun.extend(simulation.fleet.states[client].bank for client in (i, 1))
+        settle_in(i)
+
+    monkeypatch.setattr(simulation, "_settle_in", watch)
+    simulation.run()
+    assert torch.equal(*begun)
+
+
+def test_a_joiner_whose_neighbours_have_nothing_starts_afresh() -> None:
+    graph = nx.disjoint_union(nx.path_graph(2), nx.empty_graph(1))
+    setting = make_toy_setting(split=make_toy_split(clients=3), graph=graph)
+    result = run(setting, World(late_joiners=(LateJoiner(0, 1.0), LateJoiner(1, 3.0))), trace=True)
+    assert [record.client for record in result.trace or [] if record.kind == "afresh"] == [0]
+    assert result.rounds == [4, 4, 4]
+
+
+def test_a_wait_that_cannot_end_is_diagnosed() -> None:
+    setting = make_toy_setting(split=make_toy_split(clients=3), graph=nx.path_graph(3))
+    with pytest.raises(RunError) as caught:
+        run(setting, World(faults=Faults(loss=1.0)))
+    assert str(caught.value) == (
+        "nobody can go on at 2 s: client 0 waits for round 0 of client 1; client 1 waits for round 0 of clients 0, 2; "
+        "client 2 waits for round 0 of client 1 (4 messages were lost or broken on the way); "
+        'give timeout_s, or use aggregation "sequential"'
+    )
+    assert run(setting, World(faults=Faults(loss=1.0)), timeout_s=1.0).rounds == [4, 4, 4]
+    with pytest.raises(
+        RunError, match=r"the server waits for round 0 of clients 0, 1, 2; client 0 waits for the server"
+    ):
+        run(replace(setting, algorithm=algorithms.get("ifca")), World(faults=Faults(loss=1.0)))
+
+
+def test_events_are_capped() -> None:
+    with pytest.raises(RunError, match=r"stopped after max_events = 50 events, at 4 s .* raise max_events"):
+        EventSimulation(make_toy_setting(rounds=1000), max_events=50).run()
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_runs(name: str) -> None:
+    setting = make_toy_setting(aggregation="sequential", rounds=5)
+    result = run(setting, preset(name))
+    assert torch.isfinite(result.banks).all()
+    assert result.rounds == [5] * 6
+
+
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "ifca"])
+def test_a_dry_run_keeps_the_same_time_without_computing(algorithm: str) -> None:
+    world = World(Compute(1.0, "pareto"), TIMED_LINK)
+    wet, dry = (run(make_toy_setting(algorithm), world, dry=dry, trace=True) for dry in (False, True))
+    assert dry.time_s == wet.time_s
+    assert [record[:2] for record in dry.trace or []] == [record[:2] for record in wet.trace or []]
+    assert "accuracy" not in dry.metrics[-1]
+
+
+def test_staleness_weights() -> None:
+    ages = range(7)
+    assert [Staleness().weight(d) for d in ages] == [1.0] * 7
+    assert [Staleness("polynomial", power=1.0).weight(d) for d in ages] == [1 / (1 + d) for d in ages]
+    assert [Staleness("hinge", power=1.0, after=4).weight(d) for d in ages] == [1.0] * 5 + [1 / 2, 1 / 3]
+
+
+def test_a_discounted_model_moves_the_average_by_its_weight() -> None:
+    state = ClientState.of(torch.tensor([[2.0, 4.0]]))
+    message = Message(1, 0, 0, 1, torch.tensor([6.0, 0.0]))
+    folded, _ = fold(state.bank[0], 0, discounted(message, state, 0.25).model)
+    assert folded.tolist() == [2 + 0.25 * (6 - 2) / 2, 4 + 0.25 * (0 - 4) / 2]
+    broken = corrupted(message, seed=0, receiver=2)
+    assert discounted(broken, state, 0.25) is broken
+
+
+def test_corrupted_payloads_are_of_both_kinds() -> None:
+    made = [corrupted(Message(1, 0, t, 1, torch.ones(4)), seed=0, receiver=2).model for t in range(20)]
+    assert {len(model) for model in made} == {3, 4}
+    assert all(len(model) == 3 or torch.isnan(model).any() for model in made)
+
+
+BAD = [
+    ({"until_s": 0.0}, "until_s must be > 0 and finite, got 0.0"),
+    ({"evaluate_every_s": float("nan")}, "evaluate_every_s must be > 0 and finite, got nan"),
+    ({"rounds": 0}, "rounds must be >= 1, got 0"),
+    (
+        {"timeout_s": 0.1, "world": World(link=Link(0.5))},
+        "timeout_s must be finite and >= 0.5 s, what one model takes on the fastest link; got 0.1, and every wait "
+        "would end before anything arrives",
+    ),
+    (
+        {"replay": [Record(0.0, "start", 9)]},
+        "the trace names client 9; the clients are 0..5",
+    ),
+    (
+        {"replay": [Record(2.0, "fold", 0, 1, 0, 7)]},
+        "the trace has a fold at 2 s of a model that nobody made before ((1, 0, 7)); it is cut or of another run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD)
+def test_bad_input(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(make_toy_setting(), **options)
+    assert str(caught.value) == sentence
+
+
+def test_bad_staleness_traces_and_second_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='unknown staleness "linear"'):
+        Staleness("linear")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"staleness\.power must be >= 0 and finite, got -1"):
+        Staleness("polynomial", power=-1)
+    with pytest.raises(ConfigError, match=r"staleness\.after must be >= 0 rounds, got -1"):
+        Staleness("hinge", after=-1)
+    with pytest.raises(ConfigError, match='unknown kind of a trace "dance"'):
+        run(make_toy_setting(), replay=[Record(0.0, "dance", 0)])
+    (tmp_path / "trace.jsonl").write_text('{"time": 0.0, "kind": "start", "client": 0}\n{"time": 1')
+    with pytest.raises(ConfigError, match=r"trace.jsonl, line 2 is not a record of a trace"):
+        read_trace(tmp_path / "trace.jsonl")
+    simulation = EventSimulation(make_toy_setting(rounds=1))
+    simulation.run()
+    with pytest.raises(RunError, match="this simulation has been run; make a new one"):
+        simulation.run()
+
+
+def test_what_virtual_time_cannot_do_yet_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'dfca with share "relay" cannot run in virtual time yet; use share "trained"'
+    ):
+        run(make_toy_setting("dfca"))
+    with pytest.raises(ConfigError, match=r"dfca opens clusters while it runs, which virtual time cannot yet"):
+        run(make_toy_setting(replace(algorithms.get("dfca"), share="trained")))
+    with pytest.raises(ConfigError, match="a drift cannot happen in virtual time yet; leave it out"):
+        run(make_toy_setting(drift=(2, make_toy_split(seed=1))))
