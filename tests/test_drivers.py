@@ -65,6 +65,16 @@ def test_batch_norm_and_dropout_too(algorithm: str) -> None:
     assert_same(make_toy_setting(algorithm, make_model=norm_and_dropout))
 
 
+@pytest.mark.parametrize("share", ["trained", "all", "relay"])
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-li", "ifca", "dfca", "dfedavgm", "fedspd"])
+def test_a_client_that_diverges_is_the_same_in_both(algorithm: str, share: str) -> None:
+    split = make_toy_split()
+    split.train.of(2)[0].mul_(1e200)
+    setting = make_toy_setting(algorithm, split=split, share=share, rounds=6)
+    assert_same(setting)
+    assert torch.isfinite(run(setting).banks).all()
+
+
 def test_ifca_is_dfca_on_a_complete_graph_where_an_own_copy_counts_only_if_trained() -> None:
     # lockstep plays the server that way; this pins the closed form: the mean of those that picked the cluster.
     setting = make_toy_setting("ifca", rounds=1)

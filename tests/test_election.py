@@ -9,7 +9,7 @@ from conftest import make_toy_setting, make_toy_split
 
 import dfca
 from dfca.core.election import ElectionOptions, Vote, bid, cast, divide, follows, lot, verdict
-from dfca.core.elector import Ballot, Bid, Candidacy, Elector
+from dfca.core.elector import Announcement, Ballot, Bid, Candidacy, ElectionMessage, Elector, Request
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
@@ -146,6 +146,37 @@ def test_the_election_as_messages_ends_like_the_simulators(clusters: int | None)
     assert len(accepted) == (4 if clusters is None else clusters)
 
 
+@pytest.mark.parametrize("clusters", [None, 3])
+def test_what_the_election_costs_is_what_its_messages_cost(clusters: int | None) -> None:
+    setting = digits_setting(clusters=clusters)
+    models, scalars = 0, 0
+
+    def count(message: ElectionMessage, copies: int) -> None:
+        nonlocal models, scalars
+        if isinstance(message, Candidacy):
+            models += copies
+        else:
+            size = 5 + 2 * len(message.vote.totals) if isinstance(message, Ballot) else 2
+            scalars += size * copies
+
+    elect(setting, make_clients(setting), count)
+    outcome = Simulation(setting).elections[0]
+    assert models == outcome.models_sent
+    assert scalars == outcome.scalars_sent
+
+
+def test_a_client_whose_warm_up_diverges_stands_with_the_common_start() -> None:
+    setting = digits_setting()
+    winner = Simulation(setting).elections[0].turns[0].candidate
+    setting.split.train.of(winner)[0].mul_(1e30)
+    simulation = Simulation(setting)
+    assert simulation.elections[0].turns[0].candidate == winner
+    assert torch.isfinite(simulation.banks).all()
+    states = elect(setting, make_clients(setting))
+    assert {state.chosen for state in states} == {states[0].chosen}
+    torch.testing.assert_close(simulation.banks[:, 0], torch.stack(states[0].centres), rtol=1e-9, atol=1e-11)
+
+
 def test_the_first_centre_is_drawn_by_lot() -> None:
     setting = digits_setting()
     winner = min(range(16), key=lambda client: lot(0, client))
@@ -167,9 +198,11 @@ def test_what_an_elector_receives_cannot_harm() -> None:
     poison = state.own.clone()
     poison[0] = float("nan")
     for message in (
-        Candidacy(0, 3, poison),
-        Candidacy(0, 3, state.own[:-1]),
-        Candidacy(7, 3, state.own),
+        Candidacy(0, 3, poison, to=0),
+        Candidacy(0, 3, state.own[:-1], to=0),
+        Candidacy(7, 3, state.own, to=0),
+        Announcement(7, 3, 3),
+        Request(0, 3, to=0),  # of a model that it does not have
         Bid(7, 1e9, 3),
         Ballot(7, 3, vote(0, 1.0, [1.0])),
     ):
@@ -188,10 +221,16 @@ def test_a_client_forwards_only_what_is_new() -> None:
     assert elector.receive(state, worse) == (state, [])
     state, sent = elector.settle(state)
     assert sent == []  # it did not win
-    candidacy = Candidacy(0, 3, state.own)
+    state, sent = elector.receive(state, Announcement(0, 3, holder=5))
+    assert sent == [Request(0, 0, to=5)]
+    assert elector.receive(state, Announcement(0, 3, holder=6))[1] == []  # it asks once
+    candidacy = Candidacy(0, 3, state.own, to=0)
     state, sent = elector.receive(state, candidacy)
-    assert sent == [candidacy]
+    assert sent == [Announcement(0, 3, holder=0)]
     assert elector.receive(state, candidacy)[1] == []
+    (answer,) = elector.receive(state, Request(0, 9, to=0))[1]
+    assert isinstance(answer, Candidacy)
+    assert (answer.to, answer.client) == (9, 3)
 
 
 def test_a_lost_candidacy_does_not_stop_the_others() -> None:

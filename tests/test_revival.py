@@ -110,6 +110,15 @@ def test_a_cluster_that_nobody_trains_is_mourned_once() -> None:
     assert not any(revival.calls_election(nobody_in_1, options, now) for now in range(ROUNDS, ROUNDS + 3 * PAUSE))
 
 
+def test_elections_that_open_nothing_become_rarer() -> None:
+    revival = Revival(clients=3, clusters=2)
+    revival.close(10, clusters=2, opened=[])
+    revival.close(30, clusters=2, opened=[])
+    assert int(revival.pause) == 4 * PAUSE
+    revival.close(70, clusters=3, opened=[2])
+    assert int(revival.pause) == PAUSE
+
+
 def test_the_drifted_split_moves_some_clients_and_leaves_the_others() -> None:
     before = dfca.make_split(OPTIONS, 12, 2, seed=0)
     after = dfca.make_split(OPTIONS, 12, 2, seed=0, drifted=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import networkx as nx
 import pytest
 import torch
@@ -89,6 +91,28 @@ def test_bad_settings_are_refused(changes: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_toy_setting(**changes)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "sentence"),
+    [
+        (nx.DiGraph([(i, (i + 1) % 6) for i in range(6)]), {}, "the graph must be undirected, without loops"),
+        (nx.Graph([(i, i) for i in range(6)]), {}, "the graph must be undirected, without loops"),
+        ({"name": "ring", "q": 1}, {}, "topology.q: Extra inputs are not permitted, got 1"),
+        ("ring", {"weigths": "uniform"}, 'unknown option of simulate "weigths"; did you mean "weights"?'),
+    ],
+)
+def test_bad_arguments_of_simulate_are_refused(graph: object, options: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        dfca.simulate(make_toy_model, make_toy_split(), clusters=2, rounds=1, topology=graph, **options)
+    assert sentence in str(error.value)
+
+
+def test_simulate_finds_the_number_of_clusters() -> None:
+    split = dfca.make_split(dfca.DataOptions(samples_per_client=60), clients=12, clusters=2, seed=0)
+    make = partial(dfca.mlp, (1, 8, 8), 10, 16)
+    result = dfca.simulate(make, split, "dfca", rounds=2, learning_rate=0.5, topology="complete")
+    assert len(result.bank(0)) == 2
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused() -> None:

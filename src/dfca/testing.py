@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from dfca.core.client import Client, ClientState, Message, participates
-from dfca.core.elector import Elector, ElectorState
+from dfca.core.elector import ElectionMessage, Elector, ElectorState
 from dfca.core.params import FlatModel
 from dfca.sim.rounds import Setting, initial_module
 
@@ -42,8 +42,13 @@ def make_clients(setting: Setting) -> list[Client]:
     ]
 
 
-def elect(setting: Setting, clients: Sequence[Client]) -> list[ElectorState]:
-    """Run the election of a start: all messages of a phase are delivered, then everybody settles it."""
+def elect(
+    setting: Setting, clients: Sequence[Client], count: Callable[[ElectionMessage, int], None] | None = None
+) -> list[ElectorState]:
+    """Run the election of a start: all messages of a phase are delivered, then everybody settles it.
+
+    `count` hears of every message and to how many neighbours it goes.
+    """
     electors = [Elector(client, setting.clusters, setting.algorithm.election) for client in clients]
     begun = [elector.start() for elector in electors]
     states = [state for state, _ in begun]
@@ -51,9 +56,18 @@ def elect(setting: Setting, clients: Sequence[Client]) -> list[ElectorState]:
     while True:
         while any(outgoing):
             incoming = [
-                [message for neighbour in sorted(setting.graph.neighbors(i)) for message in outgoing[neighbour]]
+                [
+                    message
+                    for neighbour in sorted(setting.graph.neighbors(i))
+                    for message in outgoing[neighbour]
+                    if getattr(message, "to", i) == i
+                ]
                 for i in range(len(electors))
             ]
+            if count is not None:
+                for i, messages in enumerate(outgoing):
+                    for message in messages:
+                        count(message, 1 if hasattr(message, "to") else setting.graph.degree(i))
             outgoing = [[] for _ in electors]
             for i, messages in enumerate(incoming):
                 for message in messages:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from dfca.algorithms.fedavg import only_model
 from dfca.core.algorithm import Algorithm
+from dfca.errors import ConfigError
 
 
 def dfedavgm(momentum: float = 0.9) -> Algorithm:
     """DFedAvgM: one model per client, local steps with momentum, one gossip step."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"algorithm.dfedavgm.momentum must be in [0, 1), got {momentum}")
     return Algorithm(
         "dfedavgm",
         start="shared",

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from dfca.core.algorithm import Algorithm, Choice, View
+from dfca.errors import ConfigError
 
 
 def fedspd(finetune_steps: int = 5) -> Algorithm:
     """FedSPD: soft clusters; every data point has its model, a client deploys their mixture, fine-tuned."""
+    if finetune_steps < 0:
+        raise ConfigError(f"algorithm.fedspd.finetune_steps must be >= 0, got {finetune_steps}")
     return Algorithm(
         "fedspd",
         start="shared",

@@ -40,14 +40,16 @@ class ClientState:
     """What a client remembers between two events.
 
     bank (m, P); counts: folds per cluster since the last local update; own: the copies before the first fold, where the
-    weight rule needs them; assignment: the cluster trained last; rejected: messages that could not be used; stamps,
-    origins, folded: what `core.relay` remembers of each copy.
+    weight rule needs them; assignment: the cluster chosen last; trained: the same, None where this round's update
+    diverged or there was none; rejected: messages that could not be used; stamps, origins, folded: what `core.relay`
+    remembers of each copy.
     """
 
     bank: Tensor
     counts: tuple[int, ...]
     own: dict[int, Tensor] = field(default_factory=dict)
     assignment: int | None = None
+    trained: int | None = None
     round: int = 0
     rejected: int = 0
     stamps: tuple[int, ...] = ()
@@ -92,7 +94,7 @@ class Client:
     def start_round(self, state: ClientState) -> tuple[ClientState, list[Message]]:
         """Assign, train the assigned model, and hand out the message for the neighbours.
 
-        A model that training has made non-finite is not sent.
+        An update that makes the model non-finite is undone, and nothing is sent.
         """
         choice = self.algorithm.choose(self.view(state))
         x, y = (self.x, self.y) if choice.points is None else (self.x[choice.points], self.y[choice.points])
@@ -101,14 +103,16 @@ class Client:
         with seeded(self.seed, "noise", self.id, state.round):
             trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
         bank, fine = state.bank.clone(), bool(torch.isfinite(trained).all())
-        bank[choice.cluster] = trained
+        if fine:  # an update that diverged is undone
+            bank[choice.cluster] = trained
         idle = -1 if self.algorithm.exchange == "server" else 0
         after = replace(
             state,
             bank=bank,
-            counts=tuple(0 if j == choice.cluster else idle for j in range(len(bank))),
+            counts=tuple(0 if fine and j == choice.cluster else idle for j in range(len(bank))),
             own={},
             assignment=choice.cluster,
+            trained=choice.cluster if fine else None,
             round=state.round + 1,
         )
         if fine:
@@ -119,18 +123,19 @@ class Client:
         """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
         if self.algorithm.exchange == "none" or state.assignment is None:
             return []
-        sent = range(len(state.bank)) if self._share == "all" else [state.assignment]
+        own = [] if state.trained is None else [state.trained]
+        sent = range(len(state.bank)) if self._share == "all" else own
         made = [Message(self.id, j, now, self.degree, state.bank[j]) for j in sent]
         return [message for message in made if usable(message, state.bank)]
 
     @property
     def _share(self) -> Share:
-        return self.algorithm.share or self.share
+        return share_rule(self.algorithm, self.share)
 
     def skip_round(self, state: ClientState) -> ClientState:
         """Sit a round out: train nothing, send nothing."""
         idle = -1 if self.algorithm.exchange == "server" else 0
-        return replace(state, counts=(idle,) * len(state.bank), own={}, round=state.round + 1)
+        return replace(state, counts=(idle,) * len(state.bank), own={}, trained=None, round=state.round + 1)
 
     def receive(self, state: ClientState, message: Message) -> ClientState:
         """Fold one message into the running average of its cluster; one that does not fit is counted and dropped."""
@@ -154,11 +159,11 @@ class Client:
         if self._share != "relay":
             return {}
         held = enumerate(zip(state.stamps, state.origins, strict=True))
-        return {j: Offer(self.id, *word) for j, word in held if j != state.assignment}
+        return {j: Offer(self.id, *word) for j, word in held if j != state.trained}
 
     def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
         """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""
-        trains = cluster == state.assignment and state.stamps[cluster] == now
+        trains = cluster == state.trained
         newest = state.folded[cluster] if trains else state.stamps[cluster]
         return choose_offer(offers, self.id, now, newest, trains)
 
@@ -166,7 +171,7 @@ class Client:
         """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""
         j, bank = message.cluster, state.bank.clone()
         stamps, origins, folded = list(state.stamps), list(state.origins), list(state.folded)
-        if j == state.assignment:
+        if j == state.trained:
             bank[j], _ = fold(state.bank[j], 0, message.model)
             folded[j], origins[j] = offer.stamp, MANY
         else:
@@ -204,6 +209,11 @@ def effective(local: LocalOptions, algorithm: Algorithm) -> LocalOptions:
 def weight_rule(algorithm: Algorithm, configured: WeightRule) -> WeightRule:
     """Settle how received models weigh: the algorithm's rule before the experiment's; a server takes the mean."""
     return "uniform" if algorithm.exchange == "server" else algorithm.weights or configured
+
+
+def share_rule(algorithm: Algorithm, configured: Share) -> Share:
+    """Settle what a client hands on: the algorithm's rule before the experiment's; a server gets what was trained."""
+    return "trained" if algorithm.exchange == "server" else algorithm.share or configured
 
 
 def participates(seed: int, client: int, round: int, rate: float) -> bool:

@@ -3,9 +3,10 @@
 Each turn has three phases. A phase is over when nothing travels any more; the driver says so by `settle` (a simulator
 knows it, a node waits for a quiet time). Every client forwards only what is new to it:
 
-  bid      the best (value, client) heard so far; the first turn bids by lot      one scalar and an id per improvement
-  model    the winner's model                                                     one model, once
-  vote     everybody's vote on it                                                 a few scalars per client, once
+  bid      the best (value, client) heard so far; the first turn bids by lot      two scalars per improvement and edge
+  model    who has the winner's model announces it; who lacks it asks the         one model per client; two scalars per
+           first that announced it, and announces it in turn                      edge, two per client
+  vote     everybody's vote on it, flooded                                        5 + 2c scalars per client and edge
 
 All clients hear the same votes, so all reach the same verdict, the same centres and the same k. On a graph that falls
 into parts, every part elects its own.
@@ -36,12 +37,31 @@ class Bid:
 
 
 @dataclass(frozen=True)
+class Announcement:
+    """`holder` has the model of the client that won a turn's bidding."""
+
+    turn: int
+    client: int
+    holder: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """`asker` wants the model that the receiver announced; goes to that one neighbour."""
+
+    turn: int
+    asker: int
+    to: int
+
+
+@dataclass(frozen=True)
 class Candidacy:
-    """The model (P,) of the client that won a turn's bidding."""
+    """The model (P,) of the client that won a turn's bidding; goes to the one neighbour that asked."""
 
     turn: int
     client: int
     model: Tensor
+    to: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ class Ballot:
     vote: Vote
 
 
-ElectionMessage = Bid | Candidacy | Ballot
+ElectionMessage = Bid | Announcement | Request | Candidacy | Ballot
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,9 @@ class ElectorState:
     turn: int = 0
     phase: Literal["bid", "model", "vote", "done"] = "bid"
     best: Bid | None = None
-    candidacy: Candidacy | None = None
+    asked: bool = False
+    candidate: int | None = None
+    model: Tensor | None = None
     votes: dict[int, Vote] = field(default_factory=dict)
     centres: tuple[Tensor, ...] = ()
     chosen: tuple[int, ...] = ()
@@ -89,21 +111,33 @@ class Elector:
         options = replace(local, steps=self.options.warmup_steps, batch_size=None, momentum=0.0)
         with seeded(client.seed, "noise", client.id, -1):
             own = local_steps(client.model, begin, client.x[warm], client.y[warm], options)
-        return self._open(ElectorState(own))
+        return self._open(ElectorState(own if bool(own.isfinite().all()) else begin))
 
     def receive(self, state: ElectorState, message: ElectionMessage) -> tuple[ElectorState, list[ElectionMessage]]:
-        """Take in a message; hand it on to all neighbours if it is new. One of another turn is dropped."""
+        """Take in a message; returns what to send, to the neighbour named by `to`, else to all neighbours.
+
+        A message of another turn, or one that does not fit, is dropped.
+        """
         if state.phase == "done" or message.turn != state.turn:
             return state, []
         if isinstance(message, Bid):
             if state.best is not None and _order(message) <= _order(state.best):
                 return state, []
             return replace(state, best=message), [message]
+        if isinstance(message, Announcement):
+            if state.asked or state.model is not None:
+                return state, []
+            return replace(state, asked=True), [Request(state.turn, self.client.id, to=message.holder)]
+        if isinstance(message, Request):
+            if state.model is None or state.candidate is None:
+                return state, []
+            return state, [Candidacy(state.turn, state.candidate, state.model, to=message.asker)]
         if isinstance(message, Candidacy):
             fits = message.model.shape == state.own.shape and bool(torch.isfinite(message.model).all())
-            if state.candidacy is not None or not fits:
+            if state.model is not None or not fits:
                 return state, []
-            return replace(state, candidacy=message), [message]
+            announcement = Announcement(state.turn, message.client, self.client.id)
+            return replace(state, candidate=message.client, model=message.model), [announcement]
         if message.client in state.votes:
             return state, []
         return replace(state, votes={**state.votes, message.client: message.vote}), [message]
@@ -120,7 +154,7 @@ class Elector:
 
     def _open(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
         """Open the bidding of a turn with one's own bid, if one may stand."""
-        fresh = replace(state, phase="bid", best=None, candidacy=None, votes={})
+        fresh = replace(state, phase="bid", best=None, asked=False, candidate=None, model=None, votes={})
         forced = state.misses >= self.options.patience
         barred = state.chosen if forced else (*state.chosen, *state.refused)
         if self.client.id in barred:
@@ -130,7 +164,7 @@ class Elector:
         return replace(fresh, best=own), [own]
 
     def _stand(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
-        """Flood one's model if one's bid is the best."""
+        """Announce one's model if one's bid is the best."""
         if state.best is None and state.misses >= self.options.patience:  # nobody is left who could stand
             return replace(state, phase="done"), []
         if state.best is None:  # everybody has stood
@@ -138,16 +172,16 @@ class Elector:
         after = replace(state, phase="model")
         if state.best.client != self.client.id:
             return after, []
-        candidacy = Candidacy(state.turn, self.client.id, state.own)
-        return replace(after, candidacy=candidacy), [candidacy]
+        own = replace(after, candidate=self.client.id, model=state.own)
+        return own, [Announcement(state.turn, self.client.id, self.client.id)]
 
     def _vote(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
         """Cast one's vote; the first centre needs none."""
-        if state.candidacy is None:  # it was lost on the way: this part of the network goes on without
+        if state.model is None:  # it was lost on the way: this part of the network goes on without
             return self._after(replace(state, misses=state.misses + 1))
         if not state.centres:
             return self._after(self._accept(state))
-        model = state.candidacy.model[None]
+        model = state.model[None]
         centres = torch.stack(state.centres)
         on_bid, on_vote = self._losses(centres, self._parts.bid), self._losses(centres, self._parts.vote)
         own = self._losses(state.own[None], self._parts.bid)[0]
@@ -157,24 +191,23 @@ class Elector:
 
     def _conclude(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
         """Reach the verdict that everybody reaches."""
-        assert state.candidacy is not None  # the phase before had one
+        assert state.candidate is not None  # the phase before had one
         voters = sorted(state.votes)
-        known = state.candidacy.client in voters
-        found = (
-            known
-            and verdict([state.votes[i] for i in voters], voters.index(state.candidacy.client), self.options).accepted
-        )
+        votes = [state.votes[i] for i in voters]
+        heard = state.candidate in voters
+        found = heard and verdict(votes, voters.index(state.candidate), self.options).accepted
         if found or state.misses >= self.options.patience:
             return self._after(self._accept(state))
-        refused = (*state.refused, state.candidacy.client)
+        refused = (*state.refused, state.candidate)
         return self._after(replace(state, refused=refused, misses=state.misses + 1))
 
     def _accept(self, state: ElectorState) -> ElectorState:
-        assert state.candidacy is not None
+        assert state.candidate is not None
+        assert state.model is not None
         return replace(
             state,
-            centres=(*state.centres, state.candidacy.model),
-            chosen=(*state.chosen, state.candidacy.client),
+            centres=(*state.centres, state.model),
+            chosen=(*state.chosen, state.candidate),
             misses=state.misses if state.misses >= self.options.patience else 0,
         )
 

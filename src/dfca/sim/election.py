@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import networkx as nx
 import torch
 from torch import Tensor
 
@@ -31,11 +32,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The elected centres (k, P), the candidates in the order they stood, and what was sent for it.
-
-    models_sent: every model that stood reaches every other client once (announced, then pulled), so that is one model
-    per client and candidate. scalars_sent: bids as a running maximum, and every client's vote to every other client.
-    """
+    """The elected centres (k, P), the candidates as they stood, and what the messages of `core.elector` cost."""
 
     centres: Tensor
     turns: tuple[Turn, ...]
@@ -47,16 +44,17 @@ def elect(
     engine: Engine,
     start: Tensor,
     data: ClientData,
-    members: Sequence[int],
+    graph: nx.Graph,
     seed: int,
     clusters: int | None,
     options: ElectionOptions,
 ) -> Outcome:
-    """Elect centres among the members of one connected component.
+    """Elect centres among the clients of one connected graph.
 
     start (P,) is what all warm up from. With `clusters` given that many centres are elected as long as there are
     candidates; with None the verdicts say when to stop.
     """
+    members = sorted(graph)
     parts = [divide(data.sizes[i], stream(seed, "parts", i)) for i in members]
     warm, bidding, voting = (take_parts(data, members, parts, name) for name in Parts._fields)
     own = warm_up(engine, start, warm, options.warmup_steps)
@@ -64,6 +62,7 @@ def elect(
 
     first = min(range(len(members)), key=lambda position: (lot(seed, members[position]), members[position]))
     turns = [Turn(members[first], 0.0, 0, 0.0, accepted=True)]
+    scalars = scalars_of_turn(graph, {i: -float(lot(seed, i)) for i in members}, centres=0)
     chosen, refused, misses = [first], set[int](), 0
     on_bids = _losses_of(engine, own[first], bidding)
     on_votes = _losses_of(engine, own[first], voting)
@@ -85,6 +84,7 @@ def elect(
         ]  # fmt: skip
         found = verdict(votes, candidate, options)
         accepted = found.accepted or forced
+        scalars += scalars_of_turn(graph, {members[p]: value for p, value in bids.items()}, len(chosen))
         turns.append(Turn(members[candidate], bids[candidate], found.support, found.z, accepted))
         if not accepted:
             refused.add(candidate)
@@ -94,22 +94,37 @@ def elect(
         chosen.append(candidate)
         on_bids = [torch.cat(pair) for pair in zip(on_bids, new_bids, strict=True)]
         on_votes = [torch.cat(pair) for pair in zip(on_votes, new_votes, strict=True)]
-    return Outcome(own[chosen].clone(), tuple(turns), *cost_of(turns, len(members)))
+    return Outcome(own[chosen].clone(), tuple(turns), len(turns) * (len(members) - 1), scalars)
 
 
-def cost_of(turns: Sequence[Turn], clients: int) -> tuple[int, int]:
-    """Count the models and the scalars that an election sends: see `Outcome`."""
-    centres, scalars = 0, 0
-    for turn in turns:
-        vote = 4 + 2 * centres
-        scalars += clients * (clients - 1) * (2 if centres == 0 else 2 + vote)
-        centres += turn.accepted
-    return len(turns) * (clients - 1), scalars
+def scalars_of_turn(graph: nx.Graph, bids: Mapping[int, float], centres: int) -> int:
+    """Count the scalars of one turn of `core.elector` on a connected graph: bids, announcements, requests, votes."""
+    clients, ends = len(graph), 2 * int(graph.number_of_edges())
+    votes = clients * ends * (5 + 2 * centres) if centres else 0
+    return 2 * _bid_messages(graph, bids) + 2 * ends + 2 * (clients - 1) + votes
+
+
+def _bid_messages(graph: nx.Graph, bids: Mapping[int, float]) -> int:
+    """Count the messages of the bidding: everybody forwards every improvement to all neighbours, hop by hop."""
+    best = {i: (value, -i) for i, value in bids.items()}
+    outgoing = {i: [best[i]] if i in best else [] for i in graph}
+    messages = 0
+    while any(outgoing.values()):
+        messages += sum(len(sent) * int(graph.degree(i)) for i, sent in outgoing.items())
+        incoming = {i: [bid for m in sorted(graph.neighbors(i)) for bid in outgoing[m]] for i in graph}
+        outgoing = {i: [] for i in graph}
+        for i, heard in incoming.items():
+            for word in heard:
+                if i not in best or word > best[i]:
+                    best[i] = word
+                    outgoing[i].append(word)
+    return messages
 
 
 def warm_up(engine: Engine, start: Tensor, warm: ClientData, steps: int) -> Tensor:
     """Train every client's model from the common start: (C, P)."""
-    return finetuned(engine, start.expand(len(warm.sizes), -1), warm, steps)
+    own = finetuned(engine, start.expand(len(warm.sizes), -1), warm, steps)
+    return torch.where(own.isfinite().all(dim=1, keepdim=True), own, start)  # diverged: it stands with the start
 
 
 def _losses_of(engine: Engine, model: Tensor, data: ClientData) -> list[Tensor]:

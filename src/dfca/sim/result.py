@@ -6,19 +6,20 @@ import copy
 import csv
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm
 from dfca.core.local import LocalOptions
 from dfca.data.clients import Split
-from dfca.errors import ModelError
+from dfca.errors import ConfigError, ModelError, unknown
 from dfca.sim.rounds import Setting, Simulation
 from dfca.topology import TopologyOptions, make_graph
 
@@ -82,7 +83,7 @@ def simulate(
     data: Split,
     algorithm: str | Algorithm = "dfca-gi",
     *,
-    clusters: int,
+    clusters: int | Literal["auto"] | None = "auto",
     rounds: int,
     topology: nx.Graph | TopologyOptions | Mapping[str, Any] | str = "erdos-renyi",
     seed: int = 0,
@@ -97,21 +98,32 @@ def simulate(
     """Run one algorithm on one split.
 
     model: a function that builds a fresh module, or a module (its layers are re-initialised for every start).
+    clusters: how many; "auto": found by the clients where the algorithm can (dfca, dfca-fi), else the true number.
     topology: a networkx graph with nodes 0..N-1, a name, or options: {"name": "erdos-renyi", "p": 0.2}.
     options: further fields of `Setting`: participation, weights, aggregation, evaluate_every, device, engine, ...
     on_metrics: called with the metrics of every evaluated round.
     """
+    known = {field.name for field in fields(Setting)}
+    for option in options:
+        if option not in known:
+            raise unknown("option of simulate", option, known)
     graph = topology
     if not isinstance(graph, nx.Graph):
         chosen = {"name": graph} if isinstance(graph, str) else graph
-        chosen = chosen if isinstance(chosen, TopologyOptions) else TopologyOptions(**chosen)
+        if not isinstance(chosen, TopologyOptions):
+            try:
+                chosen = TopologyOptions(**chosen)
+            except ValidationError as error:
+                problem = error.errors()[0]
+                key = ".".join(str(part) for part in problem["loc"])
+                raise ConfigError(f"topology.{key}: {problem['msg']}, got {problem['input']!r}") from None
         graph = make_graph(chosen, len(data.train.sizes), seed)
     setting = Setting(
         split=data,
         graph=graph,
         make_model=fresh_copies(model) if isinstance(model, nn.Module) else model,
         algorithm=algorithms.get(algorithm) if isinstance(algorithm, str) else algorithm,
-        clusters=clusters,
+        clusters=None if clusters == "auto" else clusters,
         rounds=rounds,
         seed=seed,
         local=LocalOptions(steps, learning_rate, batch_size, momentum, weight_decay),

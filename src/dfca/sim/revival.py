@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import networkx as nx
 import torch
 from torch import Tensor
 
 from dfca.core.election import ElectionOptions, Parts, bid, cast, divide, verdict
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
-from dfca.sim.election import Outcome, Turn, cost_of, take_parts, warm_up
+from dfca.sim.election import Outcome, Turn, scalars_of_turn, take_parts, warm_up
 from dfca.sim.engine import Engine
 
 ALARM = 1.5
 ROUNDS = 3
 PAUSE = 10
-"""Rounds between two elections: a new centre needs some to be trained before it is judged."""
+"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
+election that opened nothing, so that a false alarm costs little."""
 
 
 class Revival:
@@ -35,6 +37,7 @@ class Revival:
         self.idle = torch.zeros(clusters, dtype=torch.int64)
         self.mourned = torch.zeros(clusters, dtype=torch.bool)
         self.last = torch.tensor(-PAUSE)
+        self.pause = torch.tensor(PAUSE)
 
     def state(self) -> dict[str, Tensor]:
         """Give what a checkpoint needs."""
@@ -57,7 +60,7 @@ class Revival:
         trained = torch.bincount(assignments[assignments >= 0], minlength=len(self.idle)) > 0
         self.idle = torch.where(trained, 0, self.idle + 1)
         self.mourned &= ~trained
-        if now - int(self.last) < PAUSE:
+        if now - int(self.last) < int(self.pause):
             return False
         return int((self.alarm >= ROUNDS).sum()) >= options.support or bool(self._lost().any())
 
@@ -67,15 +70,16 @@ class Revival:
         start: Tensor,
         data: ClientData,
         banks: Tensor,
-        members: Sequence[int],
+        graph: nx.Graph,
         seed: int,
         options: ElectionOptions,
         now: int,
     ) -> tuple[list[tuple[int, Tensor]], Outcome]:
-        """Hold an election among the members of one connected component.
+        """Hold an election among the clients of one connected graph.
 
         Returns the (slot, centre) that it opens, and what it cost.
         """
+        members = sorted(graph)
         positions = range(len(members))
         lost = self._lost().nonzero()[:, 0].tolist()
         stand = {p for p in positions if lost or self.alarm[members[p]] >= ROUNDS}
@@ -89,7 +93,7 @@ class Revival:
         on_bids, on_votes = (engine.sample_losses(banks, part, place) for part in (bidding, voting))
         turns: list[Turn] = []
         opened: list[tuple[int, Tensor]] = []
-        clusters, misses = len(banks), 0
+        clusters, misses, scalars = len(banks), 0, 0
         while stand and misses < options.patience and (lost or clusters < options.most):
             bids = {p: bid(on_bids[p], alone[p]) for p in stand}
             candidate = max(bids, key=lambda p: (bids[p], -p))
@@ -98,6 +102,7 @@ class Revival:
             new_votes = engine.sample_losses(own[candidate][None, None], voting)
             votes = [cast(on_bids[p], alone[p], new_bids[p][0], on_votes[p], new_votes[p][0]) for p in positions]
             found = verdict(votes, candidate, options, followed_only=True)
+            scalars += scalars_of_turn(graph, {members[p]: value for p, value in bids.items()}, on_bids[0].shape[0])
             turns.append(Turn(members[candidate], bids[candidate], found.support, found.z, found.accepted))
             if not found.accepted:
                 misses += 1
@@ -107,11 +112,12 @@ class Revival:
             opened.append((slot, own[candidate].clone()))
             on_bids = [torch.cat(pair) for pair in zip(on_bids, new_bids, strict=True)]
             on_votes = [torch.cat(pair) for pair in zip(on_votes, new_votes, strict=True)]
-        return opened, Outcome(own[:0], tuple(turns), *cost_of(turns, len(members)))
+        return opened, Outcome(own[:0], tuple(turns), len(turns) * (len(members) - 1), scalars)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
         self.last = torch.tensor(now)
+        self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
         self.alarm.zero_()
         self.lowest.fill_(float("inf"))  # what is low is learned anew, also by those that changed
         self.mourned |= self._lost()

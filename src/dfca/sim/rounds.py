@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dfca import metrics
 from dfca.core.algorithm import SHARES, Algorithm, Choice, Share, View
-from dfca.core.client import effective, participates, weight_rule
+from dfca.core.client import effective, participates, share_rule, weight_rule
 from dfca.core.local import LocalOptions, lowest
 from dfca.core.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.params import FlatModel, initial
@@ -91,6 +91,10 @@ class Setting:
             raise ConfigError(
                 f"the graph must have the nodes 0..{clients - 1}, one per client; it has {len(self.graph)}"
             )
+        if self.graph.is_directed() or self.graph.is_multigraph() or nx.number_of_selfloops(self.graph):
+            raise ConfigError(
+                "the graph must be undirected, without loops and double edges; convert it by nx.Graph(graph)"
+            )
         if self.algorithm.informed and self.split.clusters is None:
             raise DataError(
                 f"{self.algorithm.name} needs true clusters, and this split has none; leave it out of `algorithms`"
@@ -133,7 +137,7 @@ class Simulation:
             self.models,
             weight_rule(algorithm, setting.weights),
             setting.aggregation,
-            algorithm.share or setting.share,
+            share_rule(algorithm, setting.share),
             setting.seed,
             device,
         )
@@ -171,7 +175,7 @@ class Simulation:
         if self.diverged:
             found.append(
                 f"training diverged at {len(self.diverged)} of {setting.clients} clients "
-                f"(first: {min(self.diverged)}): their models are not finite and are not sent; "
+                f"(first: {min(self.diverged)}): updates that are not finite are undone and not sent; "
                 "try a smaller local.learning_rate"
             )
         return tuple(found)
@@ -235,7 +239,10 @@ class Simulation:
         stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
         if stored[1:] != fresh[1:] or (stored != fresh and self.revival is None):
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        self.banks = tensors["bank"].to(self.banks.device, copy=True)
+        if stored == fresh:
+            self.banks.copy_(tensors["bank"])
+        else:
+            self.banks = tensors["bank"].to(self.banks.device, copy=True)
         self.assignments = tensors["assignments"].clone()
         self.exchange.restore(tensors, facts)
         if self.revival is not None:
@@ -270,7 +277,15 @@ class Simulation:
         start = initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
         components = self._components()
         self.elections = [
-            elect(self.engine, start, self.train, part, setting.seed, setting.clusters, setting.algorithm.election)
+            elect(
+                self.engine,
+                start,
+                self.train,
+                setting.graph.subgraph(part),
+                setting.seed,
+                setting.clusters,
+                setting.algorithm.election,
+            )
             for part in components
         ]
         models = max(len(outcome.centres) for outcome in self.elections)
@@ -302,7 +317,8 @@ class Simulation:
         start = initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
         slots = set()
         for part in self._components():
-            opened, cost = revival.elect(self.engine, start, self.train, self.banks, part, setting.seed, options, now)
+            within = setting.graph.subgraph(part)
+            opened, cost = revival.elect(self.engine, start, self.train, self.banks, within, setting.seed, options, now)
             self.start_messages += cost.models_sent
             self.exchange.scalars += cost.scalars_sent
             for slot, centre in opened:
@@ -342,7 +358,8 @@ class Simulation:
         nothing: list[Tensor | None] = [None] * len(present)
         blind = needs == "nothing" or (self.models == 1 and self.revival is None)
         if blind or not present:
-            samples = [torch.zeros(1, size) for size in self.train.sizes] if needs == "samples" else []
+            device = self.banks.device
+            samples = [torch.zeros(1, size, device=device) for size in self.train.sizes] if needs == "samples" else []
             return torch.zeros(len(present), self.models), [samples[i] for i in present] if samples else nothing
         if kept is not None and everybody:
             return kept, nothing
@@ -377,7 +394,8 @@ class Simulation:
                 if not fine:
                     self.diverged.add(present[position])
             if sums is None:
-                self.banks[clusters[some], rows[some]] = trained
+                # an update that diverged is undone
+                self.banks[clusters[some][finite], rows[some][finite]] = trained[finite]
                 continue
             for position, vector, fine in zip(positions, trained, finite.tolist(), strict=True):
                 if fine:
