@@ -153,7 +153,7 @@ def beyond_wild() -> str:
         others = [spread([r["accuracy"] for r in of(runs, algorithm=a, **keys)]) for a in ("dfedavgm", "local")]
         models = ", ".join(str(run["models"]) for run in mine) or "–"
         rows.append([label, models, spread([run["accuracy"] for run in mine]), *others])
-    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 20 rounds"
+    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds"
     return title + "\n\n" + table(["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`"], rows)
 
 
