@@ -51,11 +51,6 @@ class FlatModel:
         self._constants = {n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()}
 
     @property
-    def has_batch_norm(self) -> bool:
-        """Tell whether a sample's output depends on the other samples of its batch."""
-        return any(isinstance(module, _NormBase) for module in self._modules["train"].modules())
-
-    @property
     def layers(self) -> list[nn.Module]:
         """List the modules that have no children."""
         return [module for module in self._modules["train"].modules() if not any(module.children())]
