@@ -61,7 +61,7 @@ def problem(**values: object) -> str:
         ),
         ({"local": 3}, "local must be a table, got 3"),
         ({"mixing": {"weights": "metropols"}}, 'mixing.weights must be "uniform" or "metropolis", got "metropols"'),
-        ({"engine": "fast"}, 'engine must be "auto", "stacked" or "loop", got "fast"'),
+        ({"engine": "fast"}, 'engine must be "auto", "stacked", "loop" or "threads", got "fast"'),
         ({"seeds": 0}, "seeds must be >= 1 or a list of integers, got 0"),
         ({"seeds": [0, -1]}, "seeds must be >= 0, got -1"),
         ({"seeds": [1, 1]}, "seeds must not repeat a value, got 1 2 times"),

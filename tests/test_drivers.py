@@ -37,6 +37,7 @@ WORLDS = {
     "half of the clients": {"participation": 0.5},
     "loop": {"engine": "loop"},
     "stacked": {"engine": "stacked"},
+    "threads": {"engine": "threads"},
     "mini-batches": {"local": LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4, weight_decay=0.01)},
     "uneven": {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9])},
     "one cluster": {"clusters": 1},

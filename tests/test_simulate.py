@@ -83,7 +83,7 @@ def test_a_module_that_cannot_be_started_afresh_is_refused() -> None:
         ({"evaluation_samples": 1}, "evaluation.samples must be >= 2, got 1"),
         ({"weights": "metropolys"}, 'unknown weights "metropolys"; did you mean "metropolis"?'),
         ({"aggregation": "all"}, 'unknown aggregation "all". Known: batch, sequential'),
-        ({"engine": "warp"}, 'unknown engine "warp". Known: auto, loop, stacked'),
+        ({"engine": "warp"}, 'unknown engine "warp". Known: auto, loop, stacked, threads'),
         ({"graph": nx.path_graph(5)}, "the graph must have the nodes 0..5, one per client; it has 5"),
     ],
 )

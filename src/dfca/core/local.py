@@ -5,13 +5,16 @@ F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the cross entropy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
-from dfca.core.params import FlatModel, Mode
+from dfca.core.dense import dense_forward, dense_step_
+from dfca.core.layers import Mode
+from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
 
 
@@ -44,7 +47,36 @@ class LocalOptions:
 
 def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
     """Run one model (P,) on x (n, *shape) -> (n, classes); the running statistics in the vector stay as they are."""
-    return model.forward(vector[: model.trained], vector[model.trained :].clone(), x, mode)
+    if model.dense is not None:
+        return dense_forward(model.dense, model.pieces(vector), x)[-1]
+    return model.run(model.pieces(vector.clone() if mode == "train" else vector), x, mode)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass that the first local step can go on from.
+
+    outputs (n, classes); tensors: of a network of linear layers, the activations; of any other model, the leaves that
+    its gradients belong to; rest: what is averaged but not trained, after the pass (running statistics).
+    """
+
+    outputs: Tensor
+    tensors: Sequence[Tensor]
+    rest: Tensor | None = None
+
+
+def forward(model: FlatModel, vectors: Tensor, x: Tensor) -> Forward:
+    """Run models on x as in a training step, and keep what its gradient needs; the vectors stay as they are.
+
+    vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape).
+    """
+    if model.dense is not None:
+        with torch.no_grad():
+            activations = dense_forward(model.dense, model.pieces(vectors), x)
+        return Forward(activations[-1], activations)
+    leaves = [piece.detach().requires_grad_() for piece in model.pieces(vectors)[: model.count]]
+    rest = vectors[model.trained :].clone()
+    return Forward(model.run([*leaves, *model.rest_pieces(rest)], x, "train"), leaves, rest)
 
 
 def sample_losses(model: FlatModel, vectors: Tensor, x: Tensor, y: Tensor, mode: Mode = "objective") -> Tensor:
@@ -94,23 +126,99 @@ def local_steps(
     vector (P,), x (n, *shape), y (n,), batches (steps, b) or None for the full batch; returns (P,).
     """
     vector = vector.clone()
-    theta, rest = vector[: model.trained], vector[model.trained :]
-    velocity: Tensor | None = None
-    for step in range(options.steps):
-        x_step, y_step = (x, y) if batches is None else (x[batches[step]], y[batches[step]])
-        theta.requires_grad_()
-        loss = cross_entropy(model.forward(theta, rest, x_step, "train"), y_step)
-        (gradient,) = torch.autograd.grad(loss, theta)
-        theta = theta.detach()
-        velocity = descend_(theta, gradient, velocity, options)
+    local_steps_(model, vector, x, y, options, batches)
     return vector
 
 
-def descend_(theta: Tensor, gradient: Tensor, velocity: Tensor | None, options: LocalOptions) -> Tensor:
+def local_steps_(
+    model: FlatModel,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    options: LocalOptions,
+    batches: Tensor | None = None,
+    shares: Tensor | None = None,
+    begun: Forward | None = None,
+) -> None:
+    """Train one model in place: `local_steps` without the copy.
+
+    A network of linear layers and ReLU may be stacked: vectors (C, P), x (C, n, *shape), y (C, n), batches
+    (C, steps, b); it then takes shares (C, n) too, the weights of the samples in the loss instead of 1/n.
+    begun: a forward pass of these very models on these samples, which spares the first step its own.
+    """
+    if model.dense is not None:
+        _dense_steps_(model, vectors, x, y, options, batches, shares, begun)
+        return
+    theta = [piece.detach().requires_grad_() for piece in model.pieces(vectors)[: model.count]]
+    rest = vectors[model.trained :].clone()  # batch norm writes here, and must not touch what a gradient needs
+    rest_pieces = model.rest_pieces(rest)
+    velocity: Sequence[Tensor] | None = None
+    for step in range(options.steps):
+        if step == 0 and begun is not None and batches is None:
+            loss, leaves = cross_entropy(begun.outputs, y), begun.tensors
+            if begun.rest is not None:
+                rest.copy_(begun.rest)
+        else:
+            x_step, y_step = (x, y) if batches is None else (x[batches[step]], y[batches[step]])
+            loss, leaves = cross_entropy(model.run([*theta, *rest_pieces], x_step, "train"), y_step), theta
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        velocity = descend_(theta, gradients, velocity, options)
+    vectors[model.trained :] = rest
+
+
+@torch.no_grad()
+def _dense_steps_(
+    model: FlatModel,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    options: LocalOptions,
+    batches: Tensor | None,
+    shares: Tensor | None,
+    begun: Forward | None,
+) -> None:
+    assert model.dense is not None
+    pieces = model.pieces(vectors)
+    velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
+    target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(vectors.dtype)
+    share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
+    for step in range(options.steps):
+        x_step, target_step = x, target
+        if batches is not None:
+            chosen = batches.select(-2, step)
+            share = 1 / chosen.shape[-1]
+            if vectors.dim() == 1:
+                x_step, target_step = x[chosen], target[chosen]
+            else:
+                rows = torch.arange(len(x), device=x.device)[:, None]
+                x_step, target_step = x[rows, chosen], target[rows, chosen]
+        if step == 0 and begun is not None and batches is None:
+            activations = begun.tensors
+        else:
+            activations = dense_forward(model.dense, pieces, x_step)
+        dense_step_(
+            model.dense,
+            pieces,
+            velocity,
+            activations,
+            x_step,
+            target_step,
+            share,
+            options.learning_rate,
+            options.momentum,
+            options.weight_decay,
+        )
+
+
+def descend_(
+    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, options: LocalOptions
+) -> Sequence[Tensor]:
     """Take one gradient step in place, with weight decay and heavy-ball momentum; returns the velocity."""
-    if options.weight_decay:
-        gradient = gradient.add(theta, alpha=options.weight_decay)
-    if options.momentum and velocity is not None:
-        gradient = gradient.add(velocity, alpha=options.momentum)
-    theta.sub_(gradient, alpha=options.learning_rate)
-    return gradient
+    with torch.no_grad():
+        if options.weight_decay:
+            gradients = [g.add(t, alpha=options.weight_decay) for g, t in zip(gradients, theta, strict=True)]
+        if options.momentum and velocity is not None:
+            gradients = [g.add(v, alpha=options.momentum) for g, v in zip(gradients, velocity, strict=True)]
+        for tensor, gradient in zip(theta, gradients, strict=True):
+            tensor.sub_(gradient, alpha=options.learning_rate)
+    return gradients

@@ -8,8 +8,7 @@ constants of the architecture: they are neither trained nor exchanged.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +16,29 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from dfca.core.dense import dense_layers
+from dfca.core.layers import Mode, draws_noise, sequence
 from dfca.core.rng import seeded
 from dfca.errors import ModelError
 
-Mode = Literal["train", "objective", "score"]
-"""How a module runs: `train` as in a gradient step; `objective` is the same function without its noise (dropout off,
-batch norm on the batch's statistics), so that the loss that picks a model is the loss that training descends;
-`score` is the deployed model (batch norm on its running statistics)."""
+MODES: tuple[Mode, ...] = ("train", "objective", "score")
 
 
 class FlatModel:
     """A module's architecture as a pure function of a flat vector.
 
+    count: number of tensors that gradient steps change, the first of `names`.
     trained: number of floats that gradient steps change, the first of the vector.
     size: P, the length of the vector.
+    known: whether the module is a sequence of well-known layers (`core.layers`), run by direct calls.
+    dense: where the layers of a network of linear layers and ReLU stand (`core.dense`); None for any other module.
+    noisy: whether a training step may draw random numbers from torch's global generator.
     """
 
     def __init__(self, module: nn.Module) -> None:
         _check(module)
         # One frozen copy per mode, so that nothing is switched back and forth between calls.
-        self._modules = {mode: _in_mode(module, mode) for mode in ("train", "objective", "score")}
+        self._modules = {mode: _in_mode(module, mode) for mode in MODES}
         parameters: list[tuple[str, Tensor]] = list(module.named_parameters())
         trained = [(name, p) for name, p in parameters if p.requires_grad]
         rest = [(name, p) for name, p in parameters if not p.requires_grad]
@@ -44,11 +46,15 @@ class FlatModel:
         self.names = [name for name, _ in trained + rest]
         self._shapes = [tensor.shape for _, tensor in trained + rest]
         self._sizes = [tensor.numel() for _, tensor in trained + rest]
-        self._count = len(trained)
-        self.trained = sum(self._sizes[: self._count])
+        self.count = len(trained)
+        self.trained = sum(self._sizes[: self.count])
         self.size = sum(self._sizes)
         self.dtype = trained[0][1].dtype
         self._constants = {n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()}
+        self._steps = {mode: sequence(twin, self.names, mode) for mode, twin in self._modules.items()}
+        self.known = all(steps is not None for steps in self._steps.values())
+        self.dense = dense_layers(module, self.names)
+        self.noisy = not self.known or draws_noise(module)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -71,27 +77,43 @@ class FlatModel:
                 )
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
 
-    def views(self, trained: Tensor, rest: Tensor) -> dict[str, Tensor]:
-        """Name the pieces of a vector, given as its two parts (trained,), (P - trained,); no copy."""
-        pieces = torch.split(trained, self._sizes[: self._count])
-        if len(self._sizes) > self._count:
-            pieces += torch.split(rest, self._sizes[self._count :])
-        named = zip(self.names, pieces, self._shapes, strict=True)
-        return {name: piece.view(shape) for name, piece, shape in named}
+    def pieces(self, vectors: Tensor) -> list[Tensor]:
+        """View a vector (P,) as the module's tensors, in the order of `names`; the first `count` are trained.
 
-    def forward(self, trained: Tensor, rest: Tensor, x: Tensor, mode: Mode) -> Tensor:
-        """Run the module: (n, *shape) -> (n, classes). Batch norm in training writes its statistics to `rest`."""
+        Stacked vectors (C, P) give stacked tensors (C, *shape).
+        """
+        named = zip(torch.split(vectors, self._sizes, dim=-1), self._shapes, strict=True)
+        return [piece.view(*vectors.shape[:-1], *shape) for piece, shape in named]
+
+    def rest_pieces(self, rest: Tensor) -> list[Tensor]:
+        """View the part of a vector that is not trained (P - trained,) as the module's tensors."""
+        named = zip(torch.split(rest, self._sizes[self.count :]), self._shapes[self.count :], strict=True)
+        return [piece.view(shape) for piece, shape in named]
+
+    def run(self, pieces: Sequence[Tensor], x: Tensor, mode: Mode) -> Tensor:
+        """Run the module on its tensors: (n, *shape) -> (n, classes).
+
+        In `train` mode batch norm writes its running statistics into the pieces.
+        """
+        steps = self._steps[mode]
+        if steps is not None:
+            for step in steps:
+                x = step(pieces, x)
+            return x
+        tensors = dict(zip(self.names, pieces, strict=True))
+        if mode == "objective":  # batch norm would write here too
+            for name in self.names[self.count :]:
+                tensors[name] = tensors[name].clone()
         constants = {name: buffer.clone() for name, buffer in self._constants.items()}
-        outputs: Tensor = functional_call(self._modules[mode], {**self.views(trained, rest), **constants}, (x,))
+        outputs: Tensor = functional_call(self._modules[mode], {**tensors, **constants}, (x,))
         return outputs
 
     def to_module(self, vector: Tensor) -> nn.Module:
         """Make a module of its own, in scoring mode, from a vector (P,)."""
         module = copy.deepcopy(self._modules["score"]).to(vector.device)
-        pieces = self.views(vector[: self.trained], vector[self.trained :])
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, piece in pieces.items():
+            for name, piece in zip(self.names, self.pieces(vector), strict=True):
                 named[name].copy_(piece)
         return module
 

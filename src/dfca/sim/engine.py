@@ -1,16 +1,25 @@
-"""How local work is executed: many clients in one call (`stacked`) or one after the other (`loop`).
+"""How local work is executed: many clients in one call (`stacked`), one after the other (`loop`), or several of them at
+the same time on one core each (`threads`).
 
-Both compute what `core.local` defines; a test says so. Stacked calls pay off where a client's own tensors are too small
-to keep the machine busy; a loop keeps them in cache, and is the only way for models whose layers do not batch well
-(grouped convolution), that draw random numbers while training (dropout), or whose clients hold unequal numbers of
-samples.
+All compute what `core.local` defines; a test says so. Stacked calls pay off where a client's own tensors are too small
+to keep the machine busy. A loop keeps them in cache, serves models whose layers do not batch well (grouped convolution)
+or that draw random numbers while training (dropout), and clients with unequal numbers of samples. Threads are for
+models with many small operations that do not scale over cores, such as convolutions with pooling and batch norm.
+
+The choice depends on the model, the data, the device and the number of threads alone, never on a clock: the same run
+gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Literal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +27,25 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
-from dfca.core.local import LocalOptions, descend_, draw_batches, hits, infer, local_steps, lowest, sample_losses
+from dfca.core.local import (
+    Forward,
+    LocalOptions,
+    descend_,
+    draw_batches,
+    forward,
+    hits,
+    infer,
+    local_steps_,
+    lowest,
+    sample_losses,
+)
 from dfca.core.params import FlatModel
 from dfca.core.rng import seeded, stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 
-EngineName = Literal["auto", "stacked", "loop"]
-ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "loop")
+EngineName = Literal["auto", "stacked", "loop", "threads"]
+ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "loop", "threads")
 
 STACKED_WORK = 2e7
 """Below this many multiplications per step and client (samples x P) stacking beats a loop; see `choose_engine`."""
@@ -34,6 +54,23 @@ CHUNK_BYTES = 64 * 2**20
 
 _STACKABLE = (nn.Linear, nn.Flatten, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LayerNorm, nn.Identity)
 
+Needs = Literal["losses", "samples", "nothing"]
+T = TypeVar("T")
+Chooser = Callable[[int, Tensor, Tensor | None], Choice]
+"""Chooses what a client trains: (position, mean losses (m,), losses per sample (m, n) or None) -> Choice."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What some clients of a round have done: where they stand, what they chose by which losses (C, m), and the
+    trained models (C, P). looked_s: seconds that the choice took."""
+
+    positions: Sequence[int]
+    choices: Sequence[Choice]
+    losses: Tensor
+    vectors: Tensor
+    looked_s: float
+
 
 class Engine:
     """Runs losses and local steps for many clients.
@@ -41,8 +78,14 @@ class Engine:
     models are given as `bank` (m, C, P) for C clients, or (m, 1, P) where all clients share one bank.
     """
 
-    def __init__(self, model: FlatModel, local: LocalOptions, seed: int, stacked: bool) -> None:
-        self.model, self.local, self.seed, self.stacked = model, local, seed, stacked
+    def __init__(self, model: FlatModel, local: LocalOptions, seed: int, how: str) -> None:
+        self.model, self.local, self.seed, self.how = model, local, seed, how
+        self.workers = torch.get_num_threads()
+
+    @property
+    def stacked(self) -> bool:
+        """Tell whether clients are batched into one call."""
+        return self.how == "stacked"
 
     def losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> Tensor:
         """Compute F_client of each model of each client on its data: (C, m)."""
@@ -58,24 +101,155 @@ class Engine:
         stacked = data.stacked() if self.stacked else None
         if stacked is None:
             places = [0] * clients if shared else rows or range(clients)
-            return [sample_losses(self.model, bank[:, places[i]], *data.of(i)) for i in range(clients)]
+            jobs = (partial(sample_losses, self.model, bank[:, places[i]], *data.of(i)) for i in range(clients))
+            return list(self._each(jobs))
+
+        with torch.no_grad():
+            found = [
+                self._stacked_losses(self._part(bank, rows, chunk), stacked[0][chunk], stacked[1][chunk])
+                for chunk in self._chunks(clients, stacked[0], bank.shape[0])
+            ]
+        return list(torch.cat(found))
+
+    @staticmethod
+    def _part(bank: Tensor, rows: Sequence[int] | None, chunk: slice) -> Tensor:
+        """Take the models of a chunk of clients: (m, C, P), or (m, 1, P) where they share one bank."""
+        if bank.shape[1] == 1:
+            return bank
+        return bank[:, chunk] if rows is None else bank[:, list(rows[chunk])]
+
+    def _stacked_losses(self, bank: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the losses of each model of C clients: bank (m, C, P) or (m, 1, P), x (C, n, *shape) -> (C, m, n)."""
+        if self.model.dense is not None:
+            return _losses_of([infer(self.model, models.expand(len(x), -1), x, "objective") for models in bank], y)
 
         def one_model(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return cross_entropy(infer(self.model, vector, x, "objective"), y, reduction="none")
 
-        def part(chunk: slice) -> Tensor:
-            if shared:
-                return bank[:, 0]
-            return bank[:, chunk] if rows is None else bank[:, list(rows[chunk])]
-
-        each_model = vmap(one_model, in_dims=(0, None, None))
+        each_model, shared = vmap(one_model, in_dims=(0, None, None)), bank.shape[1] == 1
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
-        with torch.no_grad():
-            found = [
-                each_client(part(chunk), stacked[0][chunk], stacked[1][chunk])
-                for chunk in self._chunks(clients, stacked[0], bank.shape[0])
-            ]
-        return list(torch.cat(found))
+        return each_client(bank[:, 0] if shared else bank, x, y)
+
+    def work(
+        self,
+        bank: Tensor,
+        places: Sequence[int],
+        data: ClientData,
+        choose: Chooser,
+        round: int,
+        *,
+        needs: Needs = "losses",
+        known: Tensor | None = None,
+        first: int = 0,
+    ) -> Iterator[Done]:
+        """Let clients choose and train, some at a time; the forward pass that picks a model is the first step's too.
+
+        places: which clients of the bank and of `data`, counted from the client with the id `first`; needs: what
+        `choose` wants to see; known: the mean losses (C, m), where they were computed before.
+        """
+        batched = self.local.batch_size is not None
+        if not self.stacked or data.stacked() is None or (batched and needs == "samples"):
+            some = partial(
+                self._work_alone, bank, data=data, choose=choose, round=round, needs=needs, known=known, first=first
+            )  # fmt: skip
+            yield from self._each(partial(some, position, place) for position, place in enumerate(places))
+            return
+        stacked = data.stacked()
+        assert stacked is not None
+        for chunk in self._chunks(len(places), stacked[0], 1):
+            yield self._work_stacked(bank, chunk, places[chunk], stacked, choose, round, needs, known, first)
+
+    def _work_alone(
+        self,
+        bank: Tensor,
+        position: int,
+        place: int,
+        data: ClientData,
+        choose: Chooser,
+        round: int,
+        needs: Needs,
+        known: Tensor | None,
+        first: int,
+    ) -> Done:
+        begin = time.perf_counter()
+        model, (x, y) = self.model, data.of(place)
+        models = bank[:, 0 if bank.shape[1] == 1 else place]
+        samples: Tensor | None = None
+        begun: Forward | None = None
+        lowest_one = -1
+        if known is not None:
+            means = known[position]
+        elif needs == "samples":
+            samples = sample_losses(model, models, x, y)
+            means = samples.mean(dim=1)
+        elif needs == "losses":
+            means, lowest_one, begun = self._look(model, models, x, y)
+        else:
+            means = torch.zeros(len(models))
+        choice = choose(position, means, samples)
+        looked_s = time.perf_counter() - begin
+        if choice.points is not None or choice.cluster != lowest_one:
+            begun = None
+        vector = models[choice.cluster].clone()
+        self._train_alone(model, vector, x, y, choice, self.local, first + place, round, begun)
+        return Done([position], [choice], means[None], vector[None], looked_s)
+
+    def _look(self, model: FlatModel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, int, Forward | None]:
+        """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
+        if model.noisy or self.local.batch_size is not None or self.local.steps == 0:
+            return sample_losses(model, models, x, y).mean(dim=1), -1, None
+        found: list[Tensor] = []
+        best = float("inf")
+        kept: tuple[int, Forward | None] = (-1, None)
+        for j, vector in enumerate(models):
+            passed = forward(model, vector, x)
+            found.append(cross_entropy(passed.outputs.detach(), y, reduction="none"))
+            loss = float(found[-1].mean())
+            if loss < best:
+                best, kept = loss, (j, passed)
+        return torch.stack(found).mean(dim=1), *kept
+
+    def _work_stacked(
+        self,
+        bank: Tensor,
+        chunk: slice,
+        places: Sequence[int],
+        stacked: tuple[Tensor, Tensor],
+        choose: Chooser,
+        round: int,
+        needs: Needs,
+        known: Tensor | None,
+        first: int,
+    ) -> Done:
+        begin = time.perf_counter()
+        pick = _rows(places, bank.device)
+        x, y = stacked[0][pick], stacked[1][pick]
+        part = bank if bank.shape[1] == 1 else bank[:, pick]
+        samples: Sequence[Tensor | None] = [None] * len(places)
+        passes: list[Forward] = []
+        if known is not None:
+            means = known[chunk]
+        elif needs == "nothing":
+            means = torch.zeros(len(places), len(bank))
+        elif needs == "losses" and self.model.dense is not None and self.local.batch_size is None:
+            passes = [forward(self.model, models.expand(len(x), -1), x) for models in part]
+            means = _losses_of([each.outputs for each in passes], y).mean(dim=2)
+        else:
+            with torch.no_grad():
+                each = self._stacked_losses(part, x, y)
+            samples = list(each) if needs == "samples" else samples
+            means = each.mean(dim=2)
+        positions = range(chunk.start, chunk.stop)
+        choices = [choose(p, m, s) for p, m, s in zip(positions, means, samples, strict=True)]
+        chosen = torch.tensor([choice.cluster for choice in choices], device=bank.device)
+        begun = None
+        if passes and all(choice.points is None for choice in choices):
+            begun = _chosen_pass(passes, chosen)
+        looked_s = time.perf_counter() - begin
+        columns = torch.zeros_like(chosen) if part.shape[1] == 1 else torch.arange(len(chosen), device=bank.device)
+        vectors = part[chosen, columns]
+        self._train_stacked_(vectors, x, y, choices, self.local, [first + place for place in places], round, begun)
+        return Done(positions, choices, means, vectors, looked_s)
 
     def train(
         self,
@@ -85,47 +259,88 @@ class Engine:
         data: ClientData,
         round: int,
         local: LocalOptions | None = None,
+        first: int = 0,
     ) -> Iterator[tuple[Sequence[int], Tensor]]:
-        """Take every client's local steps, a chunk of clients at a time.
+        """Take local steps on what was chosen before, a chunk of clients at a time.
 
-        `start` gathers the vectors (C, P) of a chunk, given as positions in `clients`; `choices` are aligned with
-        `clients`. Yields (positions, trained vectors (C, P)).
+        `start` gathers the vectors (C, P) of a chunk as copies, given as positions in `clients`; `choices` are aligned
+        with `clients`, which counts from the client with the id `first`. Yields (positions, trained vectors (C, P)).
         """
-        options = local or self.local
-        batches = [
-            draw_batches(self._samples(client, choice, data), options, stream(self.seed, "batches", client, round))
-            for client, choice in zip(clients, choices, strict=True)
-        ]
-        if not self._can_stack(data, choices, batches):
-            for position, (client, choice) in enumerate(zip(clients, choices, strict=True)):
-                x, y = data.of(client)
-                if choice.points is not None:
-                    x, y = x[choice.points], y[choice.points]
-                with seeded(self.seed, "noise", client, round):
-                    trained = local_steps(self.model, start([position])[0], x, y, options, batches[position])
-                yield [position], trained[None]
+        options, stacked = local or self.local, data.stacked() if self.stacked else None
+        pointed = options.batch_size is not None and any(choice.points is not None for choice in choices)
+        if stacked is None or pointed:
+
+            def job(position: int) -> tuple[Sequence[int], Tensor]:
+                vectors, (x, y) = start([position]), data.of(clients[position])
+                name, choice = first + clients[position], choices[position]
+                self._train_alone(self.model, vectors[0], x, y, choice, options, name, round)
+                return [position], vectors
+
+            yield from self._each(partial(job, position) for position in range(len(clients)))
             return
-        stacked = data.stacked()
-        assert stacked is not None
         for chunk in self._chunks(len(clients), stacked[0], 1):
-            positions = range(chunk.start, chunk.stop)
-            rows = torch.tensor([clients[position] for position in positions], device=stacked[0].device)
-            whole = len(rows) == int(rows[-1]) - int(rows[0]) + 1  # consecutive: a view instead of a copy
-            pick = slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows
-            shares = _shares([choices[position].points for position in positions], stacked[1][pick], self.model.dtype)
-            drawn = [batches[position] for position in positions]
-            indices = None if drawn[0] is None else torch.stack([b for b in drawn if b is not None]).to(rows.device)
-            vectors = start(positions)
-            yield positions, self._train_stacked(vectors, stacked[0][pick], stacked[1][pick], shares, indices, options)
+            positions, places = range(chunk.start, chunk.stop), clients[chunk]
+            pick, vectors = _rows(places, stacked[0].device), start(positions)
+            names = [first + place for place in places]
+            self._train_stacked_(
+                vectors, stacked[0][pick], stacked[1][pick], choices[chunk], options, names, round
+            )  # fmt: skip
+            yield positions, vectors
+
+    def _train_alone(
+        self,
+        model: FlatModel,
+        vector: Tensor,
+        x: Tensor,
+        y: Tensor,
+        choice: Choice,
+        options: LocalOptions,
+        client: int,
+        round: int,
+        begun: Forward | None = None,
+    ) -> None:
+        """Train one client's model in place: vector (P,)."""
+        if choice.points is not None:
+            x, y = x[choice.points], y[choice.points]
+        with seeded(self.seed, "noise", client, round) if model.noisy else nullcontext():
+            local_steps_(model, vector, x, y, options, self._batches(len(y), options, client, round), begun=begun)
+
+    def _train_stacked_(
+        self,
+        vectors: Tensor,
+        x: Tensor,
+        y: Tensor,
+        choices: Sequence[Choice],
+        options: LocalOptions,
+        clients: Sequence[int],
+        round: int,
+        begun: Forward | None = None,
+    ) -> None:
+        """Train C models in place at once: vectors (C, P), x (C, n, *shape), y (C, n)."""
+        drawn = [self._batches(y.shape[1], options, client, round) for client in clients]
+        batches = [batch for batch in drawn if batch is not None]
+        indices = torch.stack(batches).to(x.device) if batches else None
+        shares = _shares([choice.points for choice in choices], y, vectors.dtype)
+        if self.model.dense is not None:
+            local_steps_(self.model, vectors, x, y, options, indices, shares, begun)
+        else:
+            self._vmapped_steps_(vectors, x, y, shares, indices, options)
+
+    def _batches(self, samples: int, options: LocalOptions, client: int, round: int) -> Tensor | None:
+        if options.batch_size is None:
+            return None
+        return draw_batches(samples, options, stream(self.seed, "batches", client, round))
 
     def accuracy(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
         """Score one deployed model per client on its data, (N,); `deployed` gathers the vectors (C, P) of some."""
         clients, stacked = len(data.sizes), data.stacked() if self.stacked else None
         if stacked is None:
-            return torch.stack(
-                [hits(self.model, deployed([i])[0], *data.of(i)).cpu().double().mean() for i in range(clients)]
+            jobs = (
+                lambda i=i: hits(self.model, deployed([i])[0], *data.of(i)).cpu().double().mean()
+                for i in range(clients)
             )
-        each = vmap(lambda vector, x: infer(self.model, vector, x, "score"))
+            return torch.stack(list(self._each(jobs)))
+        each = self._stacked_outputs
         with torch.no_grad():
             right = [
                 each(deployed(range(clients)[chunk]), stacked[0][chunk]).argmax(dim=2) == stacked[1][chunk]
@@ -150,14 +365,19 @@ class Engine:
         """Run many deployed models (V, P) on one set of samples (n, *shape): V tensors (n, classes)."""
         with torch.no_grad():
             if not self.stacked:
-                for vector in vectors:
-                    yield infer(self.model, vector, x, "score")
+                yield from self._each(partial(infer, self.model, vector, x, "score") for vector in vectors)
                 return
-            each = vmap(lambda vector: infer(self.model, vector, x, "score"))
             for chunk in self._chunks(len(vectors), x[None], 1):
-                yield from each(vectors[chunk])
+                some = vectors[chunk]
+                yield from self._stacked_outputs(some, x.expand(len(some), *x.shape))
 
-    def _train_stacked(
+    def _stacked_outputs(self, vectors: Tensor, x: Tensor) -> Tensor:
+        """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, classes)."""
+        if self.model.dense is not None:
+            return infer(self.model, vectors, x, "score")
+        return vmap(lambda vector, x: infer(self.model, vector, x, "score"))(vectors, x)
+
+    def _vmapped_steps_(
         self,
         vectors: Tensor,
         x: Tensor,
@@ -165,34 +385,45 @@ class Engine:
         shares: Tensor | None,
         indices: Tensor | None,
         options: LocalOptions,
-    ) -> Tensor:
-        """Train C models at once: vectors (C, P), x (C, n, *shape), shares (C, n) weights of the samples or None."""
-        model, rest = self.model, vectors[:, self.model.trained :]
+    ) -> None:
+        """Train C models of any stackable kind in place; shares (C, n) are the weights of the samples, None for 1/n."""
+        model = self.model
 
-        def objective(theta: Tensor, rest: Tensor, x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
-            outputs = model.forward(theta, rest, x, "train")
+        def objective(theta: list[Tensor], rest: list[Tensor], x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
+            outputs = model.run([*theta, *rest], x, "train")
             if share is None:
                 return cross_entropy(outputs, y)
             return (cross_entropy(outputs, y, reduction="none") * share).sum()
 
         gradients = vmap(grad(objective), in_dims=(0, 0, 0, 0, None if shares is None else 0))
-        vectors = vectors.clone()
-        theta, velocity = vectors[:, : model.trained], None
+        pieces, velocity = model.pieces(vectors), None
+        theta, rest = pieces[: model.count], pieces[model.count :]
         rows = torch.arange(len(vectors), device=vectors.device)[:, None]
         for step in range(options.steps):
             x_step, y_step = (x, y) if indices is None else (x[rows, indices[:, step]], y[rows, indices[:, step]])
             velocity = descend_(theta, gradients(theta, rest, x_step, y_step, shares), velocity, options)
-        return vectors
 
-    def _can_stack(self, data: ClientData, choices: Sequence[Choice], batches: Sequence[Tensor | None]) -> bool:
-        if not self.stacked or data.stacked() is None or not choices:
-            return False
-        whole = all(choice.points is None for choice in choices)
-        full = all(batch is None for batch in batches)
-        return (whole and len({None if b is None else b.shape for b in batches}) == 1) or full
-
-    def _samples(self, client: int, choice: Choice, data: ClientData) -> int:
-        return data.sizes[client] if choice.points is None else int(choice.points.sum())
+    def _each(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """Carry out jobs and yield what they return, in their order; on one core each where there are threads."""
+        if self.how != "threads":
+            for job in jobs:
+                yield job()
+            return
+        ahead: deque[Future[T]] = deque()
+        with (
+            one_thread_each(),
+            ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
+            try:
+                for job in jobs:
+                    ahead.append(pool.submit(job))
+                    if len(ahead) > self.workers:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()
 
     def _chunks(self, clients: int, x: Tensor, models: int) -> Iterator[slice]:
         """Cut clients into chunks whose parameters and activations stay within CHUNK_BYTES."""
@@ -208,14 +439,31 @@ def make_engine(
 ) -> Engine:
     """Pick how local work runs for this model, data and device.
 
-    Raises ConfigError for `stacked` where the model or the data cannot be stacked.
+    Raises ConfigError for a forced engine that cannot run the model or the data.
     """
-    reason = why_not_stacked(model, data)
-    if name == "stacked" and reason:
+    if name == "stacked" and (reason := why_not_stacked(model, data)):
         raise ConfigError(f'engine "stacked" cannot run this: {reason}; use engine "auto" or "loop"')
+    if name == "threads" and (reason := why_not_threads(model, device)):
+        raise ConfigError(f'engine "threads" cannot run this: {reason}; use engine "auto" or "loop"')
+    if name != "auto":
+        return Engine(model, local, seed, name)
     samples = min(data.sizes[0], local.batch_size or data.sizes[0])
     small = samples * model.size < STACKED_WORK or device != "cpu"
-    return Engine(model, local, seed, stacked=name == "stacked" or (name == "auto" and not reason and small))
+    if small and why_not_stacked(model, data) is None:
+        return Engine(model, local, seed, "stacked")
+    scales = model.dense is not None  # its matrix products use all cores by themselves
+    if torch.get_num_threads() > 1 and not scales and why_not_threads(model, device) is None:
+        return Engine(model, local, seed, "threads")
+    return Engine(model, local, seed, "loop")
+
+
+def why_not_threads(model: FlatModel, device: str) -> str | None:
+    """Tell why clients cannot be trained in several threads, or None if they can."""
+    if device != "cpu":
+        return f'threads are for device "cpu", not "{device}"'
+    if model.noisy:
+        return "its training may draw random numbers (dropout, or layers that dfca does not know)"
+    return None
 
 
 def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
@@ -226,14 +474,27 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     stacked = data.stacked()
     if stacked is None:
         return f"clients hold {min(data.sizes)} to {max(data.sizes)} samples, and only equal numbers stack"
+    if model.dense is not None:
+        return None
     x, y = (tensor[:1, :2].expand(2, *tensor[0, :2].shape) for tensor in stacked)
     vectors = torch.zeros(2, model.size, dtype=model.dtype, device=x.device)
-    probe = Engine(model, LocalOptions(steps=1), 0, stacked=True)
+    probe = Engine(model, LocalOptions(steps=1), 0, "stacked")
     try:
-        probe._train_stacked(vectors, x, y, None, None, probe.local)
+        probe._vmapped_steps_(vectors, x, y, None, None, probe.local)
     except RuntimeError as error:  # a forward that looks at its numbers, or draws some
         return f"its forward cannot run for many clients at once ({str(error).splitlines()[0]})"
     return None
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let torch use one thread per call meanwhile: the calls themselves run at the same time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def finetuned(engine: Engine, vectors: Tensor, data: ClientData, steps: int) -> Tensor:
@@ -253,3 +514,27 @@ def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> T
         return None
     masks = torch.stack([torch.ones_like(y[0], dtype=torch.bool) if m is None else m for m in points])
     return masks.to(dtype) / masks.sum(dim=1, keepdim=True)
+
+
+def _losses_of(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+    """Compute the losses of m models of C clients: outputs m x (C, n, classes), y (C, n) -> (C, m, n)."""
+    found = [cross_entropy(each.flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for each in outputs]
+    return torch.stack(found, dim=1)
+
+
+def _chosen_pass(passes: Sequence[Forward], chosen: Tensor) -> Forward:
+    """Put together the forward passes of what C clients chose, from those of all models; uses them up."""
+    merged = list(passes[0].tensors)
+    for j in range(1, len(passes)):
+        mine = (chosen == j).nonzero()[:, 0]
+        if len(mine):
+            for layer, tensor in enumerate(passes[j].tensors):
+                merged[layer][mine] = tensor[mine]
+    return Forward(merged[-1], merged)
+
+
+def _rows(places: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Index some rows: by a slice, which gives a view, where they follow one another."""
+    if places[-1] - places[0] + 1 == len(places):
+        return slice(places[0], places[-1] + 1)
+    return torch.tensor(places, device=device)

@@ -71,7 +71,7 @@ class _Evaluator(Simulation):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         engine = self.engine
-        self.engine = _WatchedEngine(engine.model, engine.local, engine.seed, engine.stacked)
+        self.engine = _WatchedEngine(engine.model, engine.local, engine.seed, engine.how)
 
     def score(self, banks: Tensor, ledger: Ledger, holding: Sequence[int], changed: int) -> dict[str, Any]:
         """Score banks (m, N, P) or (m, 1, P): one row. The mean accuracy is over the clients that hold models."""

@@ -486,7 +486,7 @@ class Simulation:
         vector = self.flat.flatten(initial_module(self.setting).to(self.setting.dtype)).to(self.setting.device)
         try:
             with torch.no_grad():
-                outputs = self.flat.forward(vector[: self.flat.trained], vector[self.flat.trained :], x[:2], "score")
+                outputs = self.flat.run(self.flat.pieces(vector), x[:2], "score")
         except (RuntimeError, ValueError, TypeError) as error:
             raise ModelError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}") from error
         classes = self.setting.split.classes

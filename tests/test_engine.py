@@ -1,0 +1,184 @@
+"""Every way to execute local work computes what `core.local` defines, on known and unknown layers alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dfca.core.algorithm import Choice
+from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest
+from dfca.core.params import FlatModel, initial
+from dfca.core.rng import stream
+from dfca.data.clients import ClientData
+from dfca.errors import ConfigError
+from dfca.models import cnn, cnn1d, mlp
+from dfca.sim.engine import Engine, make_engine, one_thread_each
+
+CLIENTS, SAMPLES, MODELS = 5, 12, 3
+
+
+class Residual(nn.Module):
+    """Layers that stack, in an order of their own: no sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(x + torch.tanh(self.inner(x)))
+
+
+KINDS = {
+    "mlp": (lambda: mlp((6,), 4, 8), (6,)),
+    "deep mlp": (lambda: nn.Sequential(*mlp((6,), 5, 8), nn.ReLU(), nn.Linear(5, 4)), (6,)),
+    "linear": (lambda: nn.Linear(6, 4), (6,)),
+    "tanh": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 4)), (6,)),
+    "own forward": (Residual, (6,)),
+    "cnn": (lambda: cnn((2, 10, 10), 4, 8, (3, 5)), (2, 10, 10)),
+    "cnn1d": (lambda: cnn1d((2, 16), 4, 8, (3, 5)), (2, 16)),
+}
+OPTIONS = {
+    "full batch": LocalOptions(steps=3, learning_rate=0.2),
+    "momentum and decay": LocalOptions(steps=3, learning_rate=0.2, momentum=0.9, weight_decay=0.01),
+    "mini-batches": LocalOptions(steps=3, learning_rate=0.2, batch_size=5),
+    "no step": LocalOptions(steps=0),
+}
+
+
+def world(kind: str) -> tuple[FlatModel, torch.Tensor, ClientData]:
+    """Make a model, banks (m, N, P) and samples, in double precision."""
+    make, shape = KINDS[kind]
+    flat = FlatModel(make().double())
+    generator = stream(0, "samples", kind)
+    x = torch.randn(CLIENTS * SAMPLES, *shape, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (CLIENTS * SAMPLES,), generator=generator)
+    data = ClientData(x, y, tuple(range(0, CLIENTS * SAMPLES + 1, SAMPLES)))
+    starts = [initial(flat, lambda: make().double(), 0, "start", kind, j) for j in range(MODELS * CLIENTS)]
+    return flat, torch.stack(starts).view(MODELS, CLIENTS, -1), data
+
+
+def hows(kind: str) -> list[str]:
+    flat, _, data = world(kind)
+    found = ["loop"]
+    for how in ("stacked", "threads"):
+        try:
+            make_engine(how, flat, LocalOptions(), 0, data, "cpu")
+        except ConfigError:
+            continue
+        found.append(how)
+    return found
+
+
+CASES = [(kind, how, option) for kind in KINDS for how in hows(kind) for option in OPTIONS]
+
+
+def test_each_kind_runs_where_it_should() -> None:
+    assert {kind: hows(kind) for kind in KINDS} == {
+        "mlp": ["loop", "stacked", "threads"],
+        "deep mlp": ["loop", "stacked", "threads"],
+        "linear": ["loop", "stacked", "threads"],
+        "tanh": ["loop", "stacked", "threads"],
+        "own forward": ["loop", "stacked"],
+        "cnn": ["loop", "threads"],
+        "cnn1d": ["loop", "threads"],
+    }
+
+
+@pytest.mark.parametrize(("kind", "how", "option"), CASES)
+def test_work_is_choosing_the_lowest_loss_and_training_it(kind: str, how: str, option: str) -> None:
+    flat, bank, data = world(kind)
+    options, before = OPTIONS[option], bank.clone()
+    engine = Engine(flat, options, seed=7, how=how)
+    places = [0, 1, 3]  # not all, not one after the other
+
+    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+        return Choice(lowest(means))
+
+    done = list(engine.work(bank, places, data, choose, round=2))
+    assert torch.equal(bank, before)
+    assert [position for part in done for position in part.positions] == [0, 1, 2]
+    found = torch.cat([part.vectors for part in done])
+    means = torch.cat([part.losses for part in done])
+    chosen = [choice.cluster for part in done for choice in part.choices]
+    for position, place in enumerate(places):
+        x, y = data.of(place)
+        expected = losses(flat, bank[:, place], x, y)
+        torch.testing.assert_close(means[position], expected, rtol=1e-12, atol=1e-12)
+        assert chosen[position] == lowest(expected)
+        batches = draw_batches(SAMPLES, options, stream(7, "batches", place, 2))
+        trained = local_steps(flat, bank[chosen[position], place], x, y, options, batches)
+        torch.testing.assert_close(found[position], trained, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind in KINDS for how in hows(kind)])
+def test_losses_known_before_change_nothing(kind: str, how: str) -> None:
+    flat, bank, data = world(kind)
+    engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
+    known = engine.losses(bank, data)
+
+    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+        return Choice(lowest(means))
+
+    looked = torch.cat([part.vectors for part in engine.work(bank, range(CLIENTS), data, choose, 0)])
+    told = torch.cat([part.vectors for part in engine.work(bank, range(CLIENTS), data, choose, 0, known=known)])
+    torch.testing.assert_close(looked, told, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind in KINDS for how in hows(kind)])
+def test_a_choice_of_points_trains_on_them_alone(kind: str, how: str) -> None:
+    flat, bank, data = world(kind)
+    options = LocalOptions(steps=2, learning_rate=0.2)
+    engine = Engine(flat, options, seed=7, how=how)
+
+    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+        assert samples is not None
+        return Choice(1, samples[1] <= samples[1].median())
+
+    for part in engine.work(bank, range(CLIENTS), data, choose, 0, needs="samples"):
+        for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
+            x, y = data.of(position)
+            expected = local_steps(flat, bank[1, position], x[choice.points], y[choice.points], options)
+            torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("how", ["loop", "stacked", "threads"])
+def test_one_bank_of_a_server_serves_all_clients(how: str) -> None:
+    flat, bank, data = world("mlp")
+    engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
+    server = bank[:, :1]
+
+    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+        return Choice(lowest(means))
+
+    for part in engine.work(server, range(CLIENTS), data, choose, 0):
+        for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
+            expected = local_steps(flat, server[choice.cluster, 0], *data.of(position), LocalOptions(steps=2))
+            torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_job_that_fails_in_a_thread_fails_the_call() -> None:
+    flat, bank, data = world("cnn")
+    engine = Engine(flat, LocalOptions(), seed=7, how="threads")
+
+    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+        raise ValueError(f"no choice for {position}")
+
+    with pytest.raises(ValueError, match="no choice for 0"):
+        list(engine.work(bank, range(CLIENTS), data, choose, 0))
+
+
+def test_the_number_of_threads_is_restored() -> None:
+    before = torch.get_num_threads()
+    with one_thread_each():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_threads_refuse_what_they_cannot_run() -> None:
+    make = lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4)).double()  # noqa: E731
+    _, _, data = world("mlp")
+    with pytest.raises(ConfigError, match='engine "threads" cannot run this: its training may draw random numbers'):
+        make_engine("threads", FlatModel(make()), LocalOptions(), 0, data, "cpu")
+    with pytest.raises(ConfigError, match='threads are for device "cpu", not "cuda"'):
+        make_engine("threads", FlatModel(nn.Linear(6, 4).double()), LocalOptions(), 0, data, "cuda")
