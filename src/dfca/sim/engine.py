@@ -85,15 +85,18 @@ class Engine:
         data: ClientData,
         round: int,
         local: LocalOptions | None = None,
+        first: int = 0,
     ) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Take every client's local steps, a chunk of clients at a time.
 
         `start` gathers the vectors (C, P) of a chunk, given as positions in `clients`; `choices` are aligned with
-        `clients`. Yields (positions, trained vectors (C, P)).
+        `clients`, which counts from the client with the id `first`. Yields (positions, trained vectors (C, P)).
         """
         options = local or self.local
         batches = [
-            draw_batches(self._samples(client, choice, data), options, stream(self.seed, "batches", client, round))
+            draw_batches(
+                self._samples(client, choice, data), options, stream(self.seed, "batches", first + client, round)
+            )
             for client, choice in zip(clients, choices, strict=True)
         ]
         if not self._can_stack(data, choices, batches):
@@ -101,7 +104,7 @@ class Engine:
                 x, y = data.of(client)
                 if choice.points is not None:
                     x, y = x[choice.points], y[choice.points]
-                with seeded(self.seed, "noise", client, round):
+                with seeded(self.seed, "noise", first + client, round):
                     trained = local_steps(self.model, start([position])[0], x, y, options, batches[position])
                 yield [position], trained[None]
             return
@@ -236,13 +239,13 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     return None
 
 
-def finetuned(engine: Engine, vectors: Tensor, data: ClientData, steps: int) -> Tensor:
-    """Take local steps on all samples of every client: vectors (N, P) -> (N, P)."""
+def finetuned(engine: Engine, vectors: Tensor, data: ClientData, steps: int, first: int = 0) -> Tensor:
+    """Take local steps on all samples of every client, from the one with the id `first` on: (C, P) -> (C, P)."""
     clients = range(len(vectors))
     options = replace(engine.local, steps=steps, batch_size=None, momentum=0.0)
     out = torch.empty_like(vectors)
     choices = [Choice(0)] * len(vectors)
-    for positions, trained in engine.train(clients, lambda p: vectors[list(p)], choices, data, -1, options):
+    for positions, trained in engine.train(clients, lambda p: vectors[list(p)], choices, data, -1, options, first):
         out[list(positions)] = trained
     return out
 
