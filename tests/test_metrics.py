@@ -32,7 +32,7 @@ def test_disagreement_by_hand() -> None:
     # Cluster 0: mean (1, 2); each client is (1, 2) away: 1 + 4 = 5.
     assert metrics.disagreement(bank).tolist() == pytest.approx([5.0, 0.0])
     assert metrics.disagreement(bank, rows=1).tolist() == pytest.approx([5.0, 0.0])
-    assert metrics.averages(bank).tolist() == [[1.0, 2.0], [1.0, 1.0]]
+    assert [metrics.average(models, 2).tolist() for models in bank] == [[1.0, 2.0], [1.0, 1.0]]
 
 
 def test_drift_is_relative() -> None:

@@ -1,20 +1,32 @@
 from __future__ import annotations
 
 import networkx as nx
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dfca.core import mixing
 from dfca.core.mixing import (
     WEIGHT_RULES,
+    Folder,
+    Links,
+    Mixer,
+    blocks,
     fold,
-    fold_in_order_,
     fold_weighted,
+    make_links,
     metropolis_weight,
     mix,
-    mix_,
-    mixing_weights,
 )
+
+
+def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> Links:
+    return make_links(adjacency.nonzero().T, adjacency.sum(dim=1), senders, receivers, rule)
+
+
+def matrix(links: Links, clients: int) -> torch.Tensor:
+    return mix(torch.eye(clients, dtype=torch.float64), links)
 
 
 @st.composite
@@ -34,11 +46,17 @@ def rounds(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
 @given(rounds(), st.sampled_from(WEIGHT_RULES))
 def test_mix_is_the_fold_of_the_same_messages_in_any_order(world: tuple, rule: str) -> None:
     adjacency, senders, receivers, models, generator = world
-    own, others = mixing_weights(adjacency, senders, receivers, rule, torch.float64)
-    mixed = mix(models, senders, own, others)
-    in_place = models.clone()
-    mix_(in_place, senders, own, others, block_bytes=8 * len(models) * 3)
-    torch.testing.assert_close(in_place, mixed)
+    links = links_of(adjacency, senders, receivers, rule)
+    mixed = mix(models, links)
+    sources = torch.unique(links.sender)
+    for ratio in (0, 1000):  # dense where there is no link, and sparse; dense
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mixing, "SPARSE_FROM", ratio)
+            mixer = Mixer(links, sources, 0, torch.float64, torch.device("cpu"))
+        in_place = models.clone()
+        for columns in (slice(0, 3), slice(3, 7)):
+            mixer.apply_(in_place[:, columns], models[sources, columns])
+        torch.testing.assert_close(in_place, mixed)
     degrees = adjacency.sum(dim=1).tolist()
     for i in range(len(models)):
         heard = [m for m in range(len(models)) if adjacency[i, m] and senders[m] and receivers[i]]
@@ -56,35 +74,35 @@ def test_mix_is_the_fold_of_the_same_messages_in_any_order(world: tuple, rule: s
 @given(rounds())
 def test_sequential_folding_equals_the_batch_rule(world: tuple) -> None:
     adjacency, senders, receivers, models, generator = world
-    own, others = mixing_weights(adjacency, senders, receivers, "uniform", torch.float64)
+    links = links_of(adjacency, senders, receivers, "uniform")
+    sources = torch.unique(links.sender).tolist()
     arrivals = []
     for i in range(len(models)):
         heard = [m for m in range(len(models)) if adjacency[i, m] and senders[m] and receivers[i]]
-        arrivals.append([heard[p] for p in torch.randperm(len(heard), generator=generator).tolist()])
+        arrivals.append([sources.index(heard[p]) for p in torch.randperm(len(heard), generator=generator).tolist()])
     folded = models.clone()
-    fold_in_order_(folded, senders, arrivals)
-    torch.testing.assert_close(folded, mix(models, senders, own, others))
+    Folder(arrivals).apply_(folded, models[sources])
+    torch.testing.assert_close(folded, mix(models, links))
 
 
 @settings(max_examples=40, deadline=None)
 @given(rounds(), st.sampled_from(WEIGHT_RULES))
 def test_weights_are_row_stochastic_and_equal_models_are_a_fixed_point(world: tuple, rule: str) -> None:
     adjacency, senders, receivers, models, _ = world
-    own, others = mixing_weights(adjacency, senders, receivers, rule, torch.float64)
-    torch.testing.assert_close(own + others.sum(dim=1), torch.ones(len(models), dtype=torch.float64))
-    assert (own > 0).all()
-    assert (others >= 0).all()
+    weights = matrix(links_of(adjacency, senders, receivers, rule), len(models))
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(models), dtype=torch.float64))
+    assert (weights.diagonal() > 0).all()
+    assert (weights >= 0).all()
     equal = models[:1].expand_as(models).contiguous()
-    torch.testing.assert_close(mix(equal, senders, own, others), equal)
+    torch.testing.assert_close(weights @ equal, equal)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rounds())
 def test_metropolis_preserves_the_average_of_those_that_train(world: tuple) -> None:
     adjacency, senders, _, models, _ = world
-    own, others = mixing_weights(adjacency, senders, torch.ones_like(senders), "metropolis", torch.float64)
     if senders.any():
-        after = mix(models, senders, own, others)
+        after = mix(models, links_of(adjacency, senders, torch.ones_like(senders), "metropolis"))
         torch.testing.assert_close(after[senders].mean(dim=0), models[senders].mean(dim=0))
 
 
@@ -93,20 +111,19 @@ def test_the_papers_rule_by_hand() -> None:
     adjacency = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
     senders, everybody = torch.tensor([True, False, True]), torch.ones(3, dtype=torch.bool)
     models = torch.tensor([[3.0], [0.0], [6.0]])
-    own, others = mixing_weights(adjacency, senders, everybody, "uniform", torch.float32)
-    assert mix(models, senders, own, others).flatten().tolist() == [3.0, 3.0, 6.0]
-    own, others = mixing_weights(adjacency, senders, everybody, "metropolis", torch.float32)
-    torch.testing.assert_close(mix(models, senders, own, others), torch.tensor([[3.0], [3.0], [6.0]]))
+    for rule in WEIGHT_RULES:
+        mixed = mix(models, links_of(adjacency, senders, everybody, rule))
+        torch.testing.assert_close(mixed, torch.tensor([[3.0], [3.0], [6.0]]))
 
 
 def test_the_uniform_rule_moves_the_average_and_metropolis_does_not() -> None:
     adjacency = torch.from_numpy(nx.to_numpy_array(nx.star_graph(3), dtype=bool))
     everybody = torch.ones(4, dtype=torch.bool)
     models = torch.tensor([[4.0], [0.0], [0.0], [0.0]], dtype=torch.float64)
-    uniform = mix(models, everybody, *mixing_weights(adjacency, everybody, everybody, "uniform", torch.float64))
+    uniform = mix(models, links_of(adjacency, everybody, everybody, "uniform"))
     # The hub falls to 4/4, each leaf rises to 4/2: the mean moves from 1 to 7/4.
     assert uniform.flatten().tolist() == [1.0, 2.0, 2.0, 2.0]
-    doubly = mix(models, everybody, *mixing_weights(adjacency, everybody, everybody, "metropolis", torch.float64))
+    doubly = mix(models, links_of(adjacency, everybody, everybody, "metropolis"))
     assert doubly.mean().item() == 1.0
 
 
@@ -123,3 +140,9 @@ def test_a_copy_that_does_not_count_is_replaced_by_the_first_model() -> None:
     assert (average.item(), count) == (2.0, 0)
     average, count = fold(average, count, torch.tensor(4.0))
     assert (average.item(), count) == (3.0, 1)
+
+
+def test_blocks_cover_the_columns_once_and_are_not_too_narrow() -> None:
+    cut = list(blocks(10_000, column_bytes=1000, block_bytes=10**6))
+    assert [(part.start, part.stop) for part in cut] == [(begin, begin + 1000) for begin in range(0, 10_000, 1000)]
+    assert next(blocks(10_000, column_bytes=10**9)) == slice(0, mixing.BLOCK_COLUMNS)

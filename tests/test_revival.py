@@ -86,7 +86,7 @@ def test_nothing_is_called_while_all_is_well() -> None:
 def test_alarms_by_hand() -> None:
     revival, options = Revival(clients=4, clusters=2), ElectionOptions()
     everybody = torch.tensor([0, 0, 1, 1])
-    low, high = torch.full((4, 2), 1.0), torch.tensor([[1.0, 9.0], [1.0, 9.0], [1.6, 2.0], [1.7, 2.0]])
+    low, high = torch.full((4,), 1.0).double(), torch.tensor([1.0, 1.0, 1.6, 1.7]).double()
     revival.watch(low, range(4))
     for _ in range(ROUNDS - 1):
         revival.watch(high, range(4))

@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.errors import ConfigError, DfcaError, RunError, unknown
+from dfca.errors import ConfigError, DfcaError, RankLost, RunError, unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +38,8 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, DfcaError, OSError) as error:
             if ctx.params.get("debug") or getattr(error, "errno", None) == errno.EPIPE:
                 raise
+            if _is_told_elsewhere(error):
+                raise typer.Exit(getattr(error, "status", INTERRUPTED)) from None
             if isinstance(error, KeyboardInterrupt):
                 _stop(str(error) or "interrupted; the same command continues", INTERRUPTED, "")
             _stop(_sentence(error), getattr(error, "status", 1))
@@ -138,6 +140,7 @@ def run_command(
     from dfca.experiment.progress import Bars
     from dfca.experiment.report import load_run
     from dfca.experiment.runner import run
+    from dfca.sim.distributed import my_rank
 
     _use_threads(threads)
     # A config may name a model of the user's own, "my_module:make", in the folder where dfca is called.
@@ -148,6 +151,9 @@ def run_command(
         out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
     console = _console()
     options: dict[str, Any] = {"resume": resume, "save_models": save_models, "workers": _parse_workers(workers)}
+    if my_rank():
+        run(chosen, out, **options)
+        return
     if quiet:
         summary = run(chosen, out, **options)
     else:
@@ -346,9 +352,12 @@ def _parse_workers(text: str) -> int | Literal["auto"]:
 
 
 def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
+    import torch
 
+    from dfca.sim.distributed import threads_of_rank
+
+    threads = threads or threads_of_rank()
+    if threads is not None:
         torch.set_num_threads(threads)
 
 
@@ -369,6 +378,13 @@ def _console() -> Console:
     console = Console()
     # A file has no width: leave room for the tables.
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_FILES)
+
+
+def _is_told_elsewhere(error: BaseException) -> bool:
+    """Tell whether the first of several ranks says it: an error that all of them meet, or that it hears of."""
+    if int(os.environ.get("RANK", "0")) == 0 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return False
+    return not isinstance(error, RankLost) or error.explained
 
 
 def _sentence(error: BaseException) -> str:

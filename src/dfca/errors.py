@@ -5,7 +5,9 @@ DfcaError
 ├── ModelError       a module that cannot be flattened or does not fit the data
 ├── DataError        a data set that is missing, malformed or empty
 │   └── ChecksumError    bytes that are not the ones expected
+├── ShortOfMemory    models or samples that do not fit
 └── RunError         a run folder, checkpoint or disk that cannot be used
+    └── RankLost         another process of a distributed run is gone
 """
 
 from __future__ import annotations
@@ -40,8 +42,18 @@ class ChecksumError(DataError):
     """Bytes are not the ones expected."""
 
 
+class ShortOfMemory(DfcaError, MemoryError):
+    """Models or samples do not fit into memory, or onto the disk."""
+
+
 class RunError(DfcaError):
     """A run folder cannot be used."""
+
+
+class RankLost(RunError):
+    """Another process of a distributed run is gone; `explained` if it said why."""
+
+    explained = False
 
 
 def unknown(kind: str, value: object, known: Iterable[str]) -> ConfigError:

@@ -5,6 +5,9 @@ Models are chosen with training (or held-out) data and scored with test data; no
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -12,6 +15,14 @@ from torch import Tensor
 
 from dfca.core.rng import stream
 from dfca.data.clients import Split
+
+Add = Callable[[Tensor], Tensor]
+"""Adds up what several processes have: `Shards.sum`."""
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """Add up what one process has."""
+    return tensor
 
 
 class Distribution(NamedTuple):
@@ -21,24 +32,33 @@ class Distribution(NamedTuple):
     test: tuple[Tensor, Tensor]
 
 
-def distributions(split: Split, samples: int, seed: int) -> list[Distribution]:
+def distributions(
+    split: Split, samples: int, seed: int, members: range | None = None, add: Add = alone
+) -> list[Distribution]:
     """Draw up to `samples` test samples of each true cluster, one half to pick with and one half to score.
 
-    Empty where nobody knows the true clusters, or a cluster has fewer than two test samples.
+    Empty where nobody knows the true clusters, or a cluster has fewer than two test samples. With `members`, only their
+    samples are here, and `add` puts those of all together.
     """
     if split.clusters is None:
         return []
-    found = []
+    test, found = split.test, []
+    here = range(test.clients) if members is None else members
     for cluster in range(int(split.clusters.max()) + 1):
-        members = (split.clusters == cluster).nonzero()[:, 0].tolist()
-        x = torch.cat([split.test.of(client)[0] for client in members]) if members else torch.empty(0)
-        y = torch.cat([split.test.of(client)[1] for client in members]) if members else torch.empty(0)
-        if len(y) < 2:
+        holders = (split.clusters == cluster).nonzero()[:, 0].tolist()
+        ends = list(accumulate((test.sizes[client] for client in holders), initial=0))
+        if ends[-1] < 2:
             return []
-        order = torch.randperm(len(y), generator=stream(seed, "evaluation", cluster))[:samples].to(y.device)
-        half = len(order) // 2
-        first, second = order[:half], order[half:]
-        found.append(Distribution((x[first], y[first]), (x[second], y[second])))
+        drawn = torch.randperm(ends[-1], generator=stream(seed, "evaluation", cluster))[:samples].tolist()
+        x = torch.zeros(len(drawn), *test.x.shape[1:], dtype=test.x.dtype, device=test.x.device)
+        y = torch.zeros(len(drawn), dtype=test.y.dtype, device=test.y.device)
+        for position, sample in enumerate(drawn):
+            place = bisect_right(ends, sample) - 1
+            if holders[place] in here:
+                xs, ys = test.of(holders[place])
+                x[position], y[position] = xs[sample - ends[place]], ys[sample - ends[place]]
+        x, y, half = add(x), add(y), len(drawn) // 2
+        found.append(Distribution((x[:half], y[:half]), (x[half:], y[half:])))
     return found
 
 
@@ -64,26 +84,48 @@ def confusion(assignments: Tensor, truth: Tensor) -> Tensor:
     return torch.bincount(assignments * columns + truth, minlength=rows * columns).view(rows, columns)
 
 
-def averages(bank: Tensor) -> Tensor:
-    """Average each cluster's model over all clients, as matrix products: (m, N, P) -> (m, P)."""
-    clients = bank.shape[1]
-    share = torch.full((clients,), 1 / clients, dtype=bank.dtype, device=bank.device)
-    return torch.stack([share @ models for models in bank])
+def average(models: Tensor, clients: int, add: Add = alone) -> Tensor:
+    """Average one cluster's model over all clients, as a matrix product: (L, P) -> (P,)."""
+    return add(torch.full((len(models),), 1 / clients, dtype=models.dtype, device=models.device) @ models)
 
 
-def disagreement(bank: Tensor, rows: int = 16) -> Tensor:
-    """Compute Disp_j = 1/N sum_i ||theta_ij - mean_i theta_ij||^2 of every cluster: (m, N, P) -> (m,)."""
-    means = averages(bank)
+def disagreement(bank: Tensor, clients: int | None = None, add: Add = alone, rows: int = 16) -> Tensor:
+    """Compute Disp_j = 1/N sum_i ||theta_ij - mean_i theta_ij||^2 of every cluster: (m, L, P) -> (m,)."""
+    clients = clients or bank.shape[1]
     total = torch.zeros(len(bank), dtype=torch.float64)
     for j, models in enumerate(bank):
-        for begin in range(0, models.shape[0], rows):
-            apart = torch.linalg.vector_norm(models[begin : begin + rows] - means[j], dim=1)
-            total[j] += apart.cpu().double().square().sum()
-    return total / bank.shape[1]
+        mean = average(models, clients, add)
+        for some in models.split(rows):
+            total[j] += torch.linalg.vector_norm(some - mean, dim=1).cpu().double().square().sum()
+    return add(total) / clients
+
+
+class Drift:
+    """Measure how far mixing moves the network's averages, relative to them (Lemma 3 says 0).
+
+    `before` and `after` see every block of columns (L, w) that is mixed; a cluster that none is shown of stands still.
+    """
+
+    def __init__(self, bank: Tensor, clients: int) -> None:
+        models, _, size = bank.shape
+        self._clients = clients
+        self._means = torch.zeros(2, models, size, dtype=bank.dtype, device=bank.device)
+
+    def before(self, cluster: int, columns: slice, block: Tensor) -> None:
+        """Look at a block that is about to be mixed."""
+        self._means[0, cluster, columns] = average(block, self._clients)
+
+    def after(self, cluster: int, columns: slice, block: Tensor) -> None:
+        """Look at a block that was mixed."""
+        self._means[1, cluster, columns] = average(block, self._clients)
+
+    def result(self, add: Add = alone) -> Tensor:
+        """Compute ||after - before|| / ||before|| of every cluster: (m,)."""
+        return drift(*add(self._means))
 
 
 def drift(before: Tensor, after: Tensor) -> Tensor:
-    """Measure how far mixing moved the network's averages, relative to them (Lemma 3 says 0): (m, P) x 2 -> (m,)."""
+    """Compare averages before and after mixing: (m, P) x 2 -> (m,)."""
     moved: Tensor = torch.linalg.vector_norm(after - before, dim=1)
     size: Tensor = torch.linalg.vector_norm(before, dim=1)
     return moved / size.clamp_min(torch.finfo(before.dtype).tiny)

@@ -7,6 +7,7 @@ process or in another one.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from typing import Any, Protocol
 from dfca import algorithms, data, models, topology
 from dfca.data import Split
 from dfca.errors import DfcaError, RunError
+from dfca.experiment.disk import Stream
 from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import Checkpoint, RunFolder
 from dfca.experiment.sweep import Cell, Point
 from dfca.sim import Setting, Simulation
+from dfca.sim.distributed import my_device
+from dfca.sim.shards import AgreedError, Alone, Shards, keep
 
 CHECKPOINT_SHARE = 0.05  # of the time at most
 IN_SUMMARY = (
@@ -80,16 +84,28 @@ class Desk(Protocol):
         """Store that a cell failed, or raise the error where nothing else is to go on."""
 
 
-def run_job(job: Job, desk: Desk, folder: RunFolder, stop: StopSignal, save_models: bool) -> None:
+def run_job(
+    job: Job,
+    desk: Desk,
+    folder: RunFolder | None,
+    stop: StopSignal,
+    save_models: bool,
+    share_out: Callable[[int], Shards] = Alone,
+) -> None:
     """Run the cells of a job; its split and graph are freed on return.
 
+    `share_out` gives each rank its share of so many clients. All ranks of a run make this call; only the first has the
+    folder, and its desk is the one that writes.
+
     Raises:
-        RunError: if the disk cannot be written.
+        RunError: if the disk cannot be written, or another rank is lost.
         Interrupted: if `stop` was requested; the state is stored.
     """
-    heed(stop, f"before {job.cells[0]}")
+    shards = share_out(job.point.config.clients)
+    heed(stop, f"before {job.cells[0]}", shards)
     try:
-        scene = _Scene.of(job, desk)
+        with shards.agreed():
+            scene = _Scene.of(job, desk, shards)
     except RunError:
         raise
     except Exception as error:
@@ -97,27 +113,39 @@ def run_job(job: Job, desk: Desk, folder: RunFolder, stop: StopSignal, save_mode
             desk.fail(cell, error)
         return
     for cell in job.cells:
-        heed(stop, f"before {cell}")
+        heed(stop, f"before {cell}", shards)
         try:
-            run_cell(cell, scene.setting(cell), desk, folder, stop, save_models)
+            run_cell(cell, scene.setting(cell, folder), desk, folder, stop, save_models, shards)
         except RunError:
             raise
         except Exception as error:
+            if shards.ranks > 1 and not isinstance(error, AgreedError):
+                raise RunError(sentence(error)) from error  # the other ranks are in the middle of something
             desk.fail(cell, error)
 
 
-def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: StopSignal, save_models: bool) -> None:
+def run_cell(
+    cell: Cell,
+    setting: Setting,
+    desk: Desk,
+    folder: RunFolder | None,
+    stop: StopSignal,
+    save_models: bool,
+    shards: Shards,
+) -> None:
     """Run one cell from its last good checkpoint, or from the start, to its last round."""
     job, config = Job(cell.point, cell.seed, (cell.algorithm,)), cell.point.config
-    checkpoint, warnings = folder.latest(cell)
+    checkpoint, warnings = folder.latest(cell) if folder else (None, [])
     for warning in warnings:
         desk.note(warning)
     seconds, began = 0.0, time.monotonic()
-    simulation = Simulation(setting)
-    if checkpoint:
-        simulation.restore(checkpoint.tensors, checkpoint.facts)
-        seconds = checkpoint.seconds
-        desk.note(f"{cell}: goes on after round {checkpoint.round} of {config.rounds}")
+    simulation = Simulation(setting, shards)
+    if shards.share(checkpoint is not None):
+        state = (checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)
+        simulation.restore(*state)
+        seconds = checkpoint.seconds if checkpoint else 0.0
+        del state
+        desk.note(f"{cell}: goes on after round {simulation.round} of {config.rounds}")
     del checkpoint
     _pass_on(simulation.notes, desk, job)
     desk.begin(cell, simulation.round)
@@ -127,9 +155,13 @@ def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: 
 
     def store() -> None:
         tensors, facts = simulation.state()
+        bank = Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
         desk.settle()  # a checkpoint may not be ahead of the metrics
         with cadence.measured():
-            folder.save_checkpoint(cell, Checkpoint(simulation.round, seconds, tensors, facts))
+            if folder:
+                folder.save_checkpoint(cell, Checkpoint(simulation.round, seconds, tensors, facts, bank))
+            else:
+                deque(bank.pieces, maxlen=0)  # the first rank writes them
 
     # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
     with stop.deferred():
@@ -139,20 +171,25 @@ def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: 
             seconds += time.monotonic() - began
             metrics = measured or metrics
             desk.finish_round(cell, simulation.round, measured)
-            if simulation.round < config.rounds and (cadence.due() or stop.requested):
+            due = stop.requested or (shards.rank == 0 and cadence.due())
+            if simulation.round < config.rounds and shards.either(due):
                 store()
-                heed(stop, f"at round {simulation.round} of {config.rounds} of {cell}")
+                heed(stop, f"at round {simulation.round} of {config.rounds} of {cell}", shards)
         _pass_on(simulation.notes, desk, job)
         if save_models:
-            folder.save_models(cell, simulation.state()[0]["bank"])
+            bank = Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
+            if folder:
+                folder.save_models(cell, bank)
+            else:
+                deque(bank.pieces, maxlen=0)
         row = cell.head | {"digest": cell.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
         row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(seconds, 3)}
         desk.finish(cell, row | {"finished": True})
 
 
-def heed(stop: StopSignal, where: str) -> None:
-    """Stop here if somebody asked for it."""
-    if stop.requested:
+def heed(stop: StopSignal, where: str, shards: Shards) -> None:
+    """Stop here if somebody asked for it, on any rank."""
+    if shards.either(stop.requested):
         raise Interrupted(where)
 
 
@@ -173,13 +210,13 @@ class _Scene:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, desk: Desk) -> _Scene:
+    def of(cls, job: Job, desk: Desk, shards: Shards) -> _Scene:
         config, seed = job.point.config, job.seed
-        split = data.make_split(config.data, config.clients, config.distributions, seed)
+        split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
         drift = None
         if config.data.drift_share:
             later = data.make_split(config.data, config.clients, config.distributions, seed, drifted=True)
-            drift = (max(1, round(config.data.drift_at * config.rounds)), later)
+            drift = (max(1, round(config.data.drift_at * config.rounds)), keep(later, shards.members))
         graph = topology.make_graph(config.topology, config.clients, seed)
         facts = topology.describe(graph, split.clusters)
         edges = sorted([i, j] for i, j in graph.edges)
@@ -192,7 +229,7 @@ class _Scene:
         make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
         return cls(job.point, split, drift, graph, make_model)
 
-    def setting(self, cell: Cell) -> Setting:
+    def setting(self, cell: Cell, folder: RunFolder | None) -> Setting:
         config = self.point.config
         return Setting(
             split=self.split,
@@ -210,8 +247,10 @@ class _Scene:
             aggregation=config.mixing.aggregation,
             evaluate_every=config.evaluation.every,
             evaluation_samples=config.evaluation.samples,
-            device=config.device,
+            device=my_device(config.device),
             engine=config.engine,
+            bank=config.bank,
+            bank_folder=None if folder is None else folder.path,
         )
 
 

@@ -25,11 +25,12 @@ from dfca.data.transforms import resolve
 from dfca.errors import ConfigError, unknown
 from dfca.experiment.problems import explain, show
 from dfca.models import MODELS, ModelOptions
+from dfca.sim.bank import Place
 from dfca.sim.engine import EngineName
 from dfca.topology import TopologyOptions, check_topology
 
 # Keys that choose which cells are run or what they are called: no number of a cell depends on them.
-NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint")
+NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -100,6 +101,7 @@ class Config(Section):
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     device: str = Field("cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
     engine: EngineName = "auto"
+    bank: Place = "auto"
     data: DataOptions = _defaults(DataOptions)
     model: ModelOptions = _defaults(ModelOptions)
     local: LocalConfig = _defaults(LocalConfig)

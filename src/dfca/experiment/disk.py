@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
 from dfca.errors import RunError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A tensor that is never whole in memory: its shape, and its rows in order, in pieces."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: Iterable[Tensor]
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -29,18 +49,34 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-def atomic_save(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors as safetensors, as whole as `atomic_write`, and return the SHA-256 of the file."""
-    with _beside(path) as temporary:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        except SafetensorError as error:
-            # The library reports the system's errors as text only.
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        return sha256(temporary)
+def atomic_save(path: Path, tensors: Mapping[str, Tensor | Stream]) -> str:
+    """Write tensors as safetensors, as whole as `atomic_write`, and return the SHA-256 of the file.
+
+    The format is a length, a JSON header and the bytes of each tensor, so it is written here, piece by piece: the
+    library makes a second copy of everything in memory first.
+    """
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with _beside(path) as temporary, open(temporary, "wb") as file:
+        digest = hashlib.sha256()
+        head = len(text).to_bytes(8, "little") + text
+        digest.update(head)
+        file.write(head)
+        for tensor in tensors.values():
+            for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
+                _write(file, digest, piece)
+        return digest.hexdigest()
+
+
+def _write(file: BinaryIO, digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Write the bytes of a tensor, without a copy where it lies whole on the CPU."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    digest.update(data)
+    file.write(data)
 
 
 def sha256(path: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dfca.errors import ConfigError, RunError
 from dfca.experiment.cells import Job, run_job, sentence
 from dfca.experiment.environment import environment
 from dfca.experiment.load import Experiment
@@ -25,6 +26,8 @@ from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import RunFolder
 from dfca.experiment.sweep import Cell
 from dfca.experiment.workers import Pool
+from dfca.sim.distributed import Ranks, joined, launched, my_rank
+from dfca.sim.shards import Alone
 
 Workers = int | Literal["auto"]
 
@@ -78,34 +81,81 @@ def run(
         RunError: if the folder cannot be used or written.
         Interrupted: after SIGINT or SIGTERM; the state is stored and the same call continues.
     """
-    listener = listener or Silence()
+    if launched():
+        if workers not in ("auto", 1):
+            raise ConfigError(f"--workers must be 1 where several ranks share each cell, got {workers}; leave it out")
+        with joined(experiment.config.device):
+            if my_rank():
+                _follow(experiment, save_models)
+                return {"runs": []}
+            return _lead(experiment, out, listener or Silence(), resume, save_models, 1)
+    return _lead(experiment, out, listener or Silence(), resume, save_models, workers)
+
+
+def _lead(
+    experiment: Experiment, out: str | Path, listener: Listener, resume: bool, save_models: bool, workers: Workers
+) -> dict[str, Any]:
+    """Run an experiment as the one process, or the first rank, that owns the run folder."""
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:
         stop.on_request = partial(listener.note, "stopping after this round; Ctrl-C again stops at once")
-        cells = [
-            Cell(name, seed, point)
-            for point in experiment.points
-            for seed in point.config.seeds
-            for name in point.config.algorithms
-        ]
+        cells = _cells(experiment)
         finished = folder.finished()
         missing = [cell for cell in cells if cell.key not in finished]
+        ranks = _count_ranks()
         hands = _count_workers(workers, experiment, len(missing))
         threads = max(1, torch.get_num_threads() // hands)
         desk = RunDesk(folder, listener, tolerant=bool(experiment.sweep) or hands > 1)
-        desk.tell_environment(environment(experiment.config.device) | {"threads": threads})
+        facts = environment(experiment.config.device) | {"threads": threads}
+        desk.tell_environment(facts | ({"ranks": ranks} if ranks > 1 else {}))
         if save_models:
             desk.tell_unsaved_models([cell for cell in cells if cell.key in finished])
         listener.start(cells, len(cells) - len(missing))
         jobs = make_jobs(missing, hands)
+        if ranks > 1:
+            Ranks(ranks).share([bool(experiment.sweep), [_name(cell) for cell in missing]])
         try:
             if hands == 1:
                 for job in jobs:
-                    run_job(job, desk, folder, stop, save_models)
+                    run_job(job, desk, folder, stop, save_models, Ranks if ranks > 1 else Alone)
             else:
                 Pool(folder, desk, stop, hands, threads, save_models, careful=workers == "auto").run(jobs)
         except Interrupted as interrupted:
             raise Interrupted(f"interrupted {interrupted}; the same command continues") from None
         return folder.summary()
+
+
+def _follow(experiment: Experiment, save_models: bool) -> None:
+    """Take part in a run as one of the ranks that write nothing.
+
+    Raises:
+        RunError: if this machine has another experiment than the first rank, or another rank is lost.
+    """
+    tolerant, names = Ranks(_count_ranks()).share(None)
+    here = {_name(cell): cell for cell in _cells(experiment)}
+    if strangers := [name for name in names if name not in here]:
+        raise RunError(
+            f"the first rank runs {strangers[0]}, which is no cell here; give every rank the same experiment"
+        )
+    with StopSignal() as stop:
+        for job in make_jobs([here[name] for name in names], 1):
+            run_job(job, Shadow(tolerant), None, stop, save_models, Ranks)
+
+
+def _cells(experiment: Experiment) -> list[Cell]:
+    return [
+        Cell(name, seed, point)
+        for point in experiment.points
+        for seed in point.config.seeds
+        for name in point.config.algorithms
+    ]
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.algorithm}, seed {cell.seed}, config {cell.point.digest}"
+
+
+def _count_ranks() -> int:
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def make_jobs(cells: Sequence[Cell], workers: int) -> list[Job]:
@@ -124,6 +174,25 @@ def _count_workers(workers: Workers, experiment: Experiment, cells: int) -> int:
             1 if alone else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
     return max(1, min(workers, cells))
+
+
+class Shadow:
+    """The desk of a rank that writes nothing."""
+
+    def __init__(self, tolerant: bool) -> None:
+        self._tolerant = tolerant
+
+    def note(self, text: str, job: Job | None = None) -> None: ...
+    def store_topology(self, job: Job, graph: dict[str, Any]) -> None: ...
+    def begin(self, cell: Cell, round: int) -> None: ...
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None: ...
+    def settle(self) -> None: ...
+    def finish(self, cell: Cell, row: dict[str, Any]) -> None: ...
+
+    def fail(self, cell: Cell, error: Exception) -> None:
+        """Go on where the first rank goes on."""
+        if not self._tolerant:
+            raise error
 
 
 class RunDesk:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
-from dfca.experiment.disk import append_line, atomic_save, atomic_write, remove_leftovers, sha256, told
+from dfca.experiment.disk import Stream, append_line, atomic_save, atomic_write, remove_leftovers, sha256, told
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Cell, Point, Sweep
 
@@ -56,12 +56,13 @@ KEPT = 2  # checkpoints of a running cell: the last one and the one before, in c
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a cell after a round."""
+    """The state of a cell after a round. bank: the bank, where it is not among the tensors."""
 
     round: int
     seconds: float
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     facts: dict[str, Any]
+    bank: Stream | None = None
 
 
 class RunFolder:
@@ -175,7 +176,7 @@ class RunFolder:
             entry = {"digest": point.digest, **graph}
             atomic_write(self.path / "topology.json", json.dumps(_plain(graphs | {name: entry})) + "\n")
 
-    def save_models(self, cell: Cell, bank: Tensor) -> None:
+    def save_models(self, cell: Cell, bank: Tensor | Stream) -> None:
         """Store the final bank of a cell, (models, N, P)."""
         atomic_save(self.path / "models" / f"{cell.folder}.safetensors", {"bank": bank})
 
@@ -204,7 +205,8 @@ class RunFolder:
         """Store the state of a cell; the tensors first, then the facts that make them count."""
         folder = self._cell(cell)
         stem = f"round-{checkpoint.round:06}"
-        digest = atomic_save(folder / f"{stem}.safetensors", checkpoint.tensors)
+        bank = {} if checkpoint.bank is None else {"bank": checkpoint.bank}
+        digest = atomic_save(folder / f"{stem}.safetensors", {**checkpoint.tensors, **bank})
         sidecar = {
             "round": checkpoint.round,
             "seconds": checkpoint.seconds,

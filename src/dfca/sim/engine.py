@@ -187,7 +187,7 @@ class Engine:
         else:
             means = torch.zeros(len(models))
         choice = choose(position, means, samples)
-        looked_s = time.perf_counter() - begin
+        looked_s = (time.perf_counter() - begin) / (self.workers if self.how == "threads" else 1)
         if choice.points is not None or choice.cluster != lowest_one:
             begun = None
         vector = models[choice.cluster].clone()
@@ -251,41 +251,22 @@ class Engine:
         self._train_stacked_(vectors, x, y, choices, self.local, [first + place for place in places], round, begun)
         return Done(positions, choices, means, vectors, looked_s)
 
-    def train(
-        self,
-        clients: Sequence[int],
-        start: Callable[[Sequence[int]], Tensor],
-        choices: Sequence[Choice],
-        data: ClientData,
-        round: int,
-        local: LocalOptions | None = None,
-        first: int = 0,
-    ) -> Iterator[tuple[Sequence[int], Tensor]]:
-        """Take local steps on what was chosen before, a chunk of clients at a time.
-
-        `start` gathers the vectors (C, P) of a chunk as copies, given as positions in `clients`; `choices` are aligned
-        with `clients`, which counts from the client with the id `first`. Yields (positions, trained vectors (C, P)).
-        """
-        options, stacked = local or self.local, data.stacked() if self.stacked else None
-        pointed = options.batch_size is not None and any(choice.points is not None for choice in choices)
-        if stacked is None or pointed:
-
-            def job(position: int) -> tuple[Sequence[int], Tensor]:
-                vectors, (x, y) = start([position]), data.of(clients[position])
-                name, choice = first + clients[position], choices[position]
-                self._train_alone(self.model, vectors[0], x, y, choice, options, name, round)
-                return [position], vectors
-
-            yield from self._each(partial(job, position) for position in range(len(clients)))
-            return
-        for chunk in self._chunks(len(clients), stacked[0], 1):
-            positions, places = range(chunk.start, chunk.stop), clients[chunk]
-            pick, vectors = _rows(places, stacked[0].device), start(positions)
-            names = [first + place for place in places]
+    def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int = 0) -> Tensor:
+        """Take plain steps on all samples of every client, from the one with the id `first` on: (C, P) -> (C, P)."""
+        options, vectors = replace(self.local, steps=steps, batch_size=None, momentum=0.0), vectors.clone()
+        stacked = data.stacked() if self.stacked else None
+        if stacked is None:
+            one = partial(self._train_alone, self.model, choice=Choice(0), options=options, round=-1)
+            jobs = (partial(one, vector, *data.of(i), client=first + i) for i, vector in enumerate(vectors))
+            for _ in self._each(jobs):
+                pass
+            return vectors
+        for chunk in self._chunks(len(vectors), stacked[0], 1):
+            some, names = vectors[chunk], range(first + chunk.start, first + chunk.stop)
             self._train_stacked_(
-                vectors, stacked[0][pick], stacked[1][pick], choices[chunk], options, names, round
-            )  # fmt: skip
-            yield positions, vectors
+                some, stacked[0][chunk], stacked[1][chunk], [Choice(0)] * len(some), options, names, -1
+            )
+        return vectors
 
     def _train_alone(
         self,
@@ -495,17 +476,6 @@ def one_thread_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def finetuned(engine: Engine, vectors: Tensor, data: ClientData, steps: int) -> Tensor:
-    """Take local steps on all samples of every client: vectors (N, P) -> (N, P)."""
-    clients = range(len(vectors))
-    options = replace(engine.local, steps=steps, batch_size=None, momentum=0.0)
-    out = torch.empty_like(vectors)
-    choices = [Choice(0)] * len(vectors)
-    for positions, trained in engine.train(clients, lambda p: vectors[list(p)], choices, data, -1, options):
-        out[list(positions)] = trained
-    return out
 
 
 def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from dfca.core.algorithm import Algorithm, Share
-from dfca.core.mixing import WeightRule, fold_in_order_, mix_, mixing_weights
+from dfca.core.mixing import Folder, Links, Mixer, WeightRule, make_links
 from dfca.core.relay import MANY, MAX_AGE, NEVER
 from dfca.core.rng import stream
+from dfca.metrics import Drift
+from dfca.sim.shards import Plan, Shards
+
+_BOOKS = ("messages_by_client", "messages_by_cluster", "stamps", "origins", "folded")
 
 
 class Exchange:
-    """The messages of all rounds so far.
+    """The messages of all rounds so far; every rank keeps the same books.
 
+    edges (2, E): the graph as (receiver, sender) in order, each edge in both directions.
     messages_by_client (N,), messages_by_cluster (m,): models that clients sent. server_messages: models that a server
     sent. scalars: numbers that clients sent. stamps, origins, folded (m, N): what `core.relay` remembers of each copy.
     """
@@ -31,14 +36,15 @@ class Exchange:
         aggregation: str,
         share: Share,
         seed: int,
-        device: str,
+        shards: Shards,
     ) -> None:
         clients = len(graph)
-        self.graph, self.algorithm, self.seed = graph, algorithm, seed
+        self.graph, self.algorithm, self.seed, self.shards = graph, algorithm, seed, shards
         self.weights, self.sequential, self.share = weights, aggregation == "sequential", share
-        dense = nx.to_scipy_sparse_array(graph, nodelist=range(clients), weight=None, dtype=bool).toarray()
-        self.adjacency = torch.from_numpy(dense).to(device)
-        self.degrees = self.adjacency.sum(dim=1).cpu()
+        links = nx.to_scipy_sparse_array(graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
+        edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
+        self.edges = edges[:, (edges[0] * clients + edges[1]).argsort()].int()
+        self.degrees = torch.bincount(edges[0], minlength=clients)
         self.messages_by_client = torch.zeros(clients, dtype=torch.int64)
         self.messages_by_cluster = torch.zeros(models, dtype=torch.int64)
         self.server_messages = 0
@@ -49,15 +55,12 @@ class Exchange:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Give what a checkpoint needs."""
-        tensors = {
-            name: getattr(self, name)
-            for name in ("messages_by_client", "messages_by_cluster", "stamps", "origins", "folded")
-        }
+        tensors = {name: getattr(self, name) for name in _BOOKS}
         return tensors, {"server_messages": self.server_messages, "scalars": self.scalars}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Continue from a state."""
-        for name in ("messages_by_client", "messages_by_cluster", "stamps", "origins", "folded"):
+        for name in _BOOKS:
             setattr(self, name, tensors[name].clone())
         self.server_messages, self.scalars = facts["server_messages"], facts["scalars"]
 
@@ -76,81 +79,124 @@ class Exchange:
         self._count(senders.long(), assignments)
         self.server_messages += len(self.messages_by_cluster) * len(present)
 
-    def gossip_(self, banks: Tensor, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int) -> None:
-        """Send, and mix in place what each client of the round receives: banks (m, N, P), senders (N,) bool."""
+    def gossip_(
+        self,
+        banks: Tensor,
+        present: Sequence[int],
+        senders: Tensor,
+        assignments: Tensor,
+        now: int,
+        drift: Drift | None = None,
+    ) -> None:
+        """Send, and mix in place what each client of the round receives: banks (m, L, P), senders (N,) bool.
+
+        `drift` is shown every block of a bank before and after it is mixed.
+        """
         receivers = torch.zeros_like(senders)
         receivers[list(present)] = True
         if self.share == "all":
-            self._gossip_all_(banks, receivers)
-            return
+            rounds = self._plan_all(banks, receivers)
+        else:
+            rounds = self._plan(banks, receivers, senders, assignments, now)
+        plans, mixers = [plan for plan, _ in rounds], [mixer for _, mixer in rounds]
+        for number, columns, incoming in self.shards.fetch(banks, plans):
+            cluster = plans[number].cluster
+            block = banks[cluster, :, columns]
+            if drift is not None:
+                drift.before(cluster, columns, block)
+            mixers[number].apply_(block, incoming)
+            if drift is not None:
+                drift.after(cluster, columns, block)
+
+    def _plan(
+        self, banks: Tensor, receivers: Tensor, senders: Tensor, assignments: Tensor, now: int
+    ) -> list[tuple[Plan, Mixer | Folder]]:
+        """Settle who hears whom on every cluster that travels this round, and count it."""
         self._count(torch.where(senders, self.degrees, 0), assignments)
-        orders = self._arrivals(senders, receivers, now) if self.sequential else None
+        orders = self._arrivals(senders, receivers, now) if self.sequential and self.weights == "uniform" else None
+        rounds = []
         for j in range(len(banks)):
             trainers = senders & (assignments == j)
             sources = self._relay_sources(j, banks[j], trainers, receivers, now) if self.share == "relay" else {}
             if not trainers.any() and not sources:
                 continue
-            if orders is not None and self.weights == "uniform" and not sources:
-                fold_in_order_(
-                    banks[j], trainers.to(banks.device), [[m for m in order if trainers[m]] for order in orders]
-                )
-            else:
-                self._mix_(banks[j], trainers, receivers, sources)
+            links = self._links(trainers, receivers, sources)
+            if len(links.sender):
+                rounds.append(self._settle(j, banks, links, None if sources else orders))
             if self.share == "relay":
                 self._stamp(j, trainers, receivers, sources, now)
         if self.share == "relay":
             self.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
+        return rounds
 
-    def _mix_(self, models: Tensor, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> None:
-        """Mix one cluster: trainers by the weight rule, relayed copies as `core.relay` says."""
-        device = models.device
-        own, others = mixing_weights(
-            self.adjacency, trainers.to(device), receivers.to(device), self.weights, models.dtype
-        )
-        senders = trainers.clone()
-        senders[list(sources.values())] = True
-        if sources:
-            column_of = {client: column for column, client in enumerate(senders.nonzero()[:, 0].tolist())}
-            wide = torch.zeros(len(models), len(column_of), dtype=models.dtype, device=device)
-            wide[:, [column_of[m] for m in trainers.nonzero()[:, 0].tolist()]] = others
-            others = wide
-            for client, source in sources.items():
-                share = 0.5 if trainers[client] else 1.0
-                own[client] = 1 - share
-                others[client, column_of[source]] = share
-        mix_(models, senders.to(device), own, others)
+    def _plan_all(self, banks: Tensor, receivers: Tensor) -> list[tuple[Plan, Mixer | Folder]]:
+        """Let every client of the round send all its models to all neighbours."""
+        rounds = []
+        for j in range(len(banks)):
+            finite = self.shards.gather(torch.stack([torch.isfinite(model).all() for model in banks[j]])) & receivers
+            links = self._links(finite, receivers, {})
+            if len(links.sender):
+                rounds.append(self._settle(j, banks, links, None))
+            self._count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
+        return rounds
+
+    def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> Links:
+        """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `core.relay` says."""
+        links = make_links(self.edges, self.degrees, trainers, receivers, self.weights)
+        if not sources:
+            return links
+        takers, givers = (torch.tensor(list(ids), dtype=torch.int64) for ids in (sources.keys(), sources.values()))
+        share = torch.where(trainers[takers], 0.5, 1.0).double()
+        relayed = Links(takers, givers, share)
+        return Links(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
+
+    def _settle(
+        self, j: int, banks: Tensor, links: Links, orders: Sequence[Sequence[int]] | None
+    ) -> tuple[Plan, Mixer | Folder]:
+        """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
+        shards = self.shards
+        everywhere = [shards.of_rank(rank) for rank in range(shards.ranks)]
+        inside = [(links.receiver >= some.start) & (links.receiver < some.stop) for some in everywhere]
+        needs = [torch.unique(links.sender[mask]) for mask in inside]
+        sources = needs[shards.rank]
+        plan = Plan(j, needs)
+        if orders is None:
+            mine = Links(*(part[inside[shards.rank]] for part in links))
+            return plan, Mixer(mine, sources, shards.members.start, banks.dtype, banks.device)
+        row = {client: position for position, client in enumerate(sources.tolist())}
+        return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
     def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
         """Find for each client without a trainer beside it whose copy it takes: `choose_offer` for all."""
-        near = self.adjacency.cpu()
-        lacking = receivers & ~near[:, trainers].any(dim=1)
-        rows = lacking.nonzero()[:, 0]
-        if not len(rows):
-            return {}
+        clients, (receiver, sender) = len(trainers), self.edges
+        lacking = receivers & (torch.bincount(receiver[trainers[sender]], minlength=clients) == 0)
         stamps = self.stamps[j]
-        offered = near[rows] & receivers[None, :] & ~trainers[None, :]
-        newest = torch.where(trainers[rows], self.folded[j, rows], stamps[rows])
-        useful = offered & (stamps[None, :] > newest[:, None])
-        echo_or_old = (self.origins[j][None, :] == rows[:, None]) | (now - stamps[None, :] > MAX_AGE)
-        useful &= ~(trainers[rows][:, None] & echo_or_old)
-        freshness = torch.where(useful, stamps[None, :].expand_as(useful), NEVER - 1)
-        best = freshness.max(dim=1).values
-        first = (freshness == best[:, None]).to(torch.uint8).argmax(dim=1)  # the lowest id on ties
-        taken = {int(i): int(m) for i, m, stamp in zip(rows, first, best, strict=True) if stamp > NEVER - 1}
-        for source in taken.values():
-            self.messages_by_client[source] += 1
-        self.messages_by_cluster[j] += len(taken)
-        fine = {source: bool(torch.isfinite(models[source]).all()) for source in set(taken.values())}
-        return {client: source for client, source in taken.items() if fine[source]}
+        newest = torch.where(trainers, self.folded[j], stamps)
+        offered = lacking[receiver] & receivers[sender] & ~trainers[sender]
+        i, m = self.edges[:, offered].long()
+        echo_or_old = (self.origins[j][m] == i) | (now - stamps[m] > MAX_AGE)
+        useful = (stamps[m] > newest[i]) & ~(trainers[i] & echo_or_old)
+        i, m = i[useful], m[useful]
+        # The freshest, and the lowest id on ties: stamps are at least 0 here.
+        ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + clients - 1 - m, "amax")
+        takers = (ranked >= 0).nonzero()[:, 0]
+        givers = clients - 1 - ranked[takers] % clients
+        self.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
+        self.messages_by_cluster[j] += len(takers)
+        finite, first = torch.ones(len(models), dtype=torch.bool), self.shards.members.start
+        for giver in set(givers.tolist()):
+            if giver in self.shards.members:
+                finite[giver - first] = torch.isfinite(models[giver - first]).all()
+        fine = self.shards.gather(finite)
+        return {taker: giver for taker, giver in zip(takers.tolist(), givers.tolist(), strict=True) if fine[giver]}
 
     def _stamp(self, j: int, trainers: Tensor, receivers: Tensor, sources: dict[int, int], now: int) -> None:
         """Note how fresh every copy of cluster j is after the round."""
-        stamps, origins = self.stamps[j].clone(), self.origins[j].clone()
-        heard = self.adjacency.cpu()[:, trainers] & receivers[:, None]
-        counts = heard.sum(dim=1) + trainers
-        ids = trainers.nonzero()[:, 0]
-        only = ids[heard.to(torch.uint8).argmax(dim=1)] if len(ids) else torch.zeros_like(counts)
-        only = torch.where(trainers, torch.arange(len(trainers)), only)
+        stamps, origins, clients = self.stamps[j].clone(), self.origins[j].clone(), len(trainers)
+        receiver, sender = self.edges[:, receivers[self.edges[0]] & trainers[self.edges[1]]].long()
+        counts = torch.bincount(receiver, minlength=clients) + trainers
+        only = torch.zeros(clients, dtype=torch.int64).index_copy_(0, receiver, sender)  # looked at where it is one
+        only = torch.where(trainers, torch.arange(clients), only)
         refreshed = counts > 0
         self.stamps[j][refreshed] = now
         self.origins[j][refreshed] = torch.where(counts == 1, only, MANY)[refreshed]
@@ -161,18 +207,12 @@ class Exchange:
             else:
                 self.stamps[j, client], self.origins[j, client] = stamps[source], origins[source]
 
-    def _gossip_all_(self, banks: Tensor, receivers: Tensor) -> None:
-        """Let every client of the round send all its models to all neighbours."""
-        for j in range(len(banks)):
-            finite = torch.isfinite(banks[j]).all(dim=1).cpu() & receivers
-            self._mix_(banks[j], finite, receivers, {})
-            self._count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
-
     def _arrivals(self, senders: Tensor, receivers: Tensor, now: int) -> list[list[int]]:
-        """Draw for every receiver the order in which its neighbours' models arrive."""
+        """Draw for every member that receives the order in which its neighbours' models arrive."""
         orders: list[list[int]] = []
         for i in range(len(senders)):
-            heard = sorted(m for m in self.graph.neighbors(i) if senders[m]) if receivers[i] else []
+            mine = bool(receivers[i]) and i in self.shards.members
+            heard = sorted(m for m in self.graph.neighbors(i) if senders[m]) if mine else []
             shuffled = torch.randperm(len(heard), generator=stream(self.seed, "arrival", i, now)).tolist()
             orders.append([heard[position] for position in shuffled])
         return orders

@@ -15,11 +15,11 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.election import ElectionOptions, Parts, bid, cast, divide, verdict
-from dfca.core.rng import stream
+from dfca.core.election import ElectionOptions, verdict
 from dfca.data.clients import ClientData
-from dfca.sim.election import Outcome, Turn, scalars_of_turn, take_parts, warm_up
+from dfca.sim.election import Electorate, Outcome, Turn, scalars_of_turn
 from dfca.sim.engine import Engine
+from dfca.sim.shards import Shards
 
 ALARM = 1.5
 ROUNDS = 3
@@ -49,9 +49,9 @@ class Revival:
             setattr(self, name, tensors[f"revival.{name}"].clone())
 
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
-        """Look at the losses (C, m) that some clients assign by."""
-        own = losses.cpu().double().nan_to_num(nan=float("inf")).min(dim=1).values
+        """Look at the lowest losses (N,) that some clients assign by."""
         some, before = list(clients), self.lowest[list(clients)]
+        own = losses[some]
         self.alarm[some] = torch.where(own > ALARM * before, self.alarm[some] + 1, 0)
         self.lowest[some] = torch.minimum(before, own)
 
@@ -74,45 +74,39 @@ class Revival:
         seed: int,
         options: ElectionOptions,
         now: int,
+        shards: Shards,
     ) -> tuple[list[tuple[int, Tensor]], Outcome]:
         """Hold an election among the clients of one connected graph.
 
-        Returns the (slot, centre) that it opens, and what it cost.
+        data and banks (m, L, P) are those of the members of this rank. Returns the (slot, centre) that it opens, and
+        what it cost.
         """
-        members = sorted(graph)
-        positions = range(len(members))
         lost = self._lost().nonzero()[:, 0].tolist()
-        stand = {p for p in positions if lost or self.alarm[members[p]] >= ROUNDS}
+        stand = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
         if not stand:
             return [], Outcome(banks[:0, 0], (), 0, 0)
-        place = None if len(members) == banks.shape[1] else members
-        parts = [divide(data.sizes[i], stream(seed, "parts", i, now)) for i in members]
-        warm, bidding, voting = (take_parts(data, members, parts, name) for name in Parts._fields)
-        own = warm_up(engine, start, warm, options.warmup_steps)
-        alone = [losses[0] for losses in engine.sample_losses(own[None], bidding)]
-        on_bids, on_votes = (engine.sample_losses(banks, part, place) for part in (bidding, voting))
+        clients = Electorate(engine, start, data, graph, seed, options.warmup_steps, shards, now)
+        clients.hold(banks)
         turns: list[Turn] = []
         opened: list[tuple[int, Tensor]] = []
         clusters, misses, scalars = len(banks), 0, 0
         while stand and misses < options.patience and (lost or clusters < options.most):
-            bids = {p: bid(on_bids[p], alone[p]) for p in stand}
+            bids = clients.bids(stand)
             candidate = max(bids, key=lambda p: (bids[p], -p))
             stand.remove(candidate)
-            new_bids = engine.sample_losses(own[candidate][None, None], bidding)
-            new_votes = engine.sample_losses(own[candidate][None, None], voting)
-            votes = [cast(on_bids[p], alone[p], new_bids[p][0], on_votes[p], new_votes[p][0]) for p in positions]
-            found = verdict(votes, candidate, options, followed_only=True)
-            scalars += scalars_of_turn(graph, {members[p]: value for p, value in bids.items()}, on_bids[0].shape[0])
-            turns.append(Turn(members[candidate], bids[candidate], found.support, found.z, found.accepted))
+            model = clients.model(candidate)
+            found = verdict(clients.votes(model), candidate, options, followed_only=True)
+            client, value = clients.ids[candidate], bids[candidate]
+            scalars += scalars_of_turn(graph, {clients.ids[p]: bid for p, bid in bids.items()}, clients.centres)
+            turns.append(Turn(client, value, found.support, found.z, found.accepted))
             if not found.accepted:
                 misses += 1
                 continue
             misses, slot = 0, lost.pop(0) if lost else clusters
             clusters = max(clusters, slot + 1)
-            opened.append((slot, own[candidate].clone()))
-            on_bids = [torch.cat(pair) for pair in zip(on_bids, new_bids, strict=True)]
-            on_votes = [torch.cat(pair) for pair in zip(on_votes, new_votes, strict=True)]
-        return opened, Outcome(own[:0], tuple(turns), len(turns) * (len(members) - 1), scalars)
+            opened.append((slot, model))
+            clients.accept()
+        return opened, Outcome(banks[:0, 0], tuple(turns), len(turns) * (len(graph) - 1), scalars)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""

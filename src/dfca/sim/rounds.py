@@ -7,10 +7,11 @@ does; this file does the same for N of them with closed forms and batched calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -24,12 +25,14 @@ from dfca.core.local import LocalOptions, lowest
 from dfca.core.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.params import FlatModel, initial
 from dfca.core.rng import seeded, stream
-from dfca.data.clients import Split
+from dfca.data.clients import ClientData, Split
 from dfca.errors import ConfigError, DataError, ModelError, unknown
+from dfca.sim.bank import PLACES, Bank, Place, tell, told_memory
 from dfca.sim.election import Outcome, elect
-from dfca.sim.engine import ENGINES, EngineName, finetuned, make_engine
+from dfca.sim.engine import ENGINES, EngineName, Needs, make_engine
 from dfca.sim.exchange import Exchange
 from dfca.sim.revival import Revival
+from dfca.sim.shards import PIECE_BYTES, Alone, Shards, members_of, pieces, within
 
 AGGREGATIONS = ("batch", "sequential")
 PHASES = ("start", "assign", "train", "mix", "evaluate")
@@ -41,6 +44,7 @@ class Setting:
 
     make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
     elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
+    bank: where the models lie (`sim.bank`); bank_folder: the folder of a bank on disk, a temporary one if not given.
     """
 
     split: Split
@@ -61,6 +65,8 @@ class Setting:
     device: str = "cpu"
     engine: EngineName = "auto"
     dtype: torch.dtype = torch.float32
+    bank: Place = "auto"
+    bank_folder: Path | None = None
 
     def __post_init__(self) -> None:
         clients = self.clients
@@ -84,9 +90,12 @@ class Setting:
             ("aggregation", self.aggregation, AGGREGATIONS),
             ("share", self.share, SHARES),
             ("engine", self.engine, ENGINES),
+            ("bank", self.bank, PLACES),
         ):
             if value not in known:
                 raise unknown(kind, value, known)
+        if self.bank == "disk" and self.device != "cpu":
+            raise ConfigError(f'bank "disk" is for device "cpu", got device "{self.device}"; use bank "auto"')
         if sorted(self.graph.nodes) != list(range(clients)):
             raise ConfigError(
                 f"the graph must have the nodes 0..{clients - 1}, one per client; it has {len(self.graph)}"
@@ -113,23 +122,29 @@ class Setting:
 
 
 class Simulation:
-    """A running simulation: `step` does one round; `state` and `restore` carry it over a restart, bit by bit."""
+    """A running simulation: `step` does one round; `state` and `restore` carry it over a restart, bit by bit.
 
-    def __init__(self, setting: Setting) -> None:
+    With several ranks (`sim.distributed`) each holds the banks (m, L, P), samples and losses of its `members` alone;
+    assignments and everything else that is counted per client is known to all.
+    """
+
+    def __init__(self, setting: Setting, shards: Shards | None = None) -> None:
         self.setting, algorithm = setting, setting.algorithm
+        self.shards: Shards = shards or Alone(setting.clients)
+        self.members = self.shards.members
         device, dtype = setting.device, setting.dtype
-        probe = initial_module(setting)
-        self.flat = FlatModel(probe.to(dtype)).to(device)
-        self.train, self.test = setting.split.train.to(device, dtype), setting.split.test.to(device, dtype)
-        self._check_outputs()
-        self.engine = make_engine(
-            setting.engine, self.flat, effective(setting.local, algorithm), setting.seed, self.train, device
-        )
+        with self.shards.agreed():
+            self.flat = FlatModel(initial_module(setting).to(dtype)).to(device)
+            self.train, self.test = self._hold(setting.split)
+            self._check_outputs()
+            self.engine = make_engine(
+                setting.engine, self.flat, effective(setting.local, algorithm), setting.seed, self.train, device
+            )
         self.truth = setting.split.clusters
         self.shared = algorithm.exchange == "server"
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.elections: list[Outcome] = []
-        with self._timed("start"):
+        with self._timed("start"), told_memory():
             self.banks = self._start()
         self.exchange = Exchange(
             setting.graph,
@@ -139,10 +154,10 @@ class Simulation:
             setting.aggregation,
             share_rule(algorithm, setting.share),
             setting.seed,
-            device,
+            self.shards,
         )
         self.revival = Revival(setting.clients, self.models) if algorithm.revives else None
-        self.distributions = self._distributions()
+        self.distributions = self._distributions(setting.split)
         self.round = 0
         self.assignments = torch.full((setting.clients,), -1)
         self.changed = 0
@@ -178,6 +193,10 @@ class Simulation:
                 f"(first: {min(self.diverged)}): updates that are not finite are undone and not sent; "
                 "try a smaller local.learning_rate"
             )
+        if self._bank.on_disk:
+            available = self._bank.available
+            room = "" if available is None else f"; {tell(available)} of memory were available"
+            found.append(f"the models of all clients ({tell(self._bank.bytes)}) lie on the disk{room}")
         return tuple(found)
 
     @property
@@ -187,26 +206,33 @@ class Simulation:
 
     def bank(self, client: int) -> Tensor:
         """Copy the models that a client holds: (m, P)."""
-        return self.banks[:, 0 if self.shared else client].clone()
+        return self.banks[:, self._row(client)].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:
         """Make a module from a model of a client; without a cluster, the one that it trains."""
         chosen = max(0, int(self.assignments[client])) if cluster is None else cluster
         if not 0 <= chosen < self.models:
             raise ConfigError(f"cluster must be in 0..{self.models - 1}, got {chosen}")
-        return self.flat.to_module(self.banks[chosen, 0 if self.shared else client])
+        return self.flat.to_module(self.banks[chosen, self._row(client)])
 
     def step(self) -> dict[str, Any] | None:
-        """Do one round; returns the metrics where the round is evaluated."""
+        """Do one round; returns the metrics where the round is evaluated.
+
+        Raises ShortOfMemory, and whatever `Shards` raises where another rank is lost.
+        """
+        with told_memory():
+            return self._step()
+
+    def _step(self) -> dict[str, Any] | None:
         setting, now = self.setting, self.round
         if setting.drift is not None and now == setting.drift[0]:
             self._drift()
         present = [i for i in range(setting.clients) if participates(setting.seed, i, now, setting.participation)]
+        here = within(self.members, present)
         due = (now + 1) % setting.evaluate_every == 0 or now + 1 == setting.rounds
-        with self._timed("assign"):
-            choices = self._choose(present, now)
         with self._timed("train"):
-            senders = self._train(present, choices, now)
+            means, choices, fine = self._work(here, now)
+            senders = self._hear(present, here, means, choices, fine)
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
         if self.revival is not None:
@@ -220,7 +246,10 @@ class Simulation:
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Give everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies."""
+        """Give everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
+
+        With several ranks "bank" holds the rows of the members; `rows` gives those of all.
+        """
         tensors, facts = self.exchange.state()
         if self.revival is not None:
             tensors = {**tensors, **self.revival.state()}
@@ -231,27 +260,76 @@ class Simulation:
             "diverged": sorted(self.diverged),
             "start_messages": self.start_messages,
             "seconds": dict(self.seconds),
+            "losses_known": self._losses is not None,
         }
         return {**tensors, "bank": self.banks, "assignments": self.assignments}, facts
 
-    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Continue from a state."""
-        stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
+    def bank_shape(self) -> tuple[int, int, int]:
+        """Give the shape of the banks of all ranks together: (m, N, P), or (m, 1, P) where a server keeps one."""
+        return self.models, 1 if self.shared else self.setting.clients, self.flat.size
+
+    def rows(self) -> Iterator[Tensor]:
+        """Yield the banks of all ranks, `bank_shape`, as runs of rows in order; on the first rank alone."""
+        if not self.shared:
+            return self.shards.collect(self.banks)
+        return pieces(self.banks) if self.shards.rank == 0 else iter(())
+
+    def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
+        """Continue from a state; with several ranks the first one has it and the others pass None."""
+        bank = tensors["bank"] if tensors else None
+        small = {name: tensor for name, tensor in tensors.items() if name != "bank"} if tensors else None
+        told = self.shards.share({"facts": facts, "shape": None if bank is None else list(bank.shape)})
+        facts, stored, fresh = told["facts"], tuple(told["shape"]), self.bank_shape()
         if stored[1:] != fresh[1:] or (stored != fresh and self.revival is None):
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        if stored == fresh:
-            self.banks.copy_(tensors["bank"])
+        small = self.shards.share_tensors(small)
+        if stored != fresh:
+            self.banks = self._bank.open(stored[0])
+        if self.shared:
+            self.banks.copy_(self.shards.tell(self.banks if bank is None else bank.to(self.banks.device), 0))
         else:
-            self.banks = tensors["bank"].to(self.banks.device, copy=True)
-        self.assignments = tensors["assignments"].clone()
-        self.exchange.restore(tensors, facts)
+            self.shards.spread_(bank, self.banks)
+        self.assignments = small["assignments"].clone()
+        self.exchange.restore(small, facts)
         if self.revival is not None:
-            self.revival.restore(tensors)
+            self.revival.restore(small)
         self.round, self.changed, self.diverged = facts["round"], facts["changed"], set(facts["diverged"])
         self.start_messages, self.seconds = facts["start_messages"], dict(facts["seconds"])
         if self.setting.drift is not None and self.round > self.setting.drift[0]:
             self._drift()
-        self._losses = None
+        # an uninterrupted run would go on with the losses of its evaluation: so does this one, bit by bit
+        self._losses = self.engine.losses(self.banks, self.train) if facts["losses_known"] else None
+
+    def _hold(self, split: Split) -> tuple[ClientData, ClientData]:
+        """Take the samples of the members."""
+        device, dtype = self.setting.device, self.setting.dtype
+        train, test = (members_of(data, self.members).to(device, dtype) for data in (split.train, split.test))
+        return train, test
+
+    def _row(self, client: int) -> int:
+        """Find a client's place in the banks."""
+        if client not in self.members:
+            raise ConfigError(f"client must be in {self.members.start}..{self.members.stop - 1} here, got {client}")
+        return 0 if self.shared else client - self.members.start
+
+    def _make_banks(self, models: int) -> Tensor:
+        """Make room for the banks of the members, and for the clusters that may still be opened."""
+        setting, algorithm = self.setting, self.setting.algorithm
+        rows = 1 if self.shared else len(self.members)
+        most = algorithm.election.most if algorithm.revives else models
+        samples = sum(t.numel() * t.element_size() for t in (self.train.x, self.test.x))
+        with self.shards.agreed():
+            self._bank = Bank(
+                (models, rows, self.flat.size),
+                most,
+                setting.dtype,
+                setting.device,
+                setting.bank,
+                setting.bank_folder,
+                samples,
+                self.shards.neighbours,
+            )
+            return self._bank.open(models)
 
     def _start(self) -> Tensor:
         """Draw or elect the banks (m, N, P), or (m, 1, P) where a server keeps one for all."""
@@ -261,14 +339,13 @@ class Simulation:
         clusters = setting.clusters
         if clusters is None or algorithm.informed:
             clusters = setting.true_clusters
-        models, rows = algorithm.bank_size(clusters), 1 if self.shared else setting.clients
-        banks = torch.empty(models, rows, self.flat.size, dtype=setting.dtype, device=setting.device)
-        for j in range(models):
+        banks = self._make_banks(algorithm.bank_size(clusters))
+        for j in range(len(banks)):
             if algorithm.start == "shared":
                 banks[j] = initial(self.flat, setting.make_model, setting.seed, "init", j)
             else:
-                for i in range(rows):
-                    banks[j, i] = initial(self.flat, setting.make_model, setting.seed, "init", j, i)
+                for row, i in enumerate(range(1) if self.shared else self.members):
+                    banks[j, row] = initial(self.flat, setting.make_model, setting.seed, "init", j, i)
         return banks
 
     def _elect(self) -> Tensor:
@@ -285,28 +362,35 @@ class Simulation:
                 setting.seed,
                 setting.clusters,
                 setting.algorithm.election,
+                self.shards,
             )
             for part in components
         ]
-        models = max(len(outcome.centres) for outcome in self.elections)
-        banks = torch.empty(models, setting.clients, self.flat.size, dtype=setting.dtype, device=setting.device)
+        banks = self._make_banks(max(len(outcome.centres) for outcome in self.elections))
         for part, outcome in zip(components, self.elections, strict=True):
-            banks[:, part] = outcome.centres[0]
-            banks[: len(outcome.centres), part] = outcome.centres[:, None]
+            for j, models in enumerate(banks):
+                models[within(self.members, part)] = outcome.centres[j if j < len(outcome.centres) else 0]
         return banks
 
     def _drift(self) -> None:
         """Let the clients hold other samples from now on."""
         assert self.setting.drift is not None
-        split, device, dtype = self.setting.drift[1], self.setting.device, self.setting.dtype
-        self.train, self.test = split.train.to(device, dtype), split.test.to(device, dtype)
+        split = self.setting.drift[1]
+        self.train, self.test = self._hold(split)
         self.truth = split.clusters
-        self.distributions = self._distributions()
+        self.distributions = self._distributions(split)
         self._losses = None
 
-    def _distributions(self) -> list[metrics.Distribution]:
-        split = Split(self.train, self.test, self.truth, self.setting.split.classes)
-        return metrics.distributions(split, self.setting.evaluation_samples, self.setting.seed)
+    def _distributions(self, split: Split) -> list[metrics.Distribution]:
+        setting, device, dtype = self.setting, self.setting.device, self.setting.dtype
+        found = metrics.distributions(
+            split, setting.evaluation_samples, setting.seed, self.members, self.shards.sum
+        )  # fmt: skip
+        kind = dtype if split.test.x.is_floating_point() else None
+        return [
+            metrics.Distribution(*((x.to(device, kind), y.to(device)) for x, y in distribution))
+            for distribution in found
+        ]
 
     def _revive(self, now: int) -> None:
         """Watch for lost clusters and new distributions; open the centres that an election accepts."""
@@ -317,14 +401,17 @@ class Simulation:
         start = initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
         slots = set()
         for part in self._components():
-            within = setting.graph.subgraph(part)
-            opened, cost = revival.elect(self.engine, start, self.train, self.banks, within, setting.seed, options, now)
+            graph, rows = setting.graph.subgraph(part), within(self.members, part)
+            opened, cost = revival.elect(
+                self.engine, start, self.train, self.banks, graph, setting.seed, options, now, self.shards
+            )
             self.start_messages += cost.models_sent
             self.exchange.scalars += cost.scalars_sent
             for slot, centre in opened:
                 if slot == len(self.banks):
-                    self.banks = torch.cat([self.banks, self.banks[:1]])  # elsewhere a twin that no one picks
-                self.banks[slot, part] = centre
+                    self.banks = self._bank.open(slot + 1)
+                    self.banks[slot] = self.banks[0]  # elsewhere a twin that no one picks
+                self.banks[slot, rows] = centre
                 slots.add(slot)
         for slot in sorted(slots):
             self.exchange.open_cluster_(slot)
@@ -334,78 +421,77 @@ class Simulation:
     def _components(self) -> list[list[int]]:
         return sorted(sorted(part) for part in nx.connected_components(self.setting.graph))
 
-    def _choose(self, present: Sequence[int], now: int) -> list[Choice]:
-        """Let every client of the round choose the model that it trains."""
-        seed, algorithm = self.setting.seed, self.setting.algorithm
-        means, samples = self._look(present)
-        if self.revival is not None:
-            self.revival.watch(means, present)
-        choices = []
-        for position, client in enumerate(present):
-            random = partial(stream, seed, "choose", client, now)
-            told = self._truth(client) if algorithm.informed else None
-            choices.append(algorithm.choose(View(means[position], random, samples[position], told)))
-        chosen = torch.tensor([choice.cluster for choice in choices], dtype=torch.int64)
-        before = self.assignments[present]
-        self.changed = int(((before != chosen) & (before >= 0)).sum())
-        self.assignments[present] = chosen
-        return choices
+    def _work(self, here: Sequence[int], now: int) -> tuple[Tensor, list[Choice], Tensor]:
+        """Let the members in the round choose and train; `here` are their places among the members.
 
-    def _look(self, present: Sequence[int]) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Compute what the algorithm wants to see: mean losses (C, m), and losses per sample, C tensors (m, n_i)."""
-        needs, everybody = self.setting.algorithm.needs, len(present) == self.setting.clients
-        kept, self._losses = self._losses, None
-        nothing: list[Tensor | None] = [None] * len(present)
-        blind = needs == "nothing" or (self.models == 1 and self.revival is None)
-        if blind or not present:
-            device = self.banks.device
-            samples = [torch.zeros(1, size, device=device) for size in self.train.sizes] if needs == "samples" else []
-            return torch.zeros(len(present), self.models), [samples[i] for i in present] if samples else nothing
-        if kept is not None and everybody:
-            return kept, nothing
-        data = self.train if everybody else self.train.subset(present)
-        rows = None if everybody else present
-        if needs == "losses":
-            return self.engine.losses(self.banks, data, rows), nothing
-        each = self.engine.sample_losses(self.banks, data, rows)
-        return torch.stack([losses.mean(dim=1) for losses in each]), each
-
-    def _train(self, present: Sequence[int], choices: Sequence[Choice], now: int) -> Tensor:
-        """Train every client's choice; returns which clients have a model to send, (N,) bool.
-
-        Where clients keep their own banks the trained models are written there; a server gets their mean.
+        Returns what they chose by (C, m), their choices, and whose model is finite (C,). Where clients keep their own
+        banks the trained models are written there; a server gets their mean.
         """
-        device = self.banks.device
-        clusters = torch.tensor([choice.cluster for choice in choices], dtype=torch.int64, device=device)
-        rows = torch.zeros_like(clusters) if self.shared else torch.tensor(present, device=device)
-        senders = torch.zeros(self.setting.clients, dtype=torch.bool)
+        seed, algorithm = self.setting.seed, self.setting.algorithm
+        known, needs = self._known(here)
+
+        def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
+            client = self.members[here[position]]
+            told = self._truth(client) if algorithm.informed else None
+            if samples is None and algorithm.needs == "samples":
+                samples = torch.zeros(1, self.train.sizes[here[position]], device=self.banks.device)
+            return algorithm.choose(View(means, partial(stream, seed, "choose", client, now), samples, told))
+
+        choices: list[Choice] = []
+        means = torch.zeros(len(here), self.models)
+        found = torch.zeros(len(here), dtype=torch.bool)
         sums = torch.zeros_like(self.banks[:, 0]) if self.shared else None
-        counts = [0] * self.models
-
-        def start(positions: Sequence[int]) -> Tensor:
-            some = slice(positions[0], positions[-1] + 1)
-            return self.banks[clusters[some], rows[some]]
-
-        for positions, trained in self.engine.train(present, start, choices, self.train, now):
-            some = slice(positions[0], positions[-1] + 1)
-            finite = torch.isfinite(trained).all(dim=1)
-            for position, fine in zip(positions, finite.tolist(), strict=True):
-                senders[present[position]] = fine
-                if not fine:
-                    self.diverged.add(present[position])
-            if sums is None:
-                # an update that diverged is undone
-                self.banks[clusters[some][finite], rows[some][finite]] = trained[finite]
-                continue
-            for position, vector, fine in zip(positions, trained, finite.tolist(), strict=True):
-                if fine:
-                    j = choices[position].cluster
-                    sums[j] += vector
-                    counts[j] += 1
+        counts = torch.zeros(self.models, dtype=torch.int64)
+        work = self.engine.work(
+            self.banks, here, self.train, choose, now, needs=needs, known=known, first=self.members.start
+        )
+        for done in work:
+            some = slice(done.positions[0], done.positions[-1] + 1)
+            finite = torch.isfinite(done.vectors).all(dim=1).tolist()
+            means[some], found[some] = done.losses.to(means), torch.tensor(finite)
+            choices += done.choices
+            self.seconds["train"] -= done.looked_s
+            self.seconds["assign"] += done.looked_s
+            for position, choice, vector, fine in zip(done.positions, done.choices, done.vectors, finite, strict=True):
+                if not fine:  # an update that diverged is undone
+                    continue
+                if sums is None:
+                    self.banks[choice.cluster, here[position]] = vector
+                else:
+                    sums[choice.cluster] += vector
+                    counts[choice.cluster] += 1
         if sums is not None:
-            for j, count in enumerate(counts):
+            sums, counts = self.shards.sum(sums), self.shards.sum(counts)
+            for j, count in enumerate(counts.tolist()):
                 if count:
                     self.banks[j, 0] = sums[j] / count
+        return means, choices, found
+
+    def _known(self, here: Sequence[int]) -> tuple[Tensor | None, Needs]:
+        """Tell what the clients need to see of their models, and the losses that the last evaluation has left."""
+        needs = self.setting.algorithm.needs
+        kept, self._losses = self._losses, None
+        if needs == "nothing" or (self.models == 1 and self.revival is None):
+            return None, "nothing"
+        return (None if kept is None or needs != "losses" else kept[list(here)]), needs
+
+    def _hear(
+        self, present: Sequence[int], here: Sequence[int], means: Tensor, choices: Sequence[Choice], fine: Tensor
+    ) -> Tensor:
+        """Put together what all clients of the round chose and who has a model to send, (N,) bool."""
+        mine = torch.zeros(len(self.members), 3, dtype=torch.float64)
+        mine[here, 0] = torch.tensor([choice.cluster for choice in choices], dtype=torch.float64)
+        mine[here, 1] = fine.double()
+        if self.revival is not None:
+            mine[here, 2] = means.cpu().double().nan_to_num(nan=float("inf")).min(dim=1).values
+        chosen, sent, lowest_losses = self.shards.gather(mine).T
+        if self.revival is not None:
+            self.revival.watch(lowest_losses, present)
+        before, after = self.assignments[present], chosen[present].long()
+        self.changed = int(((before != after) & (before >= 0)).sum())
+        self.assignments[present] = after
+        self.diverged |= {i for i in present if not sent[i]}
+        senders: Tensor = sent > 0
         return senders
 
     def _exchange(self, present: Sequence[int], senders: Tensor, now: int, measure: bool) -> list[float]:
@@ -415,23 +501,27 @@ class Simulation:
             self.exchange.upload(present, senders, self.assignments)
         if kind != "gossip":
             return [0.0] * self.models if measure else []
-        before = metrics.averages(self.banks) if measure else None
-        self.exchange.gossip_(self.banks, present, senders, self.assignments, now)
-        return metrics.drift(before, metrics.averages(self.banks)).tolist() if before is not None else []
+        drift = metrics.Drift(self.banks, self.setting.clients) if measure else None
+        self.exchange.gossip_(self.banks, present, senders, self.assignments, now, drift)
+        return [] if drift is None else drift.result(self.shards.sum).tolist()
 
     def _evaluate(self) -> dict[str, Any]:
         """Score the state after a round. Keeps the training losses: the next round assigns by the same ones."""
         truth = self.truth if self.setting.algorithm.models == "clusters" else None
-        losses, picks, deployed = self._deploy()
-        scores = self.engine.accuracy(deployed, self.test)
-        picked = losses.cpu().gather(1, picks[:, None])[:, 0].double()
+        losses, chosen, deployed = self._deploy()
+        scored = self.engine.accuracy(deployed, self.test)
+        picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
+        elsewhere = self._scores_on_distributions()
+        columns = (chosen.double(), picked.double(), scored.cpu().double(), *elsewhere)
+        found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
+        picks, picked, scores, everywhere = found[0].long(), found[1], found[2], found[3:]
         model_bytes = self.flat.size * self.banks.element_size()
         messages = int(self.exchange.messages_by_client.sum())
         return {
             "round": self.round,
             "accuracy": float(scores.mean()),
             "accuracy_std_over_clients": float(scores.std(correction=0)),
-            "all_models_accuracy": self._all_models_accuracy(),
+            "all_models_accuracy": float(everywhere.mean()) if len(everywhere) else None,
             "cluster_accuracy": None if truth is None else metrics.cluster_accuracy(picks, truth),
             "adjusted_rand_index": None if truth is None else metrics.adjusted_rand_index(picks, truth),
             "live_clusters": len(set(picks.tolist())),
@@ -439,7 +529,7 @@ class Simulation:
             "changed": self.changed,
             "train_loss": float(picked.mean()),
             "F_global": float(picked.sum()),
-            "disagreement": metrics.disagreement(self.banks).tolist(),
+            "disagreement": self._disagreement(),
             "messages_sent": messages,
             "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.exchange.scalars,
             "start_bytes": self.start_messages * model_bytes,
@@ -453,28 +543,48 @@ class Simulation:
         }
 
     def _deploy(self) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
-        """Settle what every client deploys: training losses (N, m), the picks (N,), and how to gather the vectors."""
-        algorithm, clients = self.setting.algorithm, self.setting.clients
-        if algorithm.personal is not None:
+        """Settle what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
+        algorithm, members = self.setting.algorithm, self.members
+        if (personal := algorithm.personal) is not None:
             each = self.engine.sample_losses(self.banks, self.train)
+
+            def personalise(some: Sequence[int]) -> Tensor:
+                run = range(some[0], some[-1] + 1)
+                mixed = torch.stack([personal(self.banks[:, 0 if self.shared else i], each[i]) for i in run])
+                data = members_of(self.train, run)
+                return self.engine.finetuned(mixed, data, algorithm.finetune_steps, members[run.start])
+
             losses = torch.stack([samples.mean(dim=1) for samples in each])
-            mixed = torch.stack([algorithm.personal(self.bank(i), each[i]) for i in range(clients)])
-            tuned = finetuned(self.engine, mixed, self.train, algorithm.finetune_steps)
-            return losses, _lowest_of_rows(losses), lambda some: tuned[some[0] : some[-1] + 1]
+            return losses, _lowest_of_rows(losses), personalise
         losses = self.engine.losses(self.banks, self.train)
         if algorithm.needs == "losses":
             self._losses = losses
-        told = self.truth if algorithm.informed else None
+        told = self.truth[members.start : members.stop] if algorithm.informed and self.truth is not None else None
         picks = _lowest_of_rows(losses) if told is None else told
         columns = picks.to(self.banks.device)
-        rows = torch.zeros_like(columns) if self.shared else torch.arange(clients, device=self.banks.device)
+        rows = torch.zeros_like(columns) if self.shared else torch.arange(len(members), device=self.banks.device)
         return losses, picks, lambda some: self.banks[columns[some[0] : some[-1] + 1], rows[some[0] : some[-1] + 1]]
 
-    def _all_models_accuracy(self) -> float | None:
+    def _disagreement(self) -> list[float]:
+        if self.shared:
+            return [0.0] * self.models
+        return metrics.disagreement(self.banks, self.setting.clients, self.shards.sum).tolist()
+
+    def _scores_on_distributions(self) -> list[Tensor]:
+        """Score the members' banks on every true distribution: (L,) each; some clients at a time on all of them."""
         if not self.distributions:
-            return None
-        scores = [self.engine.score_on(self.banks, *distribution) for distribution in self.distributions]
-        return float(torch.stack(scores).mean())
+            return []
+        if self.shared:
+            return [
+                self.engine.score_on(self.banks, *distribution).expand(len(self.members))
+                for distribution in self.distributions
+            ]
+        rows = max(1, 16 * PIECE_BYTES // (self.models * self.flat.size * self.banks.element_size()))
+        scores = [
+            torch.stack([self.engine.score_on(some, *distribution) for distribution in self.distributions])
+            for some in torch.split(self.banks, rows, dim=1)
+        ]
+        return list(torch.cat(scores, dim=1))
 
     def _truth(self, client: int) -> int:
         assert self.truth is not None  # Setting checked it

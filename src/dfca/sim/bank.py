@@ -1,0 +1,158 @@
+"""Where the banks of all clients lie: in memory, or in a file that the system pages in and out.
+
+A bank on disk is a memory-mapped file of a folder, deleted as soon as it is mapped: its space is free again when the
+run ends, also by kill -9. The simulator walks through a bank cluster by cluster and client by client, so that the
+system's cache works; the numbers are the same bits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dfca.errors import DfcaError, ShortOfMemory
+
+Place = Literal["memory", "disk", "auto"]
+PLACES: tuple[Place, ...] = ("memory", "disk", "auto")
+GIB = 2**30
+
+
+class Bank:
+    """Room for up to `most` clusters of (rows, P); `open` gives the first of them as one tensor.
+
+    Only what is written takes memory, so clusters that are never opened cost nothing.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        most: int,
+        dtype: torch.dtype,
+        device: str,
+        place: Place,
+        folder: Path | None = None,
+        data_bytes: int = 0,
+        sharers: int = 1,
+    ) -> None:
+        """Choose the place: "auto" is the disk where 1.25 x bank + data + 1 GiB is more than the memory available.
+
+        sharers: how many processes of this machine do the same.
+
+        Raises:
+            ShortOfMemory: for "memory" where the bank does not fit, or a disk that has no room for it.
+        """
+        models, *rest = shape
+        self._rest, self._dtype, self._device = tuple(rest), dtype, device
+        self.bytes = prod(shape) * dtype.itemsize
+        self.on_disk, self.available = False, available_bytes(device)
+        share = None if self.available is None else self.available // sharers
+        needed = self.bytes if place == "memory" else 5 * self.bytes // 4 + data_bytes + GIB
+        short = share is not None and needed > share
+        if share is not None and short and (place == "memory" or device != "cpu"):
+            way_out = 'bank = "disk"' if device == "cpu" else "device cpu"
+            raise ShortOfMemory(
+                f"the models of all clients need {tell(self.bytes)} of memory, and {tell(share)} are available; use "
+                f"{way_out}, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
+            )
+        self.on_disk = place == "disk" or (place == "auto" and short)
+        self._file = -1
+        if self.on_disk:
+            self._file = _make_file(folder or Path(tempfile.gettempdir()))
+        self._storage = self._reserve(max(models, most))
+        self.open(models)
+
+    def open(self, models: int) -> Tensor:
+        """Give the first clusters: (models, rows, P)."""
+        if models > len(self._storage):
+            raise ValueError(f"there is room for {len(self._storage)} clusters, got {models}")
+        if self.on_disk:
+            size = models * prod(self._rest) * self._dtype.itemsize
+            try:
+                os.posix_fallocate(self._file, 0, size)  # a full disk is an error here, and a crash later
+            except OSError as error:
+                raise ShortOfMemory(
+                    f"the models of all clients need {tell(size)} on the disk, and it has no room ({error.strerror}); "
+                    "use --out on a larger disk, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
+                ) from None
+        return self._storage[:models]
+
+    def _reserve(self, most: int) -> Tensor:
+        shape = (most, *self._rest)
+        size = prod(shape) * self._dtype.itemsize
+        if self._device != "cpu":
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        if self.on_disk:
+            os.ftruncate(self._file, size)
+            room = mmap.mmap(self._file, size)
+        else:
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        return torch.frombuffer(room, dtype=self._dtype).view(shape)
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
+
+
+def available_bytes(device: str = "cpu") -> int | None:
+    """Ask how much memory can be used without pushing anything out; None where nobody says.
+
+    Linux says it in /proc/meminfo (MemAvailable), CUDA by its driver; elsewhere all of the memory counts.
+    """
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device != "cpu":
+        return None
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def tell(size: int) -> str:
+    """Say a number of bytes in words."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / 2**20:.1f} MiB"
+
+
+@contextmanager
+def told_memory() -> Iterator[None]:
+    """Turn an allocation that failed into one sentence."""
+    try:
+        yield
+    except DfcaError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in text:
+            raise
+        first = " ".join(text.split())[:200] or "no more memory"
+        raise ShortOfMemory(
+            f'out of memory ({first}); what is stored is kept: use fewer --workers, bank = "disk", a smaller model or '
+            "batch, or more ranks (torchrun), and run the command again"
+        ) from error
+
+
+def _make_file(folder: Path) -> int:
+    """Open a file without a name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(prefix=".bank-", suffix=".tmp", dir=folder)
+    except OSError as error:
+        raise ShortOfMemory(
+            f"a bank on disk cannot be made in {folder}: {error.strerror}; use --out for another folder"
+        ) from None
+    os.unlink(path)
+    return descriptor

@@ -1,0 +1,179 @@
+"""Who holds which clients: the seam between the simulator and the processes that it runs in.
+
+The simulator is written once, for a rank that holds the clients `members` and hears of the others by the few calls of
+`Shards`. `Alone` is the one process that holds everybody: nothing travels. `sim.distributed` has the other one.
+What all clients know is small (assignments, scores, votes) and is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from dfca.core.mixing import blocks
+from dfca.data.clients import ClientData, Split
+from dfca.errors import DfcaError
+
+
+class AgreedError(DfcaError):
+    """What went wrong on one rank, told on every one."""
+
+
+PIECE_BYTES = 16 * 2**20
+"""What is copied, sent or written at once: large enough for full speed, small beside any bank."""
+
+
+class Plan(NamedTuple):
+    """What travels of one cluster: needs[r] (S_r,) are the clients, in order, whose models rank r mixes."""
+
+    cluster: int
+    needs: Sequence[Tensor]
+
+
+class Shards(Protocol):
+    """The clients of a rank, and how it hears of the others. All ranks make the same calls in the same order."""
+
+    rank: int
+    ranks: int
+    neighbours: int  # ranks on this machine
+    members: range
+
+    def of_rank(self, rank: int) -> range:
+        """Give the clients of a rank."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Put the rows of all clients together: the members' (L, ...) -> (N, ...), on the CPU."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over the ranks; it may be written."""
+
+    def tell(self, vector: Tensor, client: int) -> Tensor:
+        """Give everybody the vector of the rank that holds a client; the others pass one of the same shape."""
+
+    def share(self, value: Any) -> Any:
+        """Give everybody the first rank's value, which JSON can hold."""
+
+    def either(self, flag: bool) -> bool:
+        """Tell whether any rank says so."""
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """Let the block fail on every rank with an AgreedError if it fails on one; no calls inside."""
+
+    def fetch(self, banks: Tensor, plans: Sequence[Plan]) -> Iterator[tuple[int, slice, Tensor]]:
+        """Send the models of each plan, a block of columns at a time; banks (m, L, P).
+
+        Yields (which plan, columns, the rows that this rank mixes (S, w)). The rows are snapshots: the columns may be
+        written once they are yielded.
+        """
+
+    def collect(self, banks: Tensor) -> Iterator[Tensor]:
+        """Yield all rows of all banks in order (cluster, client) as pieces on the CPU, on the first rank alone."""
+
+    def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
+        """Write the members' rows of a whole bank (m, N, P), which the first rank has, to banks (m, L, P)."""
+
+    def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Give everybody the first rank's small tensors."""
+
+
+class Alone:
+    """One process holds all clients."""
+
+    rank, ranks, neighbours = 0, 1, 1
+
+    def __init__(self, clients: int) -> None:
+        self.members = range(clients)
+
+    def of_rank(self, rank: int) -> range:
+        """See Shards."""
+        return self.members
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """See Shards."""
+        return rows.cpu()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """See Shards."""
+        return tensor
+
+    def tell(self, vector: Tensor, client: int) -> Tensor:
+        """See Shards."""
+        return vector
+
+    def share(self, value: Any) -> Any:
+        """See Shards."""
+        return value
+
+    def either(self, flag: bool) -> bool:
+        """See Shards."""
+        return flag
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """See Shards."""
+        return nullcontext()
+
+    def fetch(self, banks: Tensor, plans: Sequence[Plan]) -> Iterator[tuple[int, slice, Tensor]]:
+        """See Shards."""
+        for number, plan in enumerate(plans):
+            models, rows = banks[plan.cluster], plan.needs[0].to(banks.device)
+            for columns in blocks(models.shape[1], len(models) * models.element_size(), PIECE_BYTES):
+                yield number, columns, models[rows, columns]
+
+    def collect(self, banks: Tensor) -> Iterator[Tensor]:
+        """See Shards."""
+        return pieces(banks)
+
+    def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
+        """See Shards."""
+        assert bank is not None
+        for to, row in zip(banks, bank, strict=True):
+            to.copy_(row)
+
+    def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """See Shards."""
+        return dict(tensors or {})
+
+
+def pieces(banks: Tensor) -> Iterator[Tensor]:
+    """Cut banks (m, L, P) into runs of rows, in order, copied to the CPU where they are not there."""
+    rows = max(1, PIECE_BYTES // max(1, banks.shape[2] * banks.element_size()))
+    for models in banks:
+        for some in models.split(rows):
+            yield some.cpu()
+
+
+def members_of(data: ClientData, members: range) -> ClientData:
+    """View the samples of consecutive clients; also of data that `keep` left."""
+    if len(members) == data.clients:
+        return data
+    begin, end = data.offsets[members.start], data.offsets[members.stop]
+    offsets = tuple(offset - begin for offset in data.offsets[members.start : members.stop + 1])
+    return ClientData(data.x[begin:end], data.y[begin:end], offsets)
+
+
+def keep(split: Split, members: range) -> Split:
+    """Copy a split without the samples of clients of other ranks; their numbers of samples stay known."""
+    if len(members) == split.train.clients:
+        return split
+
+    def cut(data: ClientData) -> ClientData:
+        begin, mine = data.offsets[members.start], members_of(data, members)
+        return ClientData(mine.x.clone(), mine.y.clone(), tuple(offset - begin for offset in data.offsets))
+
+    return replace(split, train=cut(split.train), test=cut(split.test))
+
+
+def share_out(clients: int, ranks: int) -> list[range]:
+    """Cut the clients into runs, one per rank, whose lengths differ by one at most."""
+    ends = [clients * rank // ranks for rank in range(ranks + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def within(members: range, clients: Sequence[int]) -> list[int]:
+    """Find those of some clients that are members, as positions among the members."""
+    return [client - members.start for client in clients if client in members]

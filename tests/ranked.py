@@ -1,0 +1,77 @@
+"""What every rank of `test_distributed` runs: all worlds; the first rank saves the banks and rows of all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import torch
+from conftest import make_toy_setting, make_toy_split
+from safetensors.torch import save_file
+
+from dfca.algorithms import ALGORITHMS
+from dfca.core.local import LocalOptions
+from dfca.sim.distributed import Ranks, joined, my_rank
+from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.shards import Shards, keep
+
+ROUNDS = 6
+
+
+def worlds() -> dict[str, Setting]:
+    """List the settings: every algorithm, and every way in which models travel."""
+    three = {"split": make_toy_split(clients=9, clusters=3, samples=10), "graph": nx.path_graph(9), "clusters": 3}
+    torn = nx.disjoint_union(nx.path_graph(3), nx.empty_graph(3))
+    drift = (3, make_toy_split(clusters=3, seed=0))
+    batches = LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4)
+    changes: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ALGORITHMS}
+    changes |= {
+        "relay": ("dfca-li", {"share": "relay", **three}),
+        "relay, half of the clients": ("dfca-li", {"share": "relay", "participation": 0.6, **three}),
+        "all models": ("dfca-gi", {"share": "all", **three}),
+        "sequential": ("dfca-li", {"aggregation": "sequential", **three}),
+        "metropolis": ("dfca-li", {"weights": "metropolis", **three}),
+        "half of the clients": ("dfca-fi", {"participation": 0.5}),
+        "uneven": ("dfca-gi", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "local": batches}),
+        "components": ("dfca", {"graph": torn}),
+        "k unknown": ("dfca", {"clusters": None, "split": make_toy_split(clients=12, samples=40), "rounds": 3}),
+        "drift": ("dfca", {"drift": drift, "split": make_toy_split(clusters=3)}),
+        "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
+        "disk": ("dfca-li", {"bank": "disk", **three}),
+    }
+    return {
+        name: make_toy_setting(algorithm, **{"rounds": ROUNDS, **some}) for name, (algorithm, some) in changes.items()
+    }
+
+
+def play(setting: Setting, shards: Shards | None = None) -> tuple[torch.Tensor | None, list[dict[str, Any]]]:
+    """Run a setting; returns the whole bank on the first rank, and the metrics."""
+    if shards is not None:
+        kept = keep(setting.split, shards.members)
+        setting = type(setting)(**{**vars(setting), "split": kept})
+    simulation, rows = Simulation(setting, shards), []
+    while not simulation.done:
+        if row := simulation.step():
+            rows.append({key: value for key, value in row.items() if key != "seconds"})
+    pieces = list(simulation.rows())
+    return torch.cat(pieces).view(simulation.bank_shape()) if pieces else None, rows
+
+
+def main(out: Path) -> None:
+    banks, rows = {}, {}
+    with joined("cpu"):
+        for name, setting in worlds().items():
+            bank, found = play(setting, Ranks(setting.clients))
+            if bank is not None:
+                banks[name], rows[name] = bank, found
+    if my_rank() == 0:
+        save_file(banks, out / "banks.safetensors")
+        (out / "rows.json").write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
