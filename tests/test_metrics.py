@@ -118,3 +118,15 @@ def test_assignment_never_raises_the_global_loss() -> None:
         if (before >= 0).all():
             after = simulation.assignments
             assert values.gather(1, after[:, None]).sum() <= values.gather(1, before[:, None]).sum()
+
+
+def test_evaluations_before_the_last_score_few_clients_everywhere() -> None:
+    simulation = Simulation(make_toy_setting("dfca-gi", rounds=4, evaluate_every=2))
+    clients = simulation.setting.clients
+    assert simulation._scored_clients(final=True) == range(clients)
+    few = simulation._scored_clients(final=False)
+    assert len(few) <= clients
+    assert few == simulation._scored_clients(final=False)
+    some = simulation._evaluate(few)["all_models_accuracy"]
+    scores = torch.stack(simulation._scores_on_distributions(range(clients)))
+    assert some == pytest.approx(float(scores[:, list(few)].mean()))

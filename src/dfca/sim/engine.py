@@ -335,9 +335,13 @@ class Engine:
         scores = []
         for chunk in self._chunks(clients, held_out[0][None], models):
             part = bank[:, chunk]
-            outputs = self._apply(part.reshape(-1, part.shape[2]), held_out[0])
-            losses = torch.stack([cross_entropy(each, held_out[1]) for each in outputs]).view(models, -1)
-            picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
+            losses = [
+                [float(cross_entropy(each, held_out[1])) for each in self._apply(vectors, held_out[0])]
+                for vectors in part
+            ]
+            picked = torch.tensor(
+                [lowest(column) for column in torch.tensor(losses, dtype=torch.float64).T], device=bank.device
+            )
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
             scores += [(each.argmax(dim=1) == test[1]).cpu().double().mean() for each in self._apply(chosen, test[0])]
         return torch.stack(scores)

@@ -35,6 +35,10 @@ from dfca.sim.revival import Revival
 from dfca.sim.shards import PIECE_BYTES, Alone, Shards, members_of, pieces, within
 
 AGGREGATIONS = ("batch", "sequential")
+EVALUATION_SHARE = 0.1
+"""What the evaluations of a run may cost beside its rounds, in passes of samples."""
+FEWEST_SCORED = 8
+"""So many clients are scored on every distribution in any case."""
 PHASES = ("start", "assign", "train", "mix", "evaluate")
 
 
@@ -242,7 +246,7 @@ class Simulation:
         if not due:
             return None
         with self._timed("evaluate"):
-            found = self._evaluate()
+            found = self._evaluate(self._scored_clients(final=now + 1 == setting.rounds))
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -505,13 +509,33 @@ class Simulation:
         self.exchange.gossip_(self.banks, present, senders, self.assignments, now, drift)
         return [] if drift is None else drift.result(self.shards.sum).tolist()
 
-    def _evaluate(self) -> dict[str, Any]:
-        """Score the state after a round. Keeps the training losses: the next round assigns by the same ones."""
+    def _scored_clients(self, final: bool) -> Sequence[int]:
+        """Choose the clients that are scored on every distribution: all in the end, and before that as many as keep an
+        evaluation within EVALUATION_SHARE of the sample passes of the rounds since the last one.
+
+        A round takes n (m + 3 steps) passes of a client's n samples (a gradient is worth two forward passes), scoring a
+        client with s samples of each of d distributions d (m + 1) s / 2, and its own test samples one each.
+        """
+        setting, clients = self.setting, self.setting.clients
+        each = sum(len(found.held_out[1]) * self.models + len(found.test[1]) for found in self.distributions)
+        if final or not each or self.shared:
+            return range(clients)
+        samples, tests = (sum(data.sizes) for data in (setting.split.train, setting.split.test))
+        passes = setting.evaluate_every * samples * (self.models + 3 * setting.local.steps)
+        many = int((EVALUATION_SHARE * passes - tests) / each)
+        order = torch.randperm(clients, generator=stream(setting.seed, "scored"))
+        return sorted(order[: max(min(clients, FEWEST_SCORED), many)].tolist())
+
+    def _evaluate(self, scored_everywhere: Sequence[int] | None = None) -> dict[str, Any]:
+        """Score the state after a round. Keeps the training losses: the next round assigns by the same ones.
+
+        scored_everywhere: the clients whose models are scored on every distribution, all if not given.
+        """
         truth = self.truth if self.setting.algorithm.models == "clusters" else None
         losses, chosen, deployed = self._deploy()
         scored = self.engine.accuracy(deployed, self.test)
         picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
-        elsewhere = self._scores_on_distributions()
+        elsewhere = self._scores_on_distributions(scored_everywhere or range(self.setting.clients))
         columns = (chosen.double(), picked.double(), scored.cpu().double(), *elsewhere)
         found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
         picks, picked, scores, everywhere = found[0].long(), found[1], found[2], found[3:]
@@ -521,7 +545,7 @@ class Simulation:
             "round": self.round,
             "accuracy": float(scores.mean()),
             "accuracy_std_over_clients": float(scores.std(correction=0)),
-            "all_models_accuracy": float(everywhere.mean()) if len(everywhere) else None,
+            "all_models_accuracy": float(everywhere.nanmean()) if len(everywhere) else None,
             "cluster_accuracy": None if truth is None else metrics.cluster_accuracy(picks, truth),
             "adjusted_rand_index": None if truth is None else metrics.adjusted_rand_index(picks, truth),
             "live_clusters": len(set(picks.tolist())),
@@ -570,8 +594,8 @@ class Simulation:
             return [0.0] * self.models
         return metrics.disagreement(self.banks, self.setting.clients, self.shards.sum).tolist()
 
-    def _scores_on_distributions(self) -> list[Tensor]:
-        """Score the members' banks on every true distribution: (L,) each; some clients at a time on all of them."""
+    def _scores_on_distributions(self, clients: Sequence[int]) -> list[Tensor]:
+        """Score the banks of some clients on every true distribution: (L,) each, NaN for other members."""
         if not self.distributions:
             return []
         if self.shared:
@@ -579,12 +603,15 @@ class Simulation:
                 self.engine.score_on(self.banks, *distribution).expand(len(self.members))
                 for distribution in self.distributions
             ]
-        rows = max(1, 16 * PIECE_BYTES // (self.models * self.flat.size * self.banks.element_size()))
-        scores = [
-            torch.stack([self.engine.score_on(some, *distribution) for distribution in self.distributions])
-            for some in torch.split(self.banks, rows, dim=1)
-        ]
-        return list(torch.cat(scores, dim=1))
+        scores = torch.full((len(self.distributions), len(self.members)), float("nan"), dtype=torch.float64)
+        here = torch.tensor(within(self.members, clients), dtype=torch.int64)
+        size = max(1, 16 * PIECE_BYTES // (self.models * self.flat.size * self.banks.element_size()))
+        for some in torch.split(here, size) if len(here) else ():
+            whole = int(some[-1] - some[0]) + 1 == len(some)  # one after the other: a view instead of a copy
+            part = self.banks[:, some[0] : some[-1] + 1] if whole else self.banks[:, some.to(self.banks.device)]
+            for row, distribution in zip(scores, self.distributions, strict=True):
+                row[some] = self.engine.score_on(part, *distribution)
+        return list(scores)
 
     def _truth(self, client: int) -> int:
         assert self.truth is not None  # Setting checked it
