@@ -17,6 +17,9 @@ import torch
 from matplotlib.figure import Figure
 
 import dfca
+from dfca.bench.figures import draw as draw_bench
+from dfca.bench.page import blocks as bench_blocks
+from dfca.bench.record import load as load_bench
 from dfca.core.local import LocalOptions
 from dfca.experiment.plots import colour_of
 from dfca.sim.rounds import Setting, Simulation
@@ -284,6 +287,15 @@ def draw_quickstart() -> None:
     figure.savefig(ROOT / "docs" / "quickstart.png", dpi=120)
 
 
+def benchmarks() -> None:
+    """Fill the page of the bench and draw its pictures."""
+    content = load_bench(ROOT / "results" / "bench.json")
+    draw_bench(content, ROOT / "docs")
+    fill(
+        ROOT / "docs" / "benchmarks.md", {name: lambda text=text: text for name, text in bench_blocks(content).items()}
+    )
+
+
 def fill(path: Path, blocks: dict[str, Callable[[], str]]) -> None:
     """Replace the marked blocks of a page."""
     text = path.read_text()
@@ -303,6 +315,7 @@ def main() -> None:
     fill(ROOT / "README.md", {"quickstart": quickstart})
     measured = [beyond_init, beyond_k, beyond_wild, beyond_sparse, drift]
     fill(ROOT / "docs" / "beyond.md", {"measured": lambda: "\n\n".join(make() for make in measured)})
+    benchmarks()
 
 
 if __name__ == "__main__":

@@ -241,6 +241,73 @@ def report(
         _show_run(console, path if run is not None else None, summary)
 
 
+@app.command()
+def bench(
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, or all (the default)."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes for a first look, about a minute a part.")
+    ] = False,
+    repeats: Annotated[
+        int | None, typer.Option(metavar="R", min=1, help="How often everything is measured.", show_default="3 to 5")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where bench.json, the tables and the plots go.")] = Path(
+        "runs/bench"
+    ),
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="CPU threads to use.", show_default="all")
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the peers are installed.", show_default="the user's cache folder"),
+    ] = None,
+) -> None:
+    """Measure the speed side by side, as ratios: a table, a plot and a JSON file.
+
+    [bold]floor[/bold]    a round against the same forward and backward passes in bare torch
+
+    [bold]peers[/bold]    the same work in Flower, gossipy and fluke; pip installs each into an environment of its own
+
+    [bold]scaling[/bold]  seconds and memory against N, k, P and degree, with fitted exponents
+
+    [bold]ranks[/bold]    one process against two under torchrun
+
+    Parts measured at different times meet in one folder. Ctrl-C keeps what is finished.
+
+    [bold]Examples[/bold]
+
+      dfca bench floor --quick
+
+      dfca bench --out runs/bench
+
+      dfca bench peers scaling --repeats 5
+    """
+    from dfca.bench.progress import Bars
+    from dfca.bench.run import chosen_parts, make_plans, run
+    from dfca.bench.tables import sheets, terminal
+
+    _use_threads(threads)
+    chosen = chosen_parts(parts or [])
+    if cache is None:
+        import pooch
+
+        cache = Path(pooch.os_cache("dfca")) / "bench"
+    console = _console()
+    words = ["dfca bench", *chosen, *(["--quick"] if quick else []), *([f"--repeats {repeats}"] if repeats else [])]
+    command = " ".join([*words, *([f"--threads {threads}"] if threads else [])])
+    with Bars(console) as bars:
+        content = run(make_plans(chosen, quick, repeats, cache), out, command, quick, bars)
+    for name in chosen:
+        for sheet in sheets(name, content["parts"][name]):
+            console.print()
+            console.print(terminal(sheet))
+            for note in sheet.notes:
+                console.print(note, style="dim", highlight=False, markup=False)
+    console.print(f"\nwritten to {out}: bench.json, bench.md, plots", highlight=False, soft_wrap=True)
+
+
 app.add_typer(data_app, name="data", help="Where each data set comes from, and putting it into the cache.")
 
 

@@ -1,0 +1,146 @@
+"""Measure in a process of its own: honest peak memory, and crashes that take nobody along.
+
+`call(kind, ...)` starts `python -m dfca.bench.child`, which prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dfca.bench.peers.work import MARK
+from dfca.bench.rows import Skip
+from dfca.bench.worlds import World
+
+LONGEST_S = 3600.0
+
+
+def call(kind: str, **arguments: Any) -> dict[str, Any]:
+    """Run one of `KINDS` in a fresh process.
+
+    Raises Skip with the reason where it fails or is killed.
+    """
+    return run_script([sys.executable, "-m", "dfca.bench.child", kind, json.dumps(arguments)])
+
+
+def run_script(
+    command: list[str], environment: dict[str, str] | None = None, longest_s: float = LONGEST_S
+) -> dict[str, Any]:
+    """Run a command that prints a marked line of JSON; the whole group of processes ends with it.
+
+    Raises Skip with the reason where there is no such line.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=longest_s)
+    except subprocess.TimeoutExpired:
+        raise Skip(f"it took longer than {longest_s:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    for line in reversed(out.splitlines()):
+        if line.startswith(MARK):
+            found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return found
+    raise Skip(_reason(process.returncode, errors or out))
+
+
+def peak_bytes() -> int:
+    """Read the peak memory of this process. (Linux's ru_maxrss also counts the parent's, which is inherited.)"""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def available_bytes() -> int | None:
+    """Read how much memory is free to take, None where the system does not tell."""
+    info = Path("/proc/meminfo")
+    if not info.exists():
+        return None
+    return next(1024 * int(line.split()[1]) for line in info.read_text().splitlines() if line.startswith("MemAvail"))
+
+
+def need_memory(world: World) -> None:
+    """Raise Skip unless a world fits: 1.25 banks, the samples twice, 1 GiB."""
+    bank = 4 * world.clusters * world.clients * world.parameters
+    data = 4 * world.clients * world.samples * world.inputs
+    needed, free = int(1.25 * bank + 2 * data + 2**30), available_bytes()
+    if free is not None and needed > free:
+        raise Skip(f"it needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")
+
+
+def rounds(world: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
+    """Time rounds of a world after one that is not counted: seconds per round and per phase, memory above the base.
+
+    The base is the peak of the same process after a tiny world, so that libraries are not counted.
+    """
+    import time
+
+    import torch
+
+    from dfca.bench.worlds import make_setting
+    from dfca.sim.rounds import Simulation
+
+    torch.set_num_threads(threads)
+    tiny = {**world, "clients": 4, "samples": 2, "inputs": 196, "hidden": 4, "degree": 2}
+    Simulation(make_setting(World(**{**tiny, "clusters": min(4, world["clusters"])}))).step()
+    base = peak_bytes()
+    simulation = Simulation(make_setting(World(**world)))
+    simulation.step()
+    seconds, phases = [], []
+    for _ in range(repeats):
+        before, begin = dict(simulation.seconds), time.perf_counter()
+        simulation.step()
+        seconds.append(time.perf_counter() - begin)
+        phases.append({name: spent - before[name] for name, spent in simulation.seconds.items()})
+    return {"seconds": seconds, "phases": phases, "memory": peak_bytes() - base, "base": base}
+
+
+def bf16(size: int, repeats: int) -> dict[str, Any]:
+    """Time a square matrix product in float32 and in bfloat16, in turn."""
+    import torch
+
+    from dfca.bench.timing import in_turn
+
+    wide = torch.randn(size, size)
+    short = wide.bfloat16()
+    return dict(in_turn({"float32": lambda: wide @ wide, "bf16": lambda: short @ short}, repeats, lambda _: None, 2))
+
+
+def measure_rounds(world: World, repeats: int, threads: int) -> dict[str, Any]:
+    """Call `rounds` for a world in a process of its own, if there is memory for it."""
+    need_memory(world)
+    return call("rounds", world=asdict(world), repeats=repeats, threads=threads)
+
+
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {"rounds": rounds, "bf16": bf16}
+
+
+def _reason(status: int, said: str) -> str:
+    if status < 0:
+        return f"the process was ended by {signal.Signals(-status).name}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"the process failed: {lines[-1][:200] if lines else f'exit status {status}'}"
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(KINDS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

@@ -1,0 +1,162 @@
+"""`floor`: a round of the simulator against the same forward and backward passes in bare torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dfca.bench.bare import Bare
+from dfca.bench.child import measure_rounds, need_memory
+from dfca.bench.rows import Row, Skip
+from dfca.bench.timing import Tick, in_turn, spread
+from dfca.bench.worlds import World, make_setting
+from dfca.sim.rounds import Simulation
+
+PHASES = ("assign", "train", "mix")
+MIXING_CLIENTS = 240
+"""The size at which mixing should take at most a tenth of a round."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: (name, world, bound of round / floor); the CNN's step; mixing's share."""
+
+    workloads: tuple[tuple[str, World, float], ...]
+    cnn_step: World
+    mixing: World
+    repeats: int
+    tries: int = 2
+
+    @property
+    def count(self) -> int:
+        """Count the rows."""
+        return len(self.workloads) + 2
+
+
+def plan(quick: bool) -> Plan:
+    """Choose the sizes. Few clients suffice: local work is the same for each."""
+    large, small = (4, 40) if quick else (16, 120)
+    mlp = World(clusters=4, clients=small, degree=10)
+    cnn = World(model="cnn", classes=47, samples=500, clusters=2, clients=large, degree=3)
+    return Plan(
+        workloads=(
+            ("MLP 2048, 1,000 samples", replace(mlp, hidden=2048, samples=1000, clients=large, degree=3), 1.15),
+            ("CNN, 500 samples", cnn, 1.15),
+            ("MLP 200, 20 samples", replace(mlp, samples=20), 0.6),
+            ("MLP 200, 50 samples", replace(mlp, samples=50), 0.6),
+        ),
+        cnn_step=replace(cnn, clusters=1, clients=large // 2, algorithm="local", steps=5),
+        mixing=replace(mlp, hidden=2048, samples=1000, clients=24 if quick else MIXING_CLIENTS, degree=24),
+        repeats=2 if quick else 5,
+        tries=1 if quick else 2,
+    )
+
+
+def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
+    """Measure row by row."""
+    for name, world, bound in plan.workloads:
+        yield round_row(name, world, bound, plan, tick)
+    yield step_row(plan.cnn_step, plan.repeats, tick)
+    yield mixing_row(plan.mixing, max(1, plan.repeats // 2), tick)
+
+
+def round_row(name: str, world: World, bound: float, plan: Plan, tick: Tick) -> Row:
+    """Compare a whole round (assign, train, mix; no evaluation) with the best schedule of the bare passes."""
+    about = f"{_sizes(world)}, k = {world.clusters}; per client and round"
+    try:
+        need_memory(replace(world, clusters=2 * world.clusters))  # the bare models are a second bank
+    except Skip as reason:
+        return Row(name, about, skipped=str(reason))
+    setting = make_setting(world)
+    simulation, bare = Simulation(setting), Bare(setting)
+    tried = in_turn(bare.schedules, plan.tries, lambda what: tick(f"{name}: {what}"))
+    best = min(tried, key=lambda schedule: min(tried[schedule]))
+    phases: list[dict[str, float]] = []
+
+    def step() -> None:
+        before = dict(simulation.seconds)
+        simulation.step()
+        phases.append({phase: simulation.seconds[phase] - before[phase] for phase in PHASES})
+
+    seconds = in_turn({"dfca": step, "floor": bare.schedules[best]}, plan.repeats, lambda what: tick(f"{name}: {what}"))
+    bare.close()
+    each = world.clients
+    return Row(
+        name,
+        about,
+        values={subject: [value / each for value in values] for subject, values in seconds.items()},
+        of="dfca",
+        to="floor",
+        most=bound,
+        details={
+            "floor": best,
+            "schedules": {schedule: min(values) / each for schedule, values in tried.items()},
+            "phases": {
+                phase: spread([times[phase] for times in phases[-plan.repeats :]]).median / each for phase in PHASES
+            },
+            "engine": "stacked" if getattr(simulation.engine, "stacked", False) else "one by one",
+            "world": asdict(world),
+        },
+    )
+
+
+def step_row(world: World, repeats: int, tick: Tick) -> Row:
+    """Compare our local steps of the CNN with an eager loop of its layers as the paper writes them."""
+    name, about = "CNN, local step", f"{_sizes(world)}; per client and step"
+    setting = make_setting(world)
+    simulation = Simulation(setting)
+    plain = [simulation.model(i, 0).train() for i in range(world.clients)]
+    optimisers = [torch.optim.SGD(module.parameters(), lr=world.learning_rate) for module in plain]
+
+    def by_layers() -> None:
+        for client, (module, optimiser) in enumerate(zip(plain, optimisers, strict=True)):
+            x, y = setting.split.train.of(client)
+            for _ in range(world.steps):
+                optimiser.zero_grad()
+                torch.autograd.backward(cross_entropy(module(x), y))
+                optimiser.step()
+
+    simulation.step()
+    by_layers()
+    difference = max(_difference(simulation.model(i, 0), module) for i, module in enumerate(plain))
+    subjects = {"plain layers": by_layers, "dfca": simulation.step}
+    seconds = in_turn(subjects, repeats, lambda what: tick(f"{name}: {what}"))
+    each = world.clients * world.steps
+    return Row(
+        name,
+        about,
+        values={subject: [value / each for value in values] for subject, values in seconds.items()},
+        of="plain layers",
+        to="dfca",
+        least=1.8,
+        details={"largest_difference": difference, "difference_bound": 1e-5, "world": asdict(world)},
+    )
+
+
+def mixing_row(world: World, repeats: int, tick: Tick) -> Row:
+    """Say what share of a round mixing takes, at the paper's size."""
+    name = "mixing's share of a round"
+    about = f"N = {world.clients}, {_sizes(world)}, k = {world.clusters}, degree {world.degree}"
+    tick(f"{name}: {about}")
+    try:
+        found = measure_rounds(world, repeats, torch.get_num_threads())
+    except Skip as reason:
+        return Row(name, about, skipped=str(reason))
+    values = {"mix": [phases["mix"] for phases in found["phases"]], "round": found["seconds"]}
+    bound = 0.1 if world.clients >= MIXING_CLIENTS else None
+    details = {"memory_bytes": found["memory"], "phases": found["phases"], "world": asdict(world)}
+    return Row(name, about, values, of="mix", to="round", most=bound, details=details)
+
+
+def _sizes(world: World) -> str:
+    kind = "MLP" if world.model == "mlp" else "CNN"
+    return f"{kind} with P = {world.parameters:,}, {world.samples:,} samples, {world.steps} steps"
+
+
+def _difference(ours: nn.Module, theirs: nn.Module) -> float:
+    pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs if a.is_floating_point())

@@ -1,0 +1,87 @@
+"""The work that every peer does, for the scripts of this folder: torch and the standard library only, no dfca.
+
+N clients hold random images and train an MLP 784 - hidden - 10: each round one pass over the client's samples in
+batches, plain SGD. A script reads the work as JSON from its command line and prints seconds per round as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+INPUTS, CLASSES, LEARNING_RATE = 784, 10, 0.1
+MARK = "DFCA-BENCH "
+"""What the line with the result begins with: peers print much of their own."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done in a round, and how many rounds; the first is a warm-up and is dropped."""
+
+    clients: int
+    hidden: int
+    samples: int
+    batch: int
+    degree: int
+    rounds: int
+    threads: int
+
+    @property
+    def steps(self) -> int:
+        """Count the gradient steps of a client in one round."""
+        return -(-self.samples // self.batch)
+
+
+def read_work() -> Work:
+    """Read the work from the command line, and use as many threads as it says."""
+    work = Work(**json.loads(sys.argv[1]))
+    torch.set_num_threads(work.threads)
+    torch.manual_seed(0)
+    return work
+
+
+def samples_of(client: int, work: Work) -> tuple[Tensor, Tensor]:
+    """Draw a client's samples: x (n, 784), y (n,)."""
+    random = torch.Generator().manual_seed(client)
+    x = torch.randn(work.samples, INPUTS, generator=random)
+    return x, torch.randint(CLASSES, (work.samples,), generator=random)
+
+
+def layers(work: Work) -> list[nn.Module]:
+    """Build the layers of the model."""
+    return [nn.Linear(INPUTS, work.hidden), nn.ReLU(), nn.Linear(work.hidden, CLASSES)]
+
+
+def circulant(work: Work) -> list[list[int]]:
+    """List the neighbours of each client: the `degree` nearest on a circle."""
+    reach = range(1, work.degree // 2 + 1)
+    return [sorted({(i + sign * d) % work.clients for d in reach for sign in (1, -1)}) for i in range(work.clients)]
+
+
+def tell(times: list[float], trained: int) -> None:
+    """Print the result: times when rounds ended (the first is where measuring begins), clients trained meanwhile."""
+    seconds = [end - begin for begin, end in pairwise(times)]
+    print("\n" + MARK + json.dumps({"seconds": seconds, "trained": trained}), flush=True)
+
+
+class _Anything(ModuleType):
+    """A module in which every name exists and is a class."""
+
+    __path__: list[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def pretend(*modules: str) -> None:
+    """Put empty stand-ins for modules that a peer imports and this work does not use."""
+    for name in modules:
+        sys.modules[name] = _Anything(name)

@@ -1,0 +1,159 @@
+"""`ranks`: the same experiment in one process with all threads, and sharded over processes by torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from dfca.bench.rows import Row, Skip
+from dfca.bench.timing import Tick
+from dfca.data import catalogue
+
+POLL_S = 0.1
+PHASES = ("assign", "train", "mix")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The experiment, as a TOML file would hold it, the number of ranks, and how often both run."""
+
+    experiment: dict[str, Any]
+    ranks: int
+    repeats: int
+    count: int = 2
+
+
+def plan(quick: bool) -> Plan:
+    """Choose MNIST where it is in the cache, otherwise digits; N = 240 either way."""
+    mnist = any(entry.name == "mnist" and entry.ready for entry in catalogue())
+    samples = (50 if quick else 200) if mnist else 20
+    experiment = {
+        "clients": 240,
+        "clusters": 4,
+        "rounds": 2 if quick else 5,
+        "algorithms": ["dfca-gi"],
+        "seeds": [0],
+        "data": {
+            "name": "mnist" if mnist else "digits",
+            "samples_per_client": samples,
+            "test_samples_per_client": 5,
+        },
+        "model": {"name": "mlp", "hidden": 200 if mnist else 2000},
+        "topology": {"name": "erdos-renyi", "p": 0.1},
+        "evaluation": {"every": 1000},
+    }
+    return Plan(experiment, ranks=2, repeats=1 if quick else 3)
+
+
+def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
+    """Run both in turn, then yield a row for time and one for memory."""
+    data, model = plan.experiment["data"], plan.experiment["model"]
+    about = (
+        f"N = {plan.experiment['clients']}, {data['name']}, {data['samples_per_client']} samples, "
+        f"MLP {model['hidden']}, k = {plan.experiment['clusters']}"
+    )
+    one, many = f"1 process, {plan.ranks} threads", f"{plan.ranks} ranks"
+    names = (f"time of {many}", f"memory of a rank of {plan.ranks}")
+    if importlib.util.find_spec("dfca.sim.distributed") is None:
+        for name in names:
+            yield Row(name, about, skipped="this version of dfca cannot shard a run over ranks (no sim/distributed.py)")
+        return
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.ranks), "-m", "dfca"]
+    commands = {one: [sys.executable, "-m", "dfca"], many: torchrun}
+    threads = {one: plan.ranks, many: 1}
+    seconds: dict[str, list[float]] = {one: [], many: []}
+    memory: dict[str, list[float]] = {one: [], many: []}
+    reason = None
+    try:
+        tick("memory without clients")
+        base = run_once(commands[one], tiny(plan.experiment), 1).memory
+        for repeat in range(plan.repeats):
+            for subject, command in commands.items():
+                tick(f"{subject}, {repeat + 1} of {plan.repeats}")
+                found = run_once(command, plan.experiment, threads[subject])
+                seconds[subject].append(found.seconds)
+                memory[subject].append(max(1, found.memory - base))
+    except Skip as skip:
+        reason = str(skip)
+    if reason is not None:
+        for name in names:
+            yield Row(name, about, skipped=reason)
+        return
+    yield Row(names[0], f"{about}; per round", seconds, of=many, to=one, most=1.2)
+    yield Row(names[1], f"{about}; the larger rank, libraries not counted", memory, "bytes", many, one, most=0.6)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Seconds per round, and the peak memory of the largest process."""
+
+    seconds: float
+    memory: int
+
+
+def run_once(command: list[str], experiment: dict[str, Any], threads: int) -> Found:
+    """Run an experiment in a temporary folder; look at the memory of its processes meanwhile.
+
+    Raises Skip with what it said where it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="dfca-bench-") as folder:
+        path, out = Path(folder) / "ranks.toml", Path(folder) / "run"
+        path.write_text(tomli_w.dumps(experiment))
+        log = Path(folder) / "log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*command, "run", str(path), "--out", str(out), "--threads", str(threads), "--quiet"],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            )
+            peaks: dict[int, int] = {}
+            try:
+                while process.poll() is None:
+                    for pid, peak in peaks_under(process.pid).items():
+                        peaks[pid] = max(peak, peaks.get(pid, 0))
+                    time.sleep(POLL_S)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+        if process.returncode:
+            said = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+            told = next((line for line in said if line.startswith("error:")), said[-1] if said else "")
+            raise Skip(f"the run failed: {told[:200]}")
+        lines = next(out.rglob("metrics.jsonl")).read_text().splitlines()
+        spent = json.loads(lines[-1])["seconds"]
+        return Found(sum(spent[phase] for phase in PHASES) / experiment["rounds"], max(peaks.values(), default=0))
+
+
+def peaks_under(root: int) -> dict[int, int]:
+    """Read the peak memory of a process and all below it, by id; empty where the system does not tell."""
+    parents, peaks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, KeyError):  # it ended meanwhile, or is a zombie
+            lines = (folder / "status").read_text().splitlines()
+            facts = dict(line.split(":", 1) for line in lines)
+            parents[int(folder.name)] = int(facts["PPid"])
+            peaks[int(folder.name)] = 1024 * int(facts["VmHWM"].split()[0])
+    below = {root}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {pid: peaks[pid] for pid in below if pid in peaks}
+
+
+def tiny(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Shrink an experiment until almost only the libraries take memory."""
+    data = {**experiment["data"], "samples_per_client": 2, "test_samples_per_client": 2}
+    return {**experiment, "clients": 8, "rounds": 1, "data": data, "model": {**experiment["model"], "hidden": 4}}

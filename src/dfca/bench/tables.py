@@ -1,0 +1,177 @@
+"""The tables of a bench, for the terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from dfca.bench.rows import met
+from dfca.bench.scaling import AXES, BOUND
+
+DASH = "–"
+Json = Mapping[str, Any]
+
+
+class Sheet(NamedTuple):
+    """A table: a title, the heads of the columns, the cells, and notes below."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+TITLES = {
+    "floor": "floor: a round against the same passes in bare torch",
+    "peers": "peers: the same work in other libraries",
+    "scaling": "scaling: how time and memory grow",
+    "ranks": "ranks: one process against several",
+}
+
+
+def sheets(name: str, part: Json) -> list[Sheet]:
+    """Make the tables of one part."""
+    made = _scaling(part) if name == "scaling" else [_comparisons(name, part)]
+    if name == "floor":
+        made.append(_phases(part))
+    remarks = [*(["quick look"] if part["quick"] else []), *([] if part["finished"] else ["interrupted"])]
+    made[0] = made[0]._replace(title=TITLES[name] + (f" ({', '.join(remarks)})" if remarks else ""))
+    made[-1] = made[-1]._replace(notes=[*made[-1].notes, *where(part)])
+    return [sheet for sheet in made if sheet.rows]
+
+
+def where(part: Json) -> list[str]:
+    """Say in lines where and how a part was measured."""
+    found = part["environment"]
+    threads = f"{found['threads']} thread{'' if found['threads'] == 1 else 's'}"
+    commit = f", commit {found['commit'][:12]}" if found.get("commit") else ""
+    return [
+        f"{part['command']} · {part['date']} · {found['processor']}, {found['cpus']} CPUs, {threads}, "
+        f"load {found['load']} before it began · torch {found['torch']}, dfca {found['dfca']}{commit}",
+        f"bf16 matrix products here: {found['bf16']}",
+    ]
+
+
+def seconds(value: float) -> str:
+    """Write a time with three digits and its unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:,.0f} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def size(value: float) -> str:
+    """Write a number of bytes."""
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
+
+
+def wanted(row: Json) -> str:
+    """Write what a ratio should be."""
+    if row["most"] is not None:
+        return f"≤ {row['most']:g}"
+    return DASH if row["least"] is None else f"≥ {row['least']:g}"
+
+
+def terminal(sheet: Sheet) -> Table:
+    """Make a table for the terminal."""
+    table = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left", title_style="bold")
+    table.title = sheet.title or None
+    for number, column in enumerate(sheet.columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in sheet.rows:
+        table.add_row(*(Text(cell, style="bold" if cell in ("yes", "no") else "") for cell in row))
+    return table
+
+
+def markdown(content: Json, parts: Sequence[str] | None = None) -> str:
+    """Write the tables of all parts, or of some."""
+    lines: list[str] = []
+    for name, part in content["parts"].items():
+        if parts is not None and name not in parts:
+            continue
+        for sheet in sheets(name, part):
+            lines += [f"**{sheet.title}**", ""] if sheet.title else []
+            lines += [_pipes(sheet.columns), _pipes(["---", *["---:"] * (len(sheet.columns) - 1)])]
+            lines += [*map(_pipes, sheet.rows), ""]
+            lines += [part for note in sheet.notes for part in (note, "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _comparisons(name: str, part: Json) -> Sheet:
+    rows: list[list[str]] = []
+    notes: dict[str, Any] = {}  # in order, each once
+    about = {row["about"] for row in part["rows"]}
+    for row in part["rows"]:
+        notes[f"{row['about']}." if len(about) == 1 else f"{row['name']}: {row['about']}."] = True
+        differs = row["details"].get("differs")
+        if differs:
+            notes[f"{row['name'].rpartition(', ')[2]}: {differs}."] = True
+        if row["skipped"] is not None:
+            rows.append([row["name"], DASH, DASH, DASH, wanted(row), "skipped"])
+            notes[f"{row['name']}: skipped, {row['skipped']}."] = True
+            continue
+        show = size if row["unit"] == "bytes" else seconds
+        measured = [f"{subject} {show(median(row['values'][subject]))}" for subject in (row["of"], row["to"])]
+        found = row["ratio"]
+        verdict = {True: "yes", False: "no", None: DASH}[row["met"]]
+        ratio = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+        rows.append([row["name"], *measured, ratio, wanted(row), verdict])
+        if "largest_difference" in row["details"]:
+            details = row["details"]
+            notes[
+                f"{row['name']}: parameters differ by at most {details['largest_difference']:.1e} after "
+                f"{details['world']['steps']} steps (wanted: {details['difference_bound']:.0e})."
+            ] = True
+    columns = ["work", "measured", "against", "ratio: median (lowest to highest)", "wanted", "met"]
+    return Sheet(name, columns, rows, list(notes))
+
+
+def _phases(part: Json) -> Sheet:
+    rows = []
+    for row in part["rows"]:
+        details = row["details"]
+        if row["skipped"] is None and "schedules" in details:
+            spent = [seconds(details["phases"][phase]) for phase in ("assign", "train", "mix")]
+            rows.append([row["name"], *spent, details["engine"], details["floor"]])
+    return Sheet("where a round spends its time, per client", _PHASE_COLUMNS, rows)
+
+
+_PHASE_COLUMNS = ["work", "assign", "train", "mix", "our engine", "the floor's schedule"]
+
+
+def _scaling(part: Json) -> list[Sheet]:
+    fitted = []
+    for axis, found in part.get("fits", {}).items():
+        bound = BOUND if axis in ("N", "P") else None
+        cells = []
+        for measure in ("time", "memory"):
+            fit = found[measure]
+            cells.append(DASH if fit is None else f"{fit['exponent']:.2f} ({fit['last']:.2f})")
+        largest = [met(found[m]["exponent"], bound, None) for m in ("time", "memory") if found[m] is not None]
+        verdict = DASH if bound is None else "yes" if all(largest) else "no"
+        fitted.append([f"{axis}, {AXES[axis]}", *cells, DASH if bound is None else f"≤ {bound}", verdict])
+    points, notes = [], []
+    for row in part["rows"]:
+        if row["skipped"] is not None:
+            points.append([row["name"], row["about"], DASH, DASH, DASH])
+            notes.append(f"{row['name']}: skipped, {row['skipped']}.")
+            continue
+        details, spent = row["details"], row["details"]["phases"]
+        total = sum(spent.values()) or 1.0
+        shares = " / ".join(f"{100 * spent[phase] / total:.0f}" for phase in ("assign", "train", "mix"))
+        memory = size(median(details["memory_bytes"]))
+        points.append([row["name"], row["about"], seconds(median(row["values"]["round"])), memory, shares])
+    return [
+        Sheet(
+            "", ["grows with", "time: exponent (last step)", "memory: exponent (last step)", "wanted", "met"], fitted
+        ),
+        Sheet("points", ["at", "world", "per round", "memory", "assign / train / mix, %"], points, notes),
+    ]
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
