@@ -98,7 +98,7 @@ def round_row(name: str, world: World, bound: float, plan: Plan, tick: Tick) -> 
             "phases": {
                 phase: spread([times[phase] for times in phases[-plan.repeats :]]).median / each for phase in PHASES
             },
-            "engine": "stacked" if getattr(simulation.engine, "stacked", False) else "one by one",
+            "engine": simulation.engine.how,
             "world": asdict(world),
         },
     )
