@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from types import ModuleType
 
@@ -85,3 +86,4 @@ def pretend(*modules: str) -> None:
     """Put empty stand-ins for modules that a peer imports and this work does not use."""
     for name in modules:
         sys.modules[name] = _Anything(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)  # for those who ask whether it is installed
