@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,3 +130,26 @@ def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:
         told = [line for line in done.stderr.splitlines() if line.startswith("error:")]
         assert len(told) == 1, done.stderr
         assert sentence in told[0]
+
+
+def can_make_networks() -> bool:
+    if os.geteuid() or shutil.which("ip") is None:
+        return False
+    made = subprocess.run(["ip", "netns", "add", "dfca-probe"], capture_output=True, check=False).returncode == 0
+    subprocess.run(["ip", "netns", "del", "dfca-probe"], capture_output=True, check=False)
+    return made
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path: Path) -> None:
+    if not can_make_networks():
+        pytest.skip("needs root and network namespaces")
+    experiment = write_experiment(tmp_path, rounds=10)
+    script = HERE.parent / "docs" / "two_machines.sh"
+    command = ["sh", script, tmp_path / "logs", "dfca", "run", experiment, "--quiet", "--out", tmp_path / "two"]
+    subprocess.run(
+        command, env=environment() | {"PYTHON": sys.executable}, check=True, capture_output=True, timeout=300
+    )
+    alone = [sys.executable, "-m", "dfca", "run", experiment, "--quiet", "--out", tmp_path / "one"]
+    subprocess.run(alone, env=environment(), check=True, capture_output=True, timeout=300)
+    assert accuracy(tmp_path / "two") == pytest.approx(accuracy(tmp_path / "one"), abs=0.02)
