@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from dfca.errors import DfcaError, ShortOfMemory
 Place = Literal["memory", "disk", "auto"]
 PLACES: tuple[Place, ...] = ("memory", "disk", "auto")
 GIB = 2**30
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE, which Python knows from 3.13 on: room for clusters that may never be opened is not counted."""
 
 
 class Bank:
@@ -94,7 +97,7 @@ class Bank:
             os.ftruncate(self._file, size)
             room = mmap.mmap(self._file, size)
         else:
-            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         return torch.frombuffer(room, dtype=self._dtype).view(shape)
 
     def __del__(self) -> None:
