@@ -18,6 +18,7 @@ from dfca.errors import DfcaError, RunError
 from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import Checkpoint, RunFolder
 from dfca.experiment.sweep import Cell, Point
+from dfca.experiment.virtual import Virtual
 from dfca.sim import Setting, Simulation
 
 CHECKPOINT_SHARE = 0.05  # of the time at most
@@ -64,11 +65,11 @@ class Desk(Protocol):
     def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
         """Store the graph of a point and seed."""
 
-    def begin(self, cell: Cell, round: int) -> None:
-        """Forget what is known of a cell beyond a round: it goes on from there."""
+    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Forget what is known of a cell beyond a round (and its virtual time): it goes on from there."""
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
-        """Store the metrics of a round, where it was evaluated."""
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        """Store the metrics of a round (or of a moment of virtual time), where it was evaluated."""
 
     def settle(self) -> None:
         """Return when all of the above is on the disk."""
@@ -106,6 +107,21 @@ def run_job(job: Job, desk: Desk, folder: RunFolder, stop: StopSignal, save_mode
             desk.fail(cell, error)
 
 
+class Rounds(Simulation):
+    """A synchronous simulation as a cell runs it."""
+
+    time_s = 0.0  # there is no clock
+
+    @property
+    def place(self) -> str:
+        """Say how far it is."""
+        return f"round {self.round} of {self.setting.rounds}"
+
+    def finish(self) -> dict[str, Any]:
+        """Give what else the row of the finished cell has."""
+        return {}
+
+
 def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: StopSignal, save_models: bool) -> None:
     """Run one cell from its last good checkpoint, or from the start, to its last round."""
     job, config = Job(cell.point, cell.seed, (cell.algorithm,)), cell.point.config
@@ -113,14 +129,14 @@ def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: 
     for warning in warnings:
         desk.note(warning)
     seconds, began = 0.0, time.monotonic()
-    simulation = Simulation(setting)
+    simulation = Rounds(setting) if config.world is None else Virtual(cell, setting, folder)
     if checkpoint:
         simulation.restore(checkpoint.tensors, checkpoint.facts)
         seconds = checkpoint.seconds
-        desk.note(f"{cell}: goes on after round {checkpoint.round} of {config.rounds}")
+        desk.note(f"{cell}: goes on after {simulation.place}")
     del checkpoint
     _pass_on(simulation.notes, desk, job)
-    desk.begin(cell, simulation.round)
+    desk.begin(cell, simulation.round, simulation.time_s)
     seconds += time.monotonic() - began
     cadence = Cadence(config.checkpoint.every_s)
     metrics: dict[str, Any] = {}
@@ -133,20 +149,21 @@ def run_cell(cell: Cell, setting: Setting, desk: Desk, folder: RunFolder, stop: 
 
     # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
     with stop.deferred():
-        while simulation.round < config.rounds:
+        while not simulation.done:
             began = time.monotonic()
             measured = simulation.step()
             seconds += time.monotonic() - began
             metrics = measured or metrics
-            desk.finish_round(cell, simulation.round, measured)
-            if simulation.round < config.rounds and (cadence.due() or stop.requested):
+            desk.finish_round(cell, simulation.round, measured, simulation.time_s)
+            if not simulation.done and (cadence.due() or stop.requested):
                 store()
-                heed(stop, f"at round {simulation.round} of {config.rounds} of {cell}")
+                heed(stop, f"at {simulation.place} of {cell}")
         _pass_on(simulation.notes, desk, job)
         if save_models:
-            folder.save_models(cell, simulation.state()[0]["bank"])
+            folder.save_models(cell, simulation.banks)
         row = cell.head | {"digest": cell.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
         row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(seconds, 3)}
+        row |= simulation.finish()
         desk.finish(cell, row | {"finished": True})
 
 

@@ -177,6 +177,13 @@ class Config(Section):
         """The number of true clusters that the data is made with."""
         return self.data.distributions or (1 if self.clusters == "auto" else self.clusters)
 
+    def virtual_facts(self) -> dict[str, Any]:
+        """Give the resolved world and its clock, as the summary keeps them; nothing without a world."""
+        if self.world is None:
+            return {}
+        clock = self.clock or ClockConfig()
+        return {"world": self.world.facts(self.clients), "clock": clock.model_dump(mode="json", exclude_none=True)}
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
         """Check the values of an experiment file.

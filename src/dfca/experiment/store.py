@@ -7,6 +7,8 @@
     topology.json     the graph of each seed
     checkpoint/       <algorithm>-<seed>/round-000120.safetensors and its facts in round-000120.json; the last two
     models/           <algorithm>-<seed>.safetensors, where asked for
+    trace/            <algorithm>-<seed>.jsonl: every event of a cell in virtual time, where asked for
+    timeline/         <algorithm>-<seed>.json: what the report draws as lanes, of the first seed in virtual time
     report.html       made from the above
 
 In a sweep config.toml holds the base and the tables of the sweep, summary.json lists the points asked for last, every
@@ -48,6 +50,8 @@ OURS = (
     "topology.json",
     "checkpoint",
     "models",
+    "trace",
+    "timeline",
     "report.html",
 )
 LOCK = ".lock"
@@ -159,9 +163,13 @@ class RunFolder:
                 raise RunError(f"{path}, line {number}, is not JSON; restore the file or use --no-resume") from None
         return found
 
-    def rewind_metrics(self, cell: Cell, round: int) -> None:
-        """Drop the lines of a cell beyond a round, and a last line that was cut off."""
-        self._write_metrics([line for line in self.metrics() if self._key(line) != cell.key or line["round"] <= round])
+    def rewind_metrics(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Drop the lines of a cell beyond a round (and a virtual time), and a last line that was cut off."""
+        end = (round, time_s)
+        lines = self.metrics()
+        self._write_metrics(
+            [each for each in lines if self._key(each) != cell.key or (each["round"], each.get("time_s", 0.0)) <= end]
+        )
 
     def store_topology(self, point: Point, seed: int, graph: Mapping[str, Any]) -> None:
         """Store the facts, edges and true clusters of a seed's graph."""
@@ -304,6 +312,7 @@ class RunFolder:
         else:
             head |= {"clients": config.clients, "clusters": config.distributions, "digest": config.digest()}
             head |= {"auto": True} if config.clusters == "auto" else {}
+            head |= config.virtual_facts()
         # What failed is tried again.
         runs = [row for row in self.summary()["runs"] if "error" not in row]
         if self.summary() != head | {"runs": runs}:
