@@ -235,6 +235,42 @@ def report(
         _show_run(console, path if run is not None else None, summary)
 
 
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with traces.")],
+    algorithms: Annotated[str | None, typer.Option(metavar="A,B", help="Only these.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="Only this many seeds, or these: 3,4.")] = None,
+) -> None:
+    """Replay what a run in virtual time recorded (world.trace = true) and compare every number with the run's.
+
+    Nothing is drawn and no clock runs: the records are carried out one by one.
+
+    [bold]Example[/bold]
+
+      dfca run stragglers --seeds 1 --set world.trace=true --out runs/traced
+
+      dfca replay runs/traced
+    """
+    from dfca.experiment.replay import replay_run
+
+    names = None if algorithms is None else {name.strip() for name in algorithms.split(",")}
+    numbers = _parse_seeds(seeds)
+    numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
+    console, differ, count = _console(), [], 0
+    for verdict in replay_run(
+        run, lambda cell: (not names or cell.algorithm in names) and (numbers is None or cell.seed in numbers)
+    ):
+        told = (
+            verdict.difference or f"identical ({verdict.records:,} records, {_count(verdict.rows, 'row')} of metrics)"
+        )
+        console.print(f"{verdict.cell}: {told}", highlight=False, markup=False, soft_wrap=True)
+        differ += [verdict] if verdict.difference else []
+        count += 1
+    if differ:
+        raise RunError(f"{len(differ)} of {_count(count, 'cell')} differ from their trace, first {differ[0].cell}")
+    console.print(f"{_count(count, 'replay')}, bit-identical to the run", highlight=False)
+
+
 app.add_typer(data_app, name="data", help="Where each data set comes from, and putting it into the cache.")
 
 

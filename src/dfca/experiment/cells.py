@@ -56,14 +56,18 @@ class Job:
         return [Cell(name, self.seed, self.point) for name in self.algorithms]
 
 
-class Desk(Protocol):
-    """The one who writes down how the cells of a run go."""
+class Audience(Protocol):
+    """The one who hears what the cells of a run share."""
 
     def note(self, text: str, job: Job | None = None) -> None:
         """Pass on what the user should know; `job` is given where it depends on the point and the seed."""
 
     def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
         """Store the graph of a point and seed."""
+
+
+class Desk(Audience, Protocol):
+    """The one who writes down how the cells of a run go."""
 
     def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
         """Forget what is known of a cell beyond a round (and its virtual time): it goes on from there."""
@@ -90,7 +94,7 @@ def run_job(job: Job, desk: Desk, folder: RunFolder, stop: StopSignal, save_mode
     """
     heed(stop, f"before {job.cells[0]}")
     try:
-        scene = _Scene.of(job, desk)
+        scene = Scene.of(job, desk)
     except RunError:
         raise
     except Exception as error:
@@ -180,7 +184,7 @@ def sentence(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class Scene:
     """What the cells of a job share."""
 
     point: Point
@@ -190,7 +194,8 @@ class _Scene:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, desk: Desk) -> _Scene:
+    def of(cls, job: Job, desk: Audience) -> Scene:
+        """Make it, and tell what it is."""
         config, seed = job.point.config, job.seed
         split = data.make_split(config.data, config.clients, config.distributions, seed)
         drift = None
@@ -210,6 +215,7 @@ class _Scene:
         return cls(job.point, split, drift, graph, make_model)
 
     def setting(self, cell: Cell) -> Setting:
+        """Make the setting of one of the cells."""
         config = self.point.config
         return Setting(
             split=self.split,
@@ -232,7 +238,7 @@ class _Scene:
         )
 
 
-def _pass_on(notes: Sequence[str], desk: Desk, job: Job) -> None:
+def _pass_on(notes: Sequence[str], desk: Audience, job: Job) -> None:
     for note in notes:
         desk.note(note, job)
 

@@ -28,6 +28,7 @@ from dfca.errors import RunError
 from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
 from dfca.experiment.sweep import write
+from dfca.experiment.virtual_tables import is_virtual
 from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
@@ -153,7 +154,11 @@ def render(run: Run) -> str:
     style = plots.styles(
         run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
     )
-    if run.swept:
+    if is_virtual(run.summary):
+        from dfca.experiment.virtual_page import virtual_sections
+
+        sections = [*virtual_sections(run), _setting(run)]
+    elif run.swept:
         from dfca.experiment.sweep_page import sweep_sections
 
         sections = [*sweep_sections(run, style), _setting(run)]
@@ -613,7 +618,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             value = json.loads(line)
-            lines[value["algorithm"], value["seed"], value.get("digest"), value["round"]] = value
+            moment = value.get("digest"), value["round"], value.get("time_s")
+            lines[value["algorithm"], value["seed"], *moment] = value
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == text.count("\n") + 1:
                 break

@@ -20,7 +20,7 @@ from dfca.experiment.world import TimelineConfig
 from dfca.sim.network import SERVER, World
 from dfca.sim.trace import Record
 
-ROUNDS = 8  # of an undisturbed client, where the config does not say how long the window is
+ROUNDS = 10  # of an undisturbed client, where the config does not say how long the window is
 MAX_ARROWS = 1500  # beyond, a picture is a scribble
 
 USED = ("fold", "hold", "take", "download")
@@ -62,24 +62,18 @@ class Timeline:
         self._open: dict[str, float] = {}  # "train 7", "offline 7": since when
         self._under_way: dict[str, list[float]] = {}  # "sender receiver cluster round": when it left
         self._server = False
-
-    @property
-    def over(self) -> bool:
-        """Tell whether nothing more can be added."""
-        return bool(self._over)
-
-    _over = False
+        self.over = False  # nothing more can be added
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in what happened."""
         for record in records:
             time, kind, i, peer = record[:4]
             if time > self.end_s:
-                self._over = True
+                self.over = True
                 return
             if i not in self._shown:
                 continue
-            self._server = self._server or i == SERVER and kind == "send"
+            self._server = self._server or (kind == "send" and SERVER in (i, peer))
             if kind == "start":
                 self._open[f"train {i}"] = time
             elif kind in ("finish", "sit"):
@@ -89,14 +83,14 @@ class Timeline:
                 self._open[f"offline {i}"] = time
             elif kind == "return":
                 self._close("offline", i, time)
-            elif peer in self._shown:
+            elif kind == "send" and i != SERVER and self._send_s[i]:
+                self._span(i, "send", time - self._send_s[i], time)
+            if peer in self._shown:
                 self._message(record)
 
     def _message(self, record: Record) -> None:
         time, kind, i, peer, cluster, round = record[:6]
         if kind in ("send", "answer"):
-            if kind == "send" and i != SERVER and self._send_s[i]:
-                self._span(i, "send", time - self._send_s[i], time)
             self._under_way.setdefault(f"{i} {peer} {cluster} {round}", []).append(time)
             return
         fate = "used" if kind in USED else "lost" if kind in LOST else "unused" if kind in UNUSED else ""
@@ -151,7 +145,7 @@ class Timeline:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self._spans, self._arrows, self._open = state["spans"], state["arrows"], state["open"]
-        self._under_way, self._server, self._over = state["under_way"], state["server"], state["over"]
+        self._under_way, self._server, self.over = state["under_way"], state["server"], state["over"]
 
 
 def uplink_seconds(world: World, clients: int, model_bytes: int) -> list[float]:

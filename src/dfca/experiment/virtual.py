@@ -144,7 +144,7 @@ class Virtual:
         folds = sum(ages.values())
         return {
             "time_s": result.time_s,
-            "rounds_by_client": [min(result.rounds), fmean(result.rounds), max(result.rounds)],
+            "client_rounds": {"min": min(result.rounds), "mean": fmean(result.rounds), "max": max(result.rounds)},
             **self._watch.found(),
             "idle_share": fmean(result.idle_shares),
             "idle_share_max": max(result.idle_shares),

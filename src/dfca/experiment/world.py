@@ -13,11 +13,10 @@ hold the resolved world (`WorldConfig.facts`), with every number.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,7 +34,6 @@ from dfca.sim.network import (
 )
 from dfca.sim.staleness import Staleness, StalenessKind
 
-Table = TypeVar("Table")
 Seconds = Annotated[float, Field(ge=0)]
 Span = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -171,7 +169,7 @@ class PartitionConfig(_Section):
         groups = self.groups
         if groups is None:
             bounds = [clients * part // (self.parts or 1) for part in range((self.parts or 1) + 1)]
-            groups = tuple(tuple(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False))
+            groups = tuple(tuple(range(low, high)) for low, high in pairwise(bounds))
         return Partition(self.begin_s, math.inf if self.end_s is None else self.end_s, groups)
 
 
@@ -254,7 +252,7 @@ class StalenessConfig(_Section):
 class ClockConfig(_Section):
     """When a run in virtual time ends, waits and is evaluated.
 
-    It ends after `until_s` or when every client has done `rounds` rounds, whichever comes first. `timeout_s` bounds a
+    It ends after `until_s`; without it, when every client has done `rounds` rounds. `timeout_s` bounds a
     wait of `batch` and of a server. `target_accuracy`, in 0..1: tables tell when it was reached.
     """
 
