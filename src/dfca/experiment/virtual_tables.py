@@ -57,6 +57,8 @@ def _worded(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     name = key.rpartition(".")[2].replace("_", " ")
+    if value == []:
+        return f"no {name}"
     return name if value is True else f"not {name}" if value is False else f"{name} {write(value)}"
 
 
