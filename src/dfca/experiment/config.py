@@ -181,8 +181,8 @@ class Config(Section):
         """Give the resolved world and its clock, as the summary keeps them; nothing without a world."""
         if self.world is None:
             return {}
-        clock = self.clock or ClockConfig()
-        return {"world": self.world.facts(self.clients), "clock": clock.model_dump(mode="json", exclude_none=True)}
+        clock = ClockConfig.of(self.clock).model_dump(mode="json", exclude_none=True)
+        return {"world": self.world.facts(self.clients), "clock": clock}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:

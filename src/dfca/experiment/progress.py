@@ -56,9 +56,8 @@ class Bars:
     def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
         """Show the bar of a cell."""
         done, count = _place(cell, round, time_s)
-        task = self._progress.add_task(
-            str(cell), total=cell.point.config.rounds, completed=done, count=count, detail=""
-        )
+        task = self._progress.add_task(str(cell), total=cell.point.config.rounds, count=count, detail="")
+        self._progress.update(task, completed=done)
         self._tasks[cell.key] = (task, done)
         self._progress.advance(self._all, done)
 

@@ -23,7 +23,7 @@ from dfca.sim.trace import Record
 ROUNDS = 10  # of an undisturbed client, where the config does not say how long the window is
 MAX_ARROWS = 1500  # beyond, a picture is a scribble
 
-USED = ("fold", "hold", "take", "download")
+USED = ("fold", "hold", "take", "download", "relay")
 UNUSED = ("drop",)
 LOST = ("lost", "corrupt")
 
@@ -74,23 +74,23 @@ class Timeline:
             if i not in self._shown:
                 continue
             self._server = self._server or (kind == "send" and SERVER in (i, peer))
-            if kind == "start":
+            if kind in ("start", "warm"):
                 self._open[f"train {i}"] = time
-            elif kind in ("finish", "sit"):
+            elif kind in ("finish", "sit", "warmed", "convert"):
                 self._close("train", i, time)
             elif kind in ("leave", "absent"):
                 self._close("train", i, time)
                 self._open[f"offline {i}"] = time
             elif kind == "return":
                 self._close("offline", i, time)
-            elif kind == "send" and i != SERVER and self._send_s[i]:
+            elif kind in ("send", "repeat") and i != SERVER and self._send_s[i]:
                 self._span(i, "send", time - self._send_s[i], time)
             if peer in self._shown:
                 self._message(record)
 
     def _message(self, record: Record) -> None:
         time, kind, i, peer, cluster, round = record[:6]
-        if kind in ("send", "answer"):
+        if kind in ("send", "repeat", "answer"):
             self._under_way.setdefault(f"{i} {peer} {cluster} {round}", []).append(time)
             return
         fate = "used" if kind in USED else "lost" if kind in LOST else "unused" if kind in UNUSED else ""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 
-from dfca.errors import RunError
+from dfca.errors import DfcaError, RunError
 from dfca.experiment.disk import atomic_write, told
 from dfca.experiment.store import RunFolder
 from dfca.experiment.sweep import Cell
 from dfca.experiment.timeline import Timeline, choose_lanes, uplink_seconds
-from dfca.experiment.world import ClockConfig, TimelineConfig, WorldConfig
+from dfca.experiment.world import ClockConfig, TimelineConfig
 from dfca.sim import Setting
 from dfca.sim.events import EventSimulation
 from dfca.sim.trace import Record
@@ -27,10 +28,15 @@ from dfca.sim.trace import Record
 CAUGHT_UP = 0.95  # of the others' accuracy
 
 
+class StuckError(DfcaError):
+    """A cell in which nobody can go on, with who waits for whom."""
+
+
 def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record] | None = None) -> EventSimulation:
     """Make the event simulation of a cell."""
     config = cell.point.config
-    world, clock = config.world or WorldConfig(), config.clock or ClockConfig()
+    world, clock = config.world, ClockConfig.of(config.clock)
+    assert world is not None
     return EventSimulation(
         setting,
         world.over(config.clients),
@@ -39,6 +45,7 @@ def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record
         timeout_s=clock.timeout_s,
         staleness=clock.staleness.options(),
         evaluate_every_s=clock.evaluate_every_s,
+        quorum=clock.quorum,
         trace=trace,
         replay=replay,
     )
@@ -54,13 +61,13 @@ class Virtual:
         # The timeline is of the first seed: one picture per point and algorithm.
         drawn = cell.seed == config.seeds[0]
         self._simulation = simulation_of(cell, setting, trace=drawn or config.world.trace)
-        self._watch = Watch(config.clock or ClockConfig(), {e.client: e.at_s for e in self._world.late_joiners})
+        self._watch = Watch(ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners})
         self._slowdowns = self._world.compute.slowdowns(cell.seed, config.clients)
         self._trace = TraceFile(folder.path / "trace" / f"{cell.folder}.jsonl") if config.world.trace else None
         self._lanes_file = folder.path / "timeline" / f"{cell.folder}.json"
         self._timeline: Timeline | None = None
         if drawn:
-            options = config.world.timeline or TimelineConfig()
+            options = config.world.timeline or TimelineConfig.model_validate({})
             round_s = self._world.compute.step_s * max(1, config.local.steps)
             send_s = uplink_seconds(self._world, config.clients, self._simulation.model_bytes)
             lanes = choose_lanes(options, self._world, setting.graph, cell.seed)
@@ -94,11 +101,14 @@ class Virtual:
     @property
     def banks(self) -> Tensor:
         """Give all models, (m, N, P)."""
-        return self._simulation.fleet.banks()
+        return self._simulation.fleet.banks
 
     def step(self) -> dict[str, Any] | None:
         """Go on to the next evaluation, and return its metrics, or by a round."""
-        row = self._simulation.step()
+        try:
+            row = self._simulation.step()
+        except RunError as error:  # for the runner those are of the disk, and end all cells
+            raise StuckError(str(error)) from error
         records = self._simulation.take_trace()
         if self._timeline is not None and not self._timeline.over:
             self._timeline.add(records)
@@ -192,21 +202,24 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._part = path, path.with_name(path.name + ".part")
-        self._file: IO[bytes] | None = None
+        self._begun = False
 
-    def append(self, records: list[Record]) -> None:
-        """Write records."""
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records; the first replace what an earlier run has left."""
         lines = (json.dumps(each._asdict(), separators=(",", ":")) + "\n" for each in records)
         with told(self._path):
-            self._opened().write("".join(lines).encode())
+            self._part.parent.mkdir(parents=True, exist_ok=True)
+            with self._part.open("ab" if self._begun else "wb") as file:
+                file.write("".join(lines).encode())
+        self._begun = True
 
     def flush(self) -> int:
         """Put everything on the disk; tell how many bytes there are."""
-        with told(self._path):
-            file = self._opened()
-            file.flush()
+        if not self._begun:
+            self.append(())
+        with told(self._path), self._part.open("rb") as file:
             os.fsync(file.fileno())
-            return file.tell()
+            return os.fstat(file.fileno()).st_size
 
     def cut(self, size: int) -> None:
         """Drop what is beyond a size: the run goes on from there.
@@ -220,18 +233,11 @@ class TraceFile:
                 f"{self._part} has {there} bytes and its checkpoint counts {size}; restore the file or use --no-resume"
             )
         with told(self._path):
-            self._file = self._part.open("r+b")
-            self._file.truncate(size)
-            self._file.seek(size)
+            os.truncate(self._part, size)
+        self._begun = True
 
     def close(self) -> None:
         """Give the trace its name."""
         self.flush()
-        self._opened().close()
-        os.replace(self._part, self._path)
-
-    def _opened(self) -> IO[bytes]:
-        if self._file is None:
-            self._part.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._part.open("wb")
-        return self._file
+        with told(self._path):
+            os.replace(self._part, self._path)

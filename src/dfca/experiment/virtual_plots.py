@@ -215,7 +215,9 @@ def _draw_arrows(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int],
 
 def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
     looks = [("training", TRAIN, "train"), ("sending", SEND, "send"), ("offline", OFFLINE, "offline")]
-    handles = [Rectangle((0, 0), 1, 1, color=colour, label=text) for text, colour, what in looks if what in spans]
+    handles: list[Any] = [
+        Rectangle((0, 0), 1, 1, color=colour, label=text) for text, colour, what in looks if what in spans
+    ]
     handles.append(Rectangle((0, 0), 1, 1, color=WAIT, label="waiting"))
     told = {"used": "model that is folded", "unused": "too old: dropped", "lost": "lost or broken"}
     for fate, text in told.items():

@@ -173,8 +173,8 @@ def ratio_to_batch(rows: Sequence[Row], group: Sequence[Row]) -> tuple[float, bo
     """
     key = "mixing.aggregation"
     at = group[0].get("point", {})
-    mine = [row.get("time_to_target_s") for row in group]
-    if at.get(key) in (None, "batch") or kind_of(group[0]["algorithm"]).via == "server" or None in mine:
+    mine = [row["time_to_target_s"] for row in group if row.get("time_to_target_s") is not None]
+    if at.get(key) in (None, "batch") or kind_of(group[0]["algorithm"]).via == "server" or len(mine) < len(group):
         return None
     twin = {**at, key: "batch"}
     batch = [row for row in rows if row.get("point", {}) == twin and row["algorithm"] == group[0]["algorithm"]]

@@ -13,6 +13,8 @@ hold the resolved world (`WorldConfig.facts`), with every number.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -21,6 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dfca.errors import ConfigError
+from dfca.sim.availability import read_availability
 from dfca.sim.network import (
     Churn,
     ComputeKind,
@@ -32,7 +35,7 @@ from dfca.sim.network import (
     check_clients,
     preset,
 )
-from dfca.sim.staleness import Staleness, StalenessKind
+from dfca.sim.staleness import Staleness, StalenessKind, StalenessUnit
 
 Seconds = Annotated[float, Field(ge=0)]
 Span = Annotated[float, Field(gt=0)]
@@ -190,7 +193,10 @@ class TimelineConfig(_Section):
 
 
 class WorldConfig(_Section):
-    """The world that the clients live in, in virtual time."""
+    """The world that the clients live in, in virtual time.
+
+    `availability` is the path of a file that says who is there when (`sim.availability`); `trace` keeps every event.
+    """
 
     preset: str = "ideal"
     trace: bool = False
@@ -200,6 +206,7 @@ class WorldConfig(_Section):
     churn: ChurnConfig | None = None
     partitions: tuple[PartitionConfig, ...] | None = Field(None, strict=False)
     late_joiners: tuple[LateJoinerConfig, ...] | None = Field(None, strict=False)
+    availability: str | None = None
     timeline: TimelineConfig | None = None
 
     @model_validator(mode="after")
@@ -230,37 +237,53 @@ class WorldConfig(_Section):
             churn=world.churn if self.churn is None else self.churn.over(world.churn),
             partitions=tuple(each.over(clients) for each in self.partitions or ()),
             late_joiners=tuple(LateJoiner(each.client, each.at_s) for each in self.late_joiners or ()),
+            absences=() if self.availability is None else read_availability(self.availability),
         )
 
     def facts(self, clients: int) -> dict[str, Any]:
-        """Give every number of the resolved world as JSON knows it; an infinite one is null."""
-        return _finite(asdict(self.over(clients)))
+        """Give every number of the resolved world as JSON knows it; an infinite one is null.
+
+        The lines of an availability file, which can be thousands, are there as a checksum.
+        """
+        facts: dict[str, Any] = _finite(asdict(self.over(clients)))
+        absences = facts.pop("absences")
+        if absences:
+            facts["absences_sha256"] = hashlib.sha256(json.dumps(absences).encode()).hexdigest()
+        return facts
 
 
 class StalenessConfig(_Section):
-    """How a message weighs by its age in rounds (`sim.staleness`)."""
+    """How a message weighs by its age, and what the age is measured in (`sim.staleness`)."""
 
     kind: StalenessKind = "constant"
     power: float = Field(0.5, ge=0)
-    after: int = Field(4, ge=0)
+    after: float = Field(4, ge=0)
+    unit: StalenessUnit = "updates"
 
     def options(self) -> Staleness:
         """Translate into the record of the simulator."""
-        return Staleness(self.kind, self.power, self.after)
+        return Staleness(self.kind, self.power, self.after, self.unit)
 
 
 class ClockConfig(_Section):
     """When a run in virtual time ends, waits and is evaluated.
 
-    It ends after `until_s`; without it, when every client has done `rounds` rounds. `timeout_s` bounds a
-    wait of `batch` and of a server. `target_accuracy`, in 0..1: tables tell when it was reached.
+    It ends after `until_s`; without it, when every client has done `rounds` rounds. `timeout_s` bounds a wait of
+    `batch` and of a server. `quorum`: the share of the clients that an election waits for. `target_accuracy`, in 0..1:
+    tables tell when it was reached.
     """
 
     until_s: Span | None = None
     timeout_s: Span | None = None
     evaluate_every_s: Span | None = None
+    quorum: float = Field(0.8, gt=0, le=1)
     target_accuracy: Share | None = None
-    staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig())
+    staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig.model_validate({}))
+
+    @classmethod
+    def of(cls, given: ClockConfig | None) -> ClockConfig:
+        """Fill in the defaults where there is no such table."""
+        return given or cls.model_validate({})
 
 
 def check_world(world: WorldConfig | None, clock: ClockConfig | None, clients: int) -> None:
