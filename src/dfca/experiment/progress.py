@@ -95,11 +95,11 @@ class Bars:
 
 
 def _place(cell: Cell, round: int, time_s: float) -> tuple[float, str]:
-    """Tell how far a cell is, as a part of its rounds and in words; virtual seconds count where they end it."""
+    """Tell how far a cell is, as a part of its rounds and in words; the nearer end counts."""
     config = cell.point.config
     until_s = config.clock.until_s if config.clock else None
     if until_s is not None:
-        return config.rounds * min(1.0, time_s / until_s), f"{time_s:,.0f}/{until_s:,.0f} virtual s"
+        return max(config.rounds * min(1.0, time_s / until_s), round), f"{time_s:,.0f}/{until_s:,.0f} virtual s"
     clock = f", {time_s:,.0f} virtual s" if config.world else ""
     return min(round, config.rounds), f"round {round}/{config.rounds}{clock}"
 

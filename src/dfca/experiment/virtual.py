@@ -41,7 +41,7 @@ def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record
         setting,
         world.over(config.clients),
         until_s=clock.until_s,
-        rounds=None if clock.until_s is not None else config.rounds,
+        rounds=config.rounds,
         timeout_s=clock.timeout_s,
         staleness=clock.staleness.options(),
         evaluate_every_s=clock.evaluate_every_s,

@@ -268,9 +268,9 @@ class StalenessConfig(_Section):
 class ClockConfig(_Section):
     """When a run in virtual time ends, waits and is evaluated.
 
-    It ends after `until_s`; without it, when every client has done `rounds` rounds. `timeout_s` bounds a wait of
-    `batch` and of a server. `quorum`: the share of the clients that an election waits for. `target_accuracy`, in 0..1:
-    tables tell when it was reached.
+    It ends after `until_s`, or when every client has done `rounds` rounds; a client that has done them stops.
+    `timeout_s` bounds a wait of `batch` and of a server. `quorum`: the share of the clients that an election waits for.
+    `target_accuracy`, in 0..1: tables tell when it was reached.
     """
 
     until_s: Span | None = None
