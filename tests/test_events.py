@@ -135,7 +135,7 @@ def test_rough_worlds_keep_banks_finite_and_replay_bit_by_bit(algorithm: str, wo
     options: dict[str, Any] = {"until_s": until_s, "timeout_s": 5.0, "staleness": Staleness("polynomial")}
     result = run(setting, ROUGH_WORLDS[world], trace=True, **options)
     assert torch.isfinite(result.banks).all()
-    assert sum(result.rounds) >= 6
+    assert sum(result.rounds) >= 4
     assert all(0 <= share <= 1 for share in result.idle_shares)
     if world == "corruption":
         assert result.records["corrupt"] > 0
@@ -226,8 +226,7 @@ def test_the_mailbox_keeps_the_newest_of_each_sender_while_a_client_trains() -> 
     slowest = min(range(2), key=lambda i: result.rounds[i])
     folds = [record for record in result.trace or [] if record.kind == "fold" and record.client == slowest]
     assert result.rounds[slowest] == 3
-    assert [record.time for record in folds] == [20.0, 20.0, 40.0, 40.0, 60.0, 60.0][: len(folds)]
-    assert {record.time for record in folds} == {20.0, 40.0, 60.0}
+    assert [record.time for record in folds] == [20.0, 40.0, 60.0]
 
 
 def test_a_partition_separates_and_heals() -> None:
@@ -266,7 +265,7 @@ def test_a_joiner_begins_with_the_bank_of_the_first_that_answers(monkeypatch: py
     settle_in = simulation.attendance.settle_in
 
     def watch(i: int) -> None:
-        begun.extend(simulation.fleet.states[client].bank for client in (i, 1))
+        begun.extend(simulation.fleet.states[client].bank.clone() for client in (i, 1))
         settle_in(i)
 
     monkeypatch.setattr(simulation.attendance, "settle_in", watch)

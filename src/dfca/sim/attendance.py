@@ -180,7 +180,7 @@ class Attendance:
             return
         for j in range(self.fleet.models):
             message = self.fleet.copy(i, j, node.round)
-            self.transport.send(i, asker, Packet("answer", message, self.fleet.models, made_s=self.stage.now))
+            self.transport.send(i, asker, Packet("answer", message, charter=node.charter))
         if self.elections is not None:
             self.elections.brief(i, asker)
 

@@ -395,9 +395,12 @@ class EventSimulation:
         if self.elections is not None and self.elections.watches:
             self.elections.trained(i)
         offers = self.fleet.offers(i) if self.fleet.relays else None
-        packets = [Packet("model", each, len(messages), made_s=stage.now, offers=offers) for each in messages]
+        packets = [
+            Packet("model", each, len(messages), made_s=stage.now, offers=offers, charter=node.charter)
+            for each in messages
+        ]
         if not packets:  # training diverged: say so, so that nobody waits
-            packets = [Packet("nothing", stage.nothing(i, round=now), offers=offers)]
+            packets = [Packet("nothing", stage.nothing(i, round=now), offers=offers, charter=node.charter)]
         for peer in [SERVER] if self.server else self.near[i]:
             if stage.in_reach(i, peer):
                 for packet in packets:
@@ -456,15 +459,16 @@ class EventSimulation:
     def _fold_mailbox(self, i: int, now: int) -> None:
         """Fold the newest message of each sender and cluster up to a round; keep the later ones."""
         mailbox = self.nodes[i].mailbox
+        later: dict[tuple[int, int], list[Packet]] = {}
         for key in sorted(mailbox):
-            ready = [packet for packet in mailbox[key] if packet.message.round <= now]
-            if ready:
-                message = ready[-1].message
+            kept = mailbox[key]
+            while kept and kept[-1].message.round > now:
+                later.setdefault(key, []).insert(0, kept.pop())
+            if kept:
+                message = kept[-1].message
                 self.stage.note("fold", i, message.sender, message.cluster, message.round)
-                self.stage.fold(i, message, ready[-1].made_s)
-                mailbox[key] = [packet for packet in mailbox[key] if packet.message.round > now]
-                if not mailbox[key]:
-                    del mailbox[key]
+                self.stage.fold(i, message, kept[-1].made_s)
+        self.nodes[i].mailbox = later
 
     def _relay(self, i: int, packet: Packet) -> None:
         message = packet.message
@@ -564,8 +568,9 @@ class EventSimulation:
             self.attendance.answer(i, what.client)
         elif isinstance(what, Want):
             if self.nodes[i].holds:
-                message = self.fleet.copy(i, what.cluster, self.nodes[i].round)
-                self.transport.send(i, sender, Packet("copy", message, made_s=self.stage.now))
+                node = self.nodes[i]
+                message = self.fleet.copy(i, what.cluster, node.round)
+                self.transport.send(i, sender, Packet("copy", message, charter=node.charter))
             else:
                 self.transport.tell(i, sender, Regret(i, what.cluster))
         elif isinstance(what, Regret):

@@ -19,7 +19,7 @@ from dfca.sim.result import Metrics
 from dfca.sim.rounds import Setting
 from dfca.sim.snapshot import Packer, Unpacker, storable
 from dfca.sim.staleness import Staleness
-from dfca.sim.trace import Ledger, Record
+from dfca.sim.trace import Ledger
 
 CHANGE, FINISH, DEPART, DELIVER, FLUSH, ASK, CLOSE, TIMEOUT, WATCH, SETTLE, EVALUATE, START = range(12)
 """The kinds of events, in the order in which those of one instant are handled."""
@@ -150,7 +150,7 @@ class Stage:
         self, kind: str, client: int, peer: int = -2, cluster: int = -1, round: int = -1, number: int = -1
     ) -> None:
         """Write down what happens now."""
-        self.ledger.note(Record(self.now, kind, client, peer, cluster, round, number))
+        self.ledger.note(self.now, kind, client, peer, cluster, round, number)
 
     def go_on(self, i: int) -> None:
         """Let a client begin its next round, if there is one."""

@@ -28,6 +28,8 @@ KINDS = frozenset((
     "repeat", "words", "candidacy", "warm", "warmed", "elect", "adopt", "relay", "convert", "clear", "drift",
 ))  # fmt: skip
 """What a record can say."""
+_IDLE = frozenset(("hold", "fold", "drop", "queue", "lost"))
+"""The kinds that the books only count."""
 _SENDS = frozenset(("send", "answer", "repeat"))
 _STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "convert"))
 
@@ -94,13 +96,14 @@ class Ledger:
         """Make room in the books for a cluster that is new."""
         self.sent_by_cluster += [0] * (cluster + 1 - len(self.sent_by_cluster))
 
-    def note(self, record: Record) -> None:
+    def note(self, time: float, kind: str, client: int, peer: int, cluster: int, round: int, number: int) -> None:
         """Enter a record into the books."""
-        time, kind, client, _, cluster, _, number = record
         self.time = time
         self.kinds[kind] += 1
         if self.trace is not None:
-            self.trace.append(record)
+            self.trace.append(Record(time, kind, client, peer, cluster, round, number))
+        if kind in _IDLE:
+            return
         if kind in _SENDS:
             if client == SERVER:
                 self.server_models += len(self.sent_by_cluster)
@@ -245,7 +248,7 @@ def replay(stage: Stage, records: Sequence[Record]) -> None:
     for record in records:
         time, kind, i, peer, j, round, number = record
         stage.now = time
-        stage.ledger.note(record)
+        stage.ledger.note(*record)
         key = (peer, j, round)
         try:
             if kind == "finish":

@@ -35,6 +35,7 @@ class Transport:
         self.link, self.faults, self.seed = stage.world.link, stage.world.faults, stage.seed
         self.bandwidths = self.link.bandwidths(stage.clients)
         self.retry_s = self.link.retry_s
+        self._numbers = self.link.spread > 0 or any(vars(self.faults).values())  # else nothing is drawn
         self.alive: Counter[Tag] = Counter()
         self.deliver: Callable[[int, int, Packet], None]
         self.hushed: Callable[[Tag], None]
@@ -45,7 +46,8 @@ class Transport:
         """Hand a packet to the uplink, behind what waits there; a model replaces an older one to the same peer."""
         message, node = packet.message, self.nodes[i]
         node.sent += 1
-        packet = packet._replace(number=node.sent, charter=node.charter)
+        if self._numbers or packet.kind in RELIABLE:
+            packet = packet._replace(number=node.sent)
         if packet.kind in ("answer", "copy"):
             self.stage.note("answer", i, peer, message.cluster, message.round, packet.number)
         self._enqueue(i, peer, packet)
