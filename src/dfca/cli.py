@@ -166,12 +166,14 @@ def run_command(
 
 @app.command(name="list")
 def list_command() -> None:
-    """Show the presets, algorithms, data sets, models and topologies."""
+    """Show the presets, algorithms, data sets, models, topologies and worlds."""
     import inspect
 
     from dfca.algorithms import ALGORITHMS
     from dfca.data import catalogue
     from dfca.experiment.load import presets
+    from dfca.experiment.virtual_tables import world_in_words
+    from dfca.experiment.world import worlds
     from dfca.models import MODELS
     from dfca.topology import TOPOLOGIES
 
@@ -185,6 +187,7 @@ def list_command() -> None:
         },
         "Models": MODELS,
         "Topologies": TOPOLOGIES,
+        "Worlds": {name: world_in_words(facts) for name, facts in worlds().items()},
     }
     for title, lines in tables.items():
         console.print(_table(title, lines), "")

@@ -28,7 +28,7 @@ from dfca.errors import RunError
 from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
 from dfca.experiment.sweep import write
-from dfca.experiment.virtual_tables import is_virtual
+from dfca.experiment.virtual_tables import is_virtual, world_in_words
 from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 ABOUT_CURVES = (
     "Solid lines talk to neighbours, dashed ones to a server; the grey ones are bounds: told the truth, or alone."
 )
+
+
+VIRTUAL_WORDS = """<dt>virtual time</dt><dd>The clock of the simulated world, in seconds; not how long the program ran.</dd>
+<dt>sequential, batch</dt><dd>What a client does between two rounds: fold the models that have arrived and go on at once, or
+wait for all neighbours of the round.</dd>
+<dt>idle</dt><dd>The part of a client's time, while it is there, in which it does not train.</dd>
+<dt>age of models</dt><dd>How old a model is when it is folded, as the receiver counts; 0 is as new as its own.</dd>
+<dt>joiners at 95 %</dt><dd>How long after a late joiner came its accuracy was first seen at 95 % of the others' mean.</dd>
+<dt>trained s</dt><dd>How long a client trained, in virtual seconds: what the run costs in energy, up to a factor.</dd>"""
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,7 @@ def render(run: Run) -> str:
         unfinished=_unfinished(run),
         body="\n".join(section for section in sections if section),
         algorithms=_algorithms(kinds),
+        virtual_words=VIRTUAL_WORDS if is_virtual(run.summary) else "",
         config=escape(run.config_text),
         environment=_facts(dict(_flat(run.environment))),
         footer=f"Made by dfca {escape(__version__)} from <code>config.toml</code>, <code>summary.json</code>, "
@@ -446,6 +456,10 @@ def _setting(run: Run) -> str:
         "mixing": _options(config.get("mixing"), shown=("weights",)),
         "graph": _options(graph, shown=topology.USES.get(graph.get("name", ""), ())),
     }
+    if is_virtual(run.summary):
+        heads = run.summary.get("points") or [run.summary]
+        facts["world"] = world_in_words(heads[0]["world"]) + (" (at the first point)" if run.swept else "")
+        facts["clock"] = _options(heads[0]["clock"], shown=tuple(heads[0]["clock"]))
     if run.swept:
         for key in tables.varying(run.summary):
             values = dict.fromkeys(write(point["point"].get(key, "the base's")) for point in run.summary["points"])

@@ -81,6 +81,33 @@ def finished(summary: Row) -> list[Row]:
     return [row for row in summary["runs"] if row.get("finished")]
 
 
+def world_in_words(world: Row) -> str:
+    """Say what a world is like, from its facts (`WorldConfig.facts`)."""
+    compute, link, faults, churn = (world[key] for key in ("compute", "link", "faults", "churn"))
+    said = [f"{compute['step_s']:g} s per local step ({compute['kind']})"]
+    said += [
+        f"{100 * each['share']:g} % of the clients {each['slowdown']:g} times slower"
+        for each in compute["devices"]
+        if each["slowdown"] != 1
+    ]
+    said.append(f"latency {link['latency_s']:g} s" if link["latency_s"] else "no latency")
+    if link["bandwidth_bytes_s"] is not None:
+        said.append(f"{link['bandwidth_bytes_s'] / 1e6:g} MB/s up")
+    said += [f"{100 * faults[kind]:g} % {kind}" for kind in ("loss", "duplication", "corruption") if faults[kind]]
+    if churn["leaves_per_s"]:
+        away = churn["leaves_per_s"] * churn["away_s"]
+        empty = "" if churn["keeps"] else ", back without models"
+        said.append(f"{100 * away / (1 + away):.0f} % away ({churn['away_s']:g} s at a time{empty})")
+    for each in world["partitions"]:
+        end = "the end" if each["end_s"] is None else f"{each['end_s']:g} s"
+        said.append(f"apart from {each['begin_s']:g} s to {end}")
+    if world["late_joiners"]:
+        said.append(f"{len(world['late_joiners'])} late joiners")
+    if "absences_sha256" in world:
+        said.append("availability from a file")
+    return ", ".join(said)
+
+
 # --- courses
 
 

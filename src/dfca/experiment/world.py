@@ -35,6 +35,7 @@ from dfca.sim.network import (
     check_clients,
     preset,
 )
+from dfca.sim.network import presets as world_presets
 from dfca.sim.staleness import Staleness, StalenessKind, StalenessUnit
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -284,6 +285,11 @@ class ClockConfig(_Section):
     def of(cls, given: ClockConfig | None) -> ClockConfig:
         """Fill in the defaults where there is no such table."""
         return given or cls.model_validate({})
+
+
+def worlds() -> dict[str, dict[str, Any]]:
+    """Give the facts of every preset of a world by its name."""
+    return {name: WorldConfig.model_validate({"preset": name}).facts(1) for name in world_presets()}
 
 
 def check_world(world: WorldConfig | None, clock: ClockConfig | None, clients: int) -> None:
