@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dfca.cli import app
@@ -15,6 +17,7 @@ from dfca.errors import ConfigError, RunError
 from dfca.experiment.cells import Cadence
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
+from dfca.experiment.progress import Bars
 from dfca.experiment.replay import replay_run
 from dfca.experiment.report import load_run, write_report
 from dfca.experiment.results import load_results, save_results
@@ -139,6 +142,15 @@ def test_a_run_that_cannot_go_on_fails_with_its_diagnosis(tmp_path: Path) -> Non
     batch, sequential = sorted(rows_of(out), key=lambda row: row["point"]["mixing.aggregation"])
     assert batch["error"].startswith("nobody can go on")
     assert sequential["finished"]
+
+
+def test_the_bars_count_virtual_seconds(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Bars(console) as bars:
+        run(tiny(), tmp_path / "run", bars)
+        bars.start_cell(Cell("dfca-gi", 0, tiny().points[0]), 2, 4.0)
+        (task,) = [each for each in bars._progress.tasks if each.description.startswith("dfca-gi")]
+    assert (task.fields["count"], task.percentage) == ("4/8 virtual s", 50.0)
 
 
 # --- stopping and continuing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from dfca.errors import ConfigError
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment, presets
 from dfca.experiment.sweep import Sweep
+from dfca.experiment.virtual_tables import world_in_words
+from dfca.experiment.world import worlds
 from dfca.sim.network import Churn, Devices, Partition, World, preset
 
 SMALL = {"clients": 8, "clusters": 2, "rounds": 3, "algorithms": ["dfca-gi", "local"]}
@@ -181,3 +184,42 @@ def test_presets_in_virtual_time(name: str) -> None:
     assert presets()[name]
     assert all(point.config.world and point.config.clock for point in experiment.points)
     assert all(point.config.clock.target_accuracy for point in experiment.points if point.config.clock)
+
+
+def test_availability_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "who.csv"
+    file.write_text("client,begin_s,end_s\n3,0,10\n3,20,30\n")
+    given = config({"availability": str(file)})
+    assert given.world is not None
+    assert [(each.client, each.begin_s, each.end_s) for each in given.world.over(8).absences] == [
+        (3, 10, 20),
+        (3, 30, math.inf),
+    ]
+    before = given.digest()
+    file.write_text("client,begin_s,end_s\n3,0,11\n3,20,30\n")
+    assert given.digest() != before  # what the file says counts, not its name
+    file.write_text("client,begin_s,end_s\n33,0,10\n")
+    with pytest.raises(ConfigError, match=r"the availability trace names client 33; the clients are 0\.\.7"):
+        config({"availability": str(file)})
+    with pytest.raises(ConfigError, match=r"cannot read the availability trace .*missing\.csv"):
+        config({"availability": str(tmp_path / "missing.csv")})
+
+
+def test_worlds_in_words() -> None:
+    assert world_in_words(worlds()["ideal"]) == "1 s per local step (constant), no latency"
+    told = world_in_words(
+        config(
+            {
+                "compute": {"slowdown": 10},
+                "link": {"latency_s": 0.05, "bandwidth_bytes_s": 5e6},
+                "faults": {"loss": 0.1},
+                "churn": {"away": 0.3, "away_s": 10, "keeps": False},
+                "partitions": [{"begin_s": 5, "parts": 2}],
+                "late_joiners": [{"client": 0, "at_s": 3}],
+            }
+        ).virtual_facts()["world"]
+    )
+    assert told == (
+        "1 s per local step (constant), 10 % of the clients 10 times slower, latency 0.05 s, 5 MB/s up, 10 % loss, "
+        "30 % away (10 s at a time, back without models), apart from 5 s to the end, 1 late joiner"
+    )

@@ -28,7 +28,7 @@ from dfca.errors import RunError
 from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
 from dfca.experiment.sweep import write
-from dfca.experiment.virtual_tables import is_virtual, world_in_words
+from dfca.experiment.virtual_tables import is_virtual, words_of, world_in_words
 from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
@@ -39,15 +39,6 @@ if TYPE_CHECKING:
 ABOUT_CURVES = (
     "Solid lines talk to neighbours, dashed ones to a server; the grey ones are bounds: told the truth, or alone."
 )
-
-
-VIRTUAL_WORDS = """<dt>virtual time</dt><dd>The clock of the simulated world, in seconds; not how long the program ran.</dd>
-<dt>sequential, batch</dt><dd>What a client does between two rounds: fold the models that have arrived and go on at once, or
-wait for all neighbours of the round.</dd>
-<dt>idle</dt><dd>The part of a client's time, while it is there, in which it does not train.</dd>
-<dt>age of models</dt><dd>How old a model is when it is folded, as the receiver counts; 0 is as new as its own.</dd>
-<dt>joiners at 95 %</dt><dd>How long after a late joiner came its accuracy was first seen at 95 % of the others' mean.</dd>
-<dt>trained s</dt><dd>How long a client trained, in virtual seconds: what the run costs in energy, up to a factor.</dd>"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,7 @@ def render(run: Run) -> str:
         unfinished=_unfinished(run),
         body="\n".join(section for section in sections if section),
         algorithms=_algorithms(kinds),
-        virtual_words=VIRTUAL_WORDS if is_virtual(run.summary) else "",
+        virtual_words=words_of(run.summary),
         config=escape(run.config_text),
         environment=_facts(dict(_flat(run.environment))),
         footer=f"Made by dfca {escape(__version__)} from <code>config.toml</code>, <code>summary.json</code>, "

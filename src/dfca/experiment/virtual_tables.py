@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -33,6 +34,24 @@ class Axis(NamedTuple):
 def is_virtual(summary: Row) -> bool:
     """Tell whether the cells ran in virtual time."""
     return any("world" in head for head in (summary, *summary.get("points", ())))
+
+
+WORDS = {
+    "virtual time": "The clock of the simulated world, in seconds; not how long the program ran.",
+    "sequential, batch": "What a client does between two rounds: fold the models that have arrived and go on at once, "
+    "or wait for all neighbours of the round.",
+    "idle": "The part of a client's time, while it is there, in which it does not train.",
+    "age of models": "How many local updates a receiver made since the model that it folds was trained; 0: none.",
+    "joiners at 95 %": "How long after a late joiner came its accuracy was first seen at 95 % of the others' mean.",
+    "trained s": "How long a client trained, in virtual seconds: what a run costs in energy, up to a factor.",
+}
+
+
+def words_of(summary: Row) -> str:
+    """Explain the words of virtual time, for the page of a run that has it."""
+    if not is_virtual(summary):
+        return ""
+    return "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS.items())
 
 
 def axis_of(summary: Row) -> Axis:
@@ -102,7 +121,8 @@ def world_in_words(world: Row) -> str:
         end = "the end" if each["end_s"] is None else f"{each['end_s']:g} s"
         said.append(f"apart from {each['begin_s']:g} s to {end}")
     if world["late_joiners"]:
-        said.append(f"{len(world['late_joiners'])} late joiners")
+        number = len(world["late_joiners"])
+        said.append(f"{number} late joiner{'s' if number > 1 else ''}")
     if "absences_sha256" in world:
         said.append("availability from a file")
     return ", ".join(said)
