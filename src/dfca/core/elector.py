@@ -110,8 +110,9 @@ class Elector:
     """What does not change: the client, the number of clusters asked for (None: to be found), the options.
 
     held: the models (k, P) of a client in a by-election; None: a start is elected. round: the client's round in which
-    it joins a by-election, which names its random parts. stands: whether the client may be a candidate. room: how many
-    candidates a by-election accepts at most.
+    it joins a by-election, which names its random parts. stands: whether the client may be a candidate; votes: whether
+    it has a vote. One that has neither forwards what it hears and ends with the same centres. room: how many candidates
+    a by-election accepts at most.
     """
 
     client: Client
@@ -120,6 +121,7 @@ class Elector:
     held: Tensor | None = None
     round: int | None = None
     stands: bool = True
+    votes: bool = True
     room: int = 0
 
     def start(self) -> tuple[ElectorState, list[ElectionMessage]]:
@@ -211,6 +213,8 @@ class Elector:
             return self._after(replace(state, misses=state.misses + 1))
         if not state.centres:
             return self._after(self._accept(state))
+        if not self.votes:
+            return replace(state, phase="vote"), []
         model = state.model[None]
         centres = torch.stack(state.centres)
         on_bid, on_vote = self._losses(centres, self._parts.bid), self._losses(centres, self._parts.vote)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dfca.sim.network import SERVER
 from dfca.sim.snapshot import storable
-from dfca.sim.stage import CHANGE, Packet, Stage
+from dfca.sim.stage import CHANGE, Charter, Packet, Stage
 from dfca.sim.transport import Transport
 
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ class Attendance:
 
     def _leave(self, i: int, until_s: float | None) -> None:
         node, churn = self.nodes[i], self.stage.world.churn
-        self.stage.note("leave", i, cluster=0 if churn.keeps else -1)
+        keeps = churn.keeps and node.holds
+        self.stage.note("leave", i, cluster=0 if keeps else -1)
         node.here = node.busy = node.seeking = node.warming = node.held = node.owes = node.closing = False
         node.waiting, node.pending = None, None
         node.epoch += 1
         self.transport.drop_all(i)
         for store in (node.mailbox, node.asked, node.taken, node.offers, node.wanted, node.copies):
             store.clear()
-        if not churn.keeps and node.holds:
+        if not keeps:
             node.holds = False
             self.fleet.empty(i)
         if until_s is None:
@@ -135,9 +136,10 @@ class Attendance:
 
     # Clients without models.
 
-    def lose_faith(self, i: int, sender: int) -> None:
-        """Let a client that was outvoted in a partition give up its models and take its neighbours'."""
+    def lose_faith(self, i: int, sender: int, charter: Charter) -> None:
+        """Let a client that was outvoted in a partition give up its models and take those of that charter."""
         node = self.nodes[i]
+        node.charter = charter
         self.stage.note("convert", i, sender)
         self.fleet.empty(i)
         node.holds = node.busy = node.warming = node.held = node.owes = node.closing = False

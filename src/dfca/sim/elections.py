@@ -1,8 +1,9 @@
 """Elections in virtual time: the electors of `core.elector`, their messages on real links.
 
 **The start.** Every client warms up its own model, which takes its time. Once the share `quorum` of the clients of a
-connected part of the graph that are there are ready, the election opens among those that are; a straggler does not
-stand and does not vote, it takes the centres of its neighbours when all is over. A phase of the election (bid, model,
+connected part of the graph that are there are ready, the election opens; a straggler neither stands nor votes, it stops
+warming up, forwards what it hears, and ends with the same centres. Where more than half of the voters leave, it is held
+again. A phase of the election (bid, model,
 vote) is over when nothing of it travels any more and the time of an acknowledgement has passed in silence: the
 simulator knows it, real nodes wait for a quiet time. Words are repeated until they arrive, so loss costs time and
 nothing else.
@@ -42,7 +43,9 @@ class Campaign:
     """An election that is held in one part of the graph.
 
     call: what called it, None for the start; rounds: by client, the round in which it joined; ready: who has warmed up;
-    states: those that take part, once it is open; settling: whether the end of a phase is planned.
+    kept: who was ready, left and will return with its model;
+    states: those that take part, once it is open, voters those that vote; settling: whether the end of a phase is
+    planned; attempt: how often it had to be held again; phases: how many it has had.
     """
 
     members: tuple[int, ...]
@@ -50,14 +53,18 @@ class Campaign:
     call: Call | None = None
     rounds: dict[int, int | None] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
     states: dict[int, ElectorState] = field(default_factory=dict)
+    voters: set[int] = field(default_factory=set)
+    opened: int = 0
+    attempt: int = 0
     open: bool = False
     settling: bool = False
     phases: int = 0
 
     @property
     def tag(self) -> Tag:
-        return self.members[0], self.number
+        return self.members[0], self.number, self.attempt
 
 
 class Elections:
@@ -81,8 +88,6 @@ class Elections:
         for part in self.stage.parts:
             self.campaigns[part[0]] = Campaign(part, 0)
         for i, node in enumerate(self.nodes[: self.stage.clients]):
-            node.holds = False
-            self.fleet.bare.add(i)
             if node.here:
                 self._join(i)
 
@@ -100,7 +105,10 @@ class Elections:
         campaign = self.of(i)
         if campaign is None or campaign.call is not None:
             return False
-        if not campaign.open:
+        if i in campaign.kept and not campaign.open:
+            campaign.ready.add(i)
+            self._check_quorum(campaign)
+        elif not campaign.open:
             self._join(i)
         return True
 
@@ -139,15 +147,25 @@ class Elections:
         campaign = self.of(i)
         if campaign is None:
             return
+        if i in campaign.ready and not campaign.open and self.stage.world.churn.keeps:
+            campaign.kept.add(i)
         campaign.ready.discard(i)
         campaign.states.pop(i, None)
-        if campaign.open and not campaign.states:  # everybody who took part is gone
-            campaign.open = False
-            campaign.ready = set()
-            for member in campaign.members:
-                if self.nodes[member].here and not self.nodes[member].warming and not self.nodes[member].busy:
-                    self._join(member)
+        campaign.voters.discard(i)
+        if campaign.open and 2 * len(campaign.voters) < campaign.opened:
+            self._hold_again(campaign)
         self._check_quorum(campaign)
+
+    def _hold_again(self, campaign: Campaign) -> None:
+        """Close an election that too many have left; those that are left are ready for the next attempt."""
+        campaign.ready, campaign.voters, campaign.states = set(campaign.voters), set(), {}
+        campaign.open = campaign.settling = False
+        campaign.attempt += 1
+        for i in campaign.members:
+            node = self.nodes[i]
+            free = node.here and not (node.busy or node.warming or i in campaign.ready)
+            if free and (campaign.call is None or node.held):
+                self._join(i)
 
     # While it runs.
 
@@ -168,11 +186,7 @@ class Elections:
         if self.transport.alive[tag]:
             return  # it will be hushed again
         if not campaign.open:
-            campaign.open = True
-            for i in sorted(campaign.ready):
-                elector = self._elector(i, campaign)
-                campaign.states[i], told = elector.open(self.fleet.warmed(i, campaign.rounds[i]))
-                self._emit(i, told, tag)
+            self._open_campaign(campaign)
         else:
             campaign.phases += 1
             for i in sorted(campaign.states):
@@ -183,13 +197,28 @@ class Elections:
         elif not self.transport.alive[tag]:
             self._plan(campaign, self.transport.retry_s)
 
+    def _open_campaign(self, campaign: Campaign) -> None:
+        campaign.open, campaign.voters, campaign.opened = True, set(campaign.ready), len(campaign.ready)
+        for i in campaign.members:
+            node = self.nodes[i]
+            if not node.here or (campaign.call is not None and not node.holds):
+                continue
+            if i in campaign.voters:
+                own = self.fleet.warmed(i, campaign.rounds[i])
+            else:
+                own = self.fleet.states[i].bank[0]  # it will not be asked for
+                self._stop_warming(i)
+            campaign.states[i], told = self._elector(i, campaign).open(own)
+            self._emit(i, told, campaign.tag)
+
     def _elector(self, i: int, campaign: Campaign) -> Elector:
-        round, call = campaign.rounds[i], campaign.call
+        call, votes = campaign.call, i in campaign.voters
         if call is None:
-            return self.fleet.elector(i)
-        stands = bool(call.lost) or self.watches[i].alarmed
+            return self.fleet.elector(i, stands=votes, votes=votes)
+        stands = votes and (bool(call.lost) or self.watches[i].alarmed)
         room = len(call.lost) + max(0, self.options.most - call.clusters)
-        return self.fleet.elector(i, round, held=self.fleet.states[i].bank, stands=stands, room=room)
+        held = self.fleet.states[i].bank
+        return self.fleet.elector(i, campaign.rounds.get(i), held=held, stands=stands, votes=votes, room=room)
 
     def _emit(self, i: int, told: Sequence[ElectionMessage], tag: Tag) -> None:
         for message in told:
@@ -244,9 +273,7 @@ class Elections:
         self.fleet.forget_warmed()
         for i in campaign.members:
             node = self.nodes[i]
-            if i in campaign.states or not node.here:
-                continue
-            if campaign.call is None:
+            if campaign.call is None and node.here and i not in campaign.states:
                 self._stop_warming(i)
                 node.seeking = True
         self.attendance.ask_again()
@@ -380,7 +407,7 @@ class Elections:
         shorter = min(len(mine), len(theirs))
         if mine[:shorter] != theirs[:shorter]:
             if theirs > mine:
-                self.attendance.lose_faith(i, sender)
+                self.attendance.lose_faith(i, sender, theirs)
             return False
         newer = {j for entry in (*mine[shorter:], *theirs[shorter:]) for j in entry[3]}
         if len(theirs) > len(mine):

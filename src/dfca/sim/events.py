@@ -132,6 +132,7 @@ class EventSimulation:
         self._round_s = [each * max(1, setting.local.steps) for each in step_s]
         elects = (setting.algorithm.start == "elected" or setting.algorithm.revives) and not dry
         warm_s = [each * setting.algorithm.election.warmup_steps for each in step_s]
+        self._elected = elects and setting.algorithm.start == "elected"
         self.elections = Elections(self.stage, self.transport, quorum, warm_s) if elects else None
         self.server = Server(self.stage, self.transport, timeout_s) if self.fleet.shared else None
         self.attendance = Attendance(self.stage, self.transport, self.server, self.elections, self._try_close)
@@ -191,6 +192,8 @@ class EventSimulation:
         Raises RunError as `run` does.
         """
         if self.replay is not None:
+            if self._elected:
+                self._take_models()
             replay(self.stage, self.replay)
             self.done = True
             return self._last_row()
@@ -290,16 +293,23 @@ class EventSimulation:
                 stage.push(partition.end_s, CHANGE, 0, ("heal", number))
         if self.every_s is not None:
             stage.push(self.every_s, EVALUATE, 0)
-        elected = self.elections is not None and self.setting.algorithm.start == "elected"
         for i in range(self.setting.clients):
             if i not in late:
                 self.attendance.plan_leave(i)
-                if not elected:
+                if not self._elected:
                     stage.push(0.0, START, i)
-        if self.elections is not None and elected:
+        if self._elected:
+            assert self.elections is not None
+            self._take_models()
             self.elections.begin()
         if self.server is not None:
             self.server.begin_round()
+
+    def _take_models(self) -> None:
+        """Leave everybody without models: they are yet to be elected."""
+        for i, node in enumerate(self.nodes):
+            node.holds = False
+            self.fleet.bare.add(i)
 
     def _is_over(self) -> bool:
         """Tell whether the run has ended; raises RunError where nobody can go on."""

@@ -29,8 +29,8 @@ REMEMBERED = 64
 Charter = tuple[tuple[int, int, int, tuple[int, ...]], ...]
 """Where a client's clusters come from, election by election: (number of voters, minus the first candidate that was
 accepted, the number of the election in its part of the graph, the clusters that it opened)."""
-Tag = tuple[int, int]
-"""An election: the part of the graph (by its first client), and which in a row."""
+Tag = tuple[int, int, int]
+"""An election: the part of the graph (by its first client), which in a row, and the attempt to hold it."""
 
 
 @storable
