@@ -188,6 +188,18 @@ def test_stopped_and_continued_is_bit_identical(one: Path, tmp_path: Path) -> No
         assert (out / name).read_bytes() == (one / name).read_bytes()
 
 
+@pytest.mark.parametrize("algorithm", ["ifca", "dfca", "fedspd", "dfedavgm"])
+def test_every_kind_of_algorithm_is_carried_over_a_stop(algorithm: str, tmp_path: Path) -> None:
+    runs = {}
+    for name, stops in (("unbroken", ()), ("stopped", (3.0, 6.0))):
+        for at_s in stops:
+            with pytest.raises(Interrupted, match="virtual seconds"):
+                run(tiny(algorithms=[algorithm]), tmp_path / name, Stopper(at_s))
+        run(tiny(algorithms=[algorithm]), tmp_path / name)
+        runs[name] = lines_of(tmp_path / name), rows_of(tmp_path / name)
+    assert runs["stopped"] == runs["unbroken"]
+
+
 def test_killed_between_checkpoints_is_bit_identical(
     one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

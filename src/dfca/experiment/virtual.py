@@ -121,6 +121,7 @@ class Virtual:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Give everything that a checkpoint needs; the trace so far is on the disk."""
         tensors, facts = self._simulation.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # a file cannot hold shared memory
         own = {
             "watch": self._watch.seen,
             "trace": self._trace.flush() if self._trace else 0,
