@@ -9,7 +9,7 @@
     models/           <algorithm>-<seed>.safetensors, where asked for
     trace/            <algorithm>-<seed>.jsonl: every event of a cell in virtual time, where asked for
     timeline/         <algorithm>-<seed>.json: what the report draws as lanes, of the first seed in virtual time
-    report.html       made from the above
+    report.html       made from the above, its figures of virtual time also as figures/*.svg
 
 In a sweep config.toml holds the base and the tables of the sweep, summary.json lists the points asked for last, every
 line and row names its point and its digest, graphs are found under "<label>/<seed>", and the names of a cell end in the
@@ -52,6 +52,7 @@ OURS = (
     "models",
     "trace",
     "timeline",
+    "figures",
     "report.html",
 )
 LOCK = ".lock"

@@ -268,7 +268,7 @@ MEASURES: tuple[tuple[str, str, Any, str, str], ...] = (
     (
         "time_to_target_s",
         "virtual s to the target",
-        "log",
+        "amount",
         "target",
         "Virtual time until the mean accuracy was first seen at the target.",
     ),
@@ -283,7 +283,7 @@ MEASURES: tuple[tuple[str, str, Any, str, str], ...] = (
     (
         "megabytes_to_target",
         "MB to the target",
-        "log",
+        "amount",
         "megabytes",
         "What all clients, and the server, had sent when the target was first seen.",
     ),
@@ -335,8 +335,10 @@ def _ages(story: Story, style: Mapping[str, Style]) -> Iterator[Picture]:
             series[name] = {age: number / total for age, number in counts.items()}
     if series:
         where = f" at {axis.key} = {value:g}" if axis.key else ""
+        unit = story.head(value).get("clock", {}).get("staleness", {}).get("unit", "updates")
+        unit = "local updates of the receiver since" if unit == "updates" else unit
         caption = f"How old models are when they are folded{where}: 0 is as new as the receiver's own."
-        yield Picture("ages", "Ages of models", draw(series, style, OLDEST), caption)
+        yield Picture("ages", "Ages of models", draw(series, style, OLDEST, unit), caption)
 
 
 def _lanes(story: Story) -> Iterator[Picture]:

@@ -68,6 +68,10 @@ def courses(
             axes.fill_between(x, mean - std, np.minimum(mean + std, 100), color=style[name].colour, alpha=0.11, lw=0)
         ends.append((name, float(x[-1]), float(mean[-1])))
     _percent_axis(axes)
+    targets = [mark.height for mark in marks if mark.height is not None]
+    if targets:  # the climb to it is told by the time; what matters is near it
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 10 * np.floor(10 * min(targets) - 2.5) - 0.5), high)
     axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -84,9 +88,9 @@ def against(
     style: Mapping[str, Style],
     key: str,
     label: str,
-    scale: Literal["percent", "log"] = "percent",
+    scale: Literal["percent", "amount"] = "percent",
 ) -> str:
-    """Draw a measure against a number of the config, its values marked; log: seconds or the like."""
+    """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
     figure = Figure(figsize=(6.4, 4.0))
     axes = figure.add_axes((0.125, 0.13, 0.59, 0.84))
     factor = 100 if scale == "percent" else 1
@@ -99,12 +103,9 @@ def against(
             low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 100)
             axes.fill_between(x, low, high, color=style[name].colour, alpha=0.11, lw=0)
         ends.append((name, float(x[-1]), float(mean[-1])))
-    if scale == "log":
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+    if scale == "amount":
+        values = [float(mean) for curve in series.values() for mean in curve.mean]
+        _amount_axis(axes, min(values), max(values))
     else:
         _percent_axis(axes)
     axes.set_xlabel(key)
@@ -115,8 +116,8 @@ def against(
     return to_svg(figure)
 
 
-def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int) -> str:
-    """Draw which share of the folded models had which age in rounds, bars side by side; the last is "and older"."""
+def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int, unit: str) -> str:
+    """Draw which share of the folded models had which age, bars side by side; the last is "and older"."""
     figure = Figure(figsize=(6.4, 3.2))
     axes = figure.add_axes((0.115, 0.17, 0.86, 0.80))
     width = 0.8 / max(1, len(series))
@@ -125,7 +126,7 @@ def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], 
         heights = [100 * shares.get(age, 0.0) for age in range(oldest + 1)]
         axes.bar(x, heights, width=0.92 * width, color=style[name].colour, label=name)
     axes.set_xticks(range(oldest + 1), [*map(str, range(oldest)), f"≥ {oldest}"])
-    axes.set_xlabel("age of a folded model, in rounds of the receiver")
+    axes.set_xlabel(f"age of a folded model ({unit})")
     axes.set_ylabel("share of folds (%)")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     _plain(axes)
@@ -238,18 +239,32 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
     )
 
 
+def _amount_axis(axes: Axes, low: float, high: float) -> None:
+    """Begin at 0; beyond a factor of ten between the values the axis is logarithmic."""
+    if high > 10 * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(0, 1.08 * high)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
 def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
     low, high = axes.get_ylim()
     for mark in marks:
         if mark.height is not None and low < 100 * mark.height < high:
             axes.axhline(100 * mark.height, color=INK, lw=0.8, ls=(0, (2, 3)), zorder=1)
-            place = (0.01, 100 * mark.height)  # where courses begin they are below their target
+            place = (0.99, 100 * mark.height)  # in the end most courses are above their target
             axes.annotate(
                 mark.text,
                 place,
-                (0, 3),
+                (0, -4),
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",
+                ha="right",
+                va="top",
                 color=INK,
                 fontsize=9.5,
             )
