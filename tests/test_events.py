@@ -21,6 +21,7 @@ from dfca.errors import ConfigError, RunError
 from dfca.sim.events import EventSimulation
 from dfca.sim.network import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
 from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.stage import DELIVER
 from dfca.sim.staleness import Staleness, corrupted
 from dfca.sim.trace import EventResult, Record, read_trace, write_trace
 from dfca.testing import lockstep, stack
@@ -375,3 +376,114 @@ def test_bad_staleness_traces_and_second_runs(tmp_path: Path) -> None:
     simulation.run()
     with pytest.raises(RunError, match="this simulation has been run; make a new one"):
         simulation.run()
+
+
+def test_a_straggler_is_silenced_by_its_rounds_but_not_by_its_updates() -> None:
+    # Client 0 does ten rounds while client 1 does one: what client 1 sends is many rounds behind and brand-new.
+    setting = make_toy_setting(split=make_toy_split(clients=2), graph=nx.path_graph(2), aggregation="sequential")
+    slow = World(Compute(1.0, devices=(Devices(share=0.5, slowdown=10.0),)))
+    ages = {}
+    for unit in ("updates", "rounds", "seconds"):
+        result = run(setting, slow, until_s=101.0, trace=True, staleness=Staleness(unit=unit))
+        ages[unit] = result.staleness
+    assert max(ages["updates"]) <= 1
+    assert max(ages["rounds"]) >= 40
+    assert max(ages["seconds"]) <= 2
+    assert sum(ages["updates"].values()) == sum(ages["rounds"].values())
+
+
+def test_ages_by_hand() -> None:
+    stage = EventSimulation(make_toy_setting()).stage
+    node, message = stage.nodes[0], Message(1, 0, 2, 1, torch.zeros(43))
+    node.round, node.finishes, stage.now = 7, [1.0, 3.0, 5.0, 7.0], 8.0
+    found = {}
+    for unit in ("updates", "rounds", "seconds"):
+        stage.staleness = Staleness(unit=unit)
+        found[unit] = [stage.age(0, message, made_s) for made_s in (2.0, 5.0, 7.5)]
+    assert found == {"updates": [3, 1, 0], "rounds": [4, 4, 4], "seconds": [6.0, 3.0, 0.5]}
+    stage.staleness = Staleness()
+    assert stage.age(0, replace(message, round=6), 2.0) == 0  # of one's own round: it is what a batch waits for
+    assert stage.age(-1, message, 2.0) == 0
+
+
+def test_messages_say_how_many_updates_stand_behind_them() -> None:
+    simulation = EventSimulation(make_toy_setting())
+    first, second = (simulation.fleet.train(0, round)[0] for round in (0, 1))
+    same = first.cluster == second.cluster
+    assert (first.sender, first.round, first.updates) == (0, 0, 1)
+    assert (second.round, second.updates) == (1, 2 if same else 1)
+
+
+def test_a_message_is_one_snapshot_for_all_its_receivers() -> None:
+    setting = make_toy_setting(graph=nx.complete_graph(6))
+    simulation = EventSimulation(setting, World(link=Link(0.5)))
+    while simulation.stage.queue or not simulation.handled:
+        if not simulation.handled:
+            simulation._begin()
+        simulation._handle_next()
+        packets = [event[5][1] for event in simulation.stage.queue if event[1] == DELIVER]
+        if len(packets) == 30:
+            break
+    assert len({packet.message.model.data_ptr() for packet in packets}) == 6
+    bank = simulation.fleet.banks
+    assert all(
+        packet.message.model.untyped_storage().data_ptr() != bank.untyped_storage().data_ptr() for packet in packets
+    )
+
+
+def test_a_servers_time_runs_from_the_begin_of_its_round() -> None:
+    # Everything is lost: without the timeout nobody would ever go on, with it each round takes 5 s.
+    setting = make_toy_setting("ifca", rounds=3)
+    result = run(setting, World(faults=Faults(loss=1.0)), timeout_s=5.0, trace=True)
+    assert [record.time for record in result.trace or [] if record.kind == "broadcast"] == [5.0, 10.0, 15.0]
+
+
+def test_a_partition_cuts_the_smaller_side_off_the_server() -> None:
+    setting = make_toy_setting("ifca", rounds=8)
+    world = World(partitions=(Partition(3.0, 9.0, ((0, 1),)),))
+    result = run(setting, world, trace=True)
+    folds = [record for record in result.trace or [] if record.kind == "fold"]
+    assert {record.peer for record in folds if 3.0 < record.time < 9.0} == {2, 3, 4, 5}
+    assert {record.peer for record in folds if record.time > 11.0} == set(range(6))
+    assert result.time_s == 17.0  # who was cut off begins its first round again one second late
+    assert_identical(run(setting, world, replay=result.trace, trace=True), result)
+    assert Partition(0.0, 1.0, ((0, 1, 2),)).server_side(6) == 1  # of equals, the side of client 0
+
+
+def test_what_was_asked_for_is_repeated_until_it_arrives() -> None:
+    setting = make_toy_setting("dfca-li", aggregation="sequential", rounds=9)
+    world = World(link=Link(0.1), faults=Faults(loss=0.6, corruption=0.2), late_joiners=(LateJoiner(4, 5.0),))
+    result = run(setting, world, trace=True)
+    assert result.records["repeat"] > 0
+    assert {record.cluster for record in result.trace or [] if record.kind == "take"} == {0, 1}
+    assert result.rounds == [9] * 6
+
+
+def test_rows_against_time_traffic_and_compute() -> None:
+    result = run(make_toy_setting(rounds=2, evaluate_every=1), World(STRAGGLERS), timeout_s=1000.0)
+    for row in result.metrics:
+        assert 0 <= row["idle_share"] < 1
+        assert row["without_models"] == []
+    assert result.metrics[-1]["compute_s"] == sum(result.compute_s) == 2 * (4 * 2 + 2 * 20)
+    # (losses: 2 models x 12 samples, and 3 x 2 steps x 12 samples) x 43 weights, by 6 clients in 2 rounds
+    assert result.metrics[-1]["multiplications"] == (2 * 12 + 3 * 2 * 12) * 43 * 6 * 2
+    assert result.compute_to(0.0) == result.metrics[0]["compute_s"]
+    assert result.catch_up_s(0, 0.0, share=9.0) is None
+
+
+def test_steps_give_the_rows_of_a_run() -> None:
+    setting = make_toy_setting(aggregation="sequential")
+    simulation, rounds = EventSimulation(setting, ROUGH, until_s=12.0, trace=True), []
+    rows, trace = [], []
+    while not simulation.done:
+        row = simulation.step()
+        rounds.append(simulation.round)
+        trace += simulation.take_trace()
+        rows += [row] if row is not None else []
+    expected = run(setting, ROUGH, until_s=12.0, trace=True)
+    assert [without_seconds(row) for row in rows] == [without_seconds(row) for row in expected.metrics]
+    assert trace == expected.trace
+    assert rounds == sorted(rounds)
+    assert simulation.now == 12.0
+    assert simulation.take_trace() == []
+    assert simulation.notes == ()

@@ -43,6 +43,7 @@ import heapq
 import math
 import sys
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -470,7 +471,7 @@ class EventSimulation:
         """Fold the newest message of each sender and cluster up to a round; keep the later ones."""
         mailbox = self.nodes[i].mailbox
         later: dict[tuple[int, int], list[Packet]] = {}
-        for key in sorted(mailbox):
+        for key in sorted(mailbox, key=itemgetter(1, 0)):  # cluster by cluster: the model stays in the cache
             kept = mailbox[key]
             while kept and kept[-1].message.round > now:
                 later.setdefault(key, []).insert(0, kept.pop())
