@@ -33,7 +33,7 @@ def centres(simulation: EventSimulation) -> set[tuple[tuple[int, int, int, tuple
     return {node.charter for node in simulation.nodes}
 
 
-@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.
     setting = drift_setting(rounds=14, dtype=torch.float64, aggregation=aggregation)

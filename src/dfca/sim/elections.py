@@ -28,7 +28,7 @@ from dfca.core.elector import ElectionMessage, Elector, ElectorState
 from dfca.sim.snapshot import Packer, Unpacker, storable
 from dfca.sim.stage import FINISH, SETTLE, WATCH, Packet, Stage, Tag, Word
 from dfca.sim.transport import Transport
-from dfca.sim.watch import Call, Decree, Regret, Status, Want, Watch
+from dfca.sim.watch import Call, Decree, Status, Want, Watch
 
 if TYPE_CHECKING:
     from dfca.sim.attendance import Attendance
@@ -434,10 +434,6 @@ class Elections:
             node.charter = packet.charter
             node.taken.clear()
         return True
-
-    def regret(self, i: int, word: Regret) -> None:
-        """Give up a copy that does not come."""
-        self.nodes[i].wanted.pop(word.cluster, None)
 
     def waits(self) -> list[str]:
         """Tell what elections wait for."""

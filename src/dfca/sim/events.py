@@ -43,16 +43,16 @@ import heapq
 import math
 import sys
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
-from dfca.sim.attendance import Ask, Attendance
+from dfca.sim.attendance import Attendance
 from dfca.sim.elections import Elections
 from dfca.sim.fleet import Fleet
+from dfca.sim.mailroom import Mailroom
 from dfca.sim.network import FLOAT_BYTES, SERVER, World
 from dfca.sim.rounds import Setting
 from dfca.sim.server import Server
@@ -73,10 +73,9 @@ from dfca.sim.stage import (
     Packet,
     Stage,
 )
-from dfca.sim.staleness import Staleness, corrupted
+from dfca.sim.staleness import Staleness
 from dfca.sim.trace import EventResult, Record, replay
 from dfca.sim.transport import Transport
-from dfca.sim.watch import Regret, Want
 
 MAX_EVENTS = 100_000_000
 """A run ends here at the latest: no setting may run for ever."""
@@ -127,7 +126,6 @@ class EventSimulation:
         self.stage = Stage(setting, self.world, self.fleet, staleness or Staleness(), rounds, trace)
         self.ledger, self.nodes, self.near = self.stage.ledger, self.stage.nodes, self.stage.near
         self.transport = Transport(self.stage, self.model_bytes)
-        self.transport.deliver = self._deliver
         slowdowns = self.world.compute.slowdowns(setting.seed, setting.clients)
         step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
         self._round_s = [each * max(1, setting.local.steps) for each in step_s]
@@ -136,7 +134,9 @@ class EventSimulation:
         self._elected = elects and setting.algorithm.start == "elected"
         self.elections = Elections(self.stage, self.transport, quorum, warm_s) if elects else None
         self.server = Server(self.stage, self.transport, timeout_s) if self.fleet.shared else None
-        self.attendance = Attendance(self.stage, self.transport, self.server, self.elections, self._try_close)
+        self.mailroom = Mailroom(self.stage, self.transport, self.server, self.elections, self._end_round)
+        self.attendance = Attendance(self.stage, self.transport, self.server, self.elections, self.mailroom.try_close)
+        self.mailroom.attendance = self.attendance
         if self.elections is not None:
             self.elections.attendance = self.attendance
         degrees = [1] * setting.clients if self.server else [len(near) for near in self.near]
@@ -151,8 +151,8 @@ class EventSimulation:
             DEPART: self.transport.on_depart,
             DELIVER: self.transport.on_deliver,
             FLUSH: self.transport.on_flush,
-            ASK: self._on_ask,
-            CLOSE: self._on_close,
+            ASK: self.mailroom.on_ask,
+            CLOSE: self.mailroom.on_close,
             TIMEOUT: self._on_timeout,
             START: self._on_start,
         }
@@ -423,11 +423,11 @@ class EventSimulation:
             node.waiting = now
             if self.timeout_s is not None:
                 stage.push(stage.now + self.timeout_s, TIMEOUT, i, now)
-            self._try_close(i)
+            self.mailroom.try_close(i)
         else:
             if self.fleet.relays:
                 stage.push(stage.now, ASK, i)
-            self._plan_close(i)
+            self.mailroom.plan_close(i)
             self._end_round(i)
 
     def _end_round(self, i: int) -> None:
@@ -442,99 +442,6 @@ class EventSimulation:
             self._due += self.setting.evaluate_every * self.setting.clients
             self.stage.push(self.stage.now, EVALUATE, 0)
 
-    # Folding.
-
-    def _plan_close(self, i: int) -> None:
-        node = self.nodes[i]
-        if not node.closing:
-            node.closing = True
-            self.stage.push(self.stage.now, CLOSE, i)
-
-    def _on_close(self, i: int, _: Any) -> None:
-        """Fold what has come; under batch, end the wait."""
-        node = self.nodes[i]
-        node.closing = False
-        if self._batch and node.waiting is None:
-            return
-        now = sys.maxsize if node.waiting is None else node.waiting
-        self._fold_mailbox(i, now)
-        node.offers = {peer: each for peer, each in node.offers.items() if each[0] > now}
-        copies, node.copies = node.copies, []
-        for packet in copies:
-            self._relay(i, packet)
-        if node.waiting is not None:
-            node.waiting = None
-            node.wanted.clear()
-            self._end_round(i)
-
-    def _fold_mailbox(self, i: int, now: int) -> None:
-        """Fold the newest message of each sender and cluster up to a round; keep the later ones."""
-        mailbox = self.nodes[i].mailbox
-        later: dict[tuple[int, int], list[Packet]] = {}
-        for key in sorted(mailbox, key=itemgetter(1, 0)):  # cluster by cluster: the model stays in the cache
-            kept = mailbox[key]
-            while kept and kept[-1].message.round > now:
-                later.setdefault(key, []).insert(0, kept.pop())
-            if kept:
-                message = kept[-1].message
-                self.stage.note("fold", i, message.sender, message.cluster, message.round)
-                self.stage.fold(i, message, kept[-1].made_s)
-        self.nodes[i].mailbox = later
-
-    def _relay(self, i: int, packet: Packet) -> None:
-        message = packet.message
-        taken = self.fleet.dry or self.fleet.relay(i, message)
-        self.stage.note("relay" if taken else "drop", i, message.sender, message.cluster, message.round, packet.number)
-
-    # Batch: who waits for whom.
-
-    def _expects(self, i: int, peer: int, now: int) -> bool:
-        node, other = self.nodes[i], self.nodes[peer]
-        newest, clusters, parts = node.heard.get(peer, (-1, (), 1))
-        if newest > now or (newest == now and len(clusters) >= parts) or node.since.get(peer, 0) > now:
-            return False
-        return self.stage.in_reach(i, peer) and other.holds and self.stage.takes_part(peer, now)
-
-    def _try_close(self, i: int) -> None:
-        """See anew whom a waiting client waits for; end the wait if it is nobody."""
-        node = self.nodes[i]
-        if node.waiting is not None:
-            node.missing = {peer for peer in self.near[i] if self._expects(i, peer, node.waiting)}
-            node.wanted = {j: peer for j, peer in node.wanted.items() if self.stage.in_reach(i, peer)}
-            self._check_wait(i)
-
-    def _check_wait(self, i: int) -> None:
-        """Go on where nobody is waited for: ask for copies, then fold."""
-        node = self.nodes[i]
-        if node.waiting is None or node.missing or node.closing:
-            return
-        if not self.fleet.relays:
-            self._plan_close(i)
-        elif node.inquired != node.waiting:
-            node.inquired = node.waiting
-            self.stage.push(self.stage.now, ASK, i)
-        elif not node.wanted:
-            self._plan_close(i)
-
-    def _on_ask(self, i: int, _: Any) -> None:
-        """Ask for the copies of models that no neighbour has trained."""
-        node = self.nodes[i]
-        now = sys.maxsize if node.waiting is None else node.waiting
-        fresh = {j for (_, j), kept in node.mailbox.items() if any(packet.message.round <= now for packet in kept)}
-        for j in range(self.fleet.models):
-            if j not in fresh and j not in node.wanted:
-                offered = [
-                    offers[j]
-                    for peer, (round, offers) in sorted(node.offers.items())
-                    if j in offers and round <= now and self.stage.in_reach(i, peer)
-                ]
-                chosen = self.fleet.wants(i, j, offered)
-                if chosen is not None:
-                    node.wanted[j] = chosen.sender
-                    self.transport.tell(i, chosen.sender, Want(i, j))
-        if self._batch and not node.wanted:
-            self._check_wait(i)
-
     def _on_timeout(self, i: int, now: int) -> None:
         node = self.nodes[i]
         if self.server and i == SERVER:
@@ -543,94 +450,7 @@ class EventSimulation:
                 self.server.broadcast()
         elif node.waiting == now:
             self.stage.note("timeout", i, round=now)
-            self._on_close(i, None)
-
-    # Arrivals.
-
-    def _deliver(self, i: int, sender: int, packet: Packet) -> None:
-        """Hand a packet that has arrived to who it is for."""
-        message, node = packet.message, self.nodes[i]
-        if packet.kind == "words":
-            for word in packet.words:
-                self._hear(i, sender, word)
-        elif packet.kind == "answer":
-            self.attendance.take(i, sender, packet)
-        elif packet.kind == "copy":
-            self._receive_copy(i, sender, packet)
-        elif packet.kind == "bank":
-            assert self.server is not None
-            if node.busy:
-                node.pending = packet
-            else:
-                self.server.download(i, packet)
-        elif packet.kind != "nothing" and self.transport.is_corrupt(i, sender, packet):
-            self.stage.note("corrupt", i, sender, message.cluster, message.round)
-            if not self.fleet.dry:
-                self.fleet.refuse(i, corrupted(message, self.setting.seed, i))
-        elif self.server:
-            self.server.upload(sender, packet)
-        else:
-            self._receive(i, sender, packet)
-
-    def _hear(self, i: int, sender: int, word: Any) -> None:
-        """Take in a word: a request, or something of an election."""
-        what = word.what
-        if isinstance(what, Ask):
-            self.attendance.answer(i, what.client)
-        elif isinstance(what, Want):
-            if self.nodes[i].holds:
-                node = self.nodes[i]
-                message = self.fleet.copy(i, what.cluster, node.round)
-                self.transport.send(i, sender, Packet("copy", message, charter=node.charter))
-            else:
-                self.transport.tell(i, sender, Regret(i, what.cluster))
-        elif isinstance(what, Regret):
-            self.nodes[i].wanted.pop(what.cluster, None)
-            self._check_wait(i)
-        elif self.elections is not None:
-            self.elections.hear(i, sender, word)
-
-    def _receive(self, i: int, sender: int, packet: Packet) -> None:
-        """Take in a neighbour's model: keep it until it is folded, or drop it."""
-        message, node = packet.message, self.nodes[i]
-        j, round = message.cluster, message.round
-        known = self.elections is None or not node.holds or self.elections.compare(i, sender, packet.charter, j)
-        stale = round <= node.newest.get((sender, j), -1)
-        if not node.holds or not known or stale or not self.stage.takes_part(i, round):
-            self.stage.note("drop", i, sender, j, round)
-            return
-        node.newest[sender, j] = round
-        if packet.offers is not None:
-            node.offers[sender] = (round, packet.offers)
-        if packet.kind == "nothing":
-            self.stage.note("nothing", i, sender, j, round)
-        else:
-            self.stage.note("hold", i, sender, j, round)
-            kept = node.mailbox.setdefault((sender, j), [])
-            kept.append(packet)
-            if len(kept) > (2 if self._batch else 1):
-                del kept[0]
-            if not (self._batch or node.busy or node.warming):
-                self._plan_close(i)
-        if self._batch:
-            newest, clusters, _ = node.heard.get(sender, (-1, set(), 1))
-            if round > newest:
-                node.heard[sender] = (round, {j}, packet.parts)
-            elif round == newest:
-                clusters.add(j)
-            if node.waiting is not None and sender in node.missing and not self._expects(i, sender, node.waiting):
-                node.missing.discard(sender)
-                self._check_wait(i)
-
-    def _receive_copy(self, i: int, sender: int, packet: Packet) -> None:
-        """Take in a copy that was asked for."""
-        node, j = self.nodes[i], packet.message.cluster
-        asked = node.wanted.pop(j, None) == sender
-        if asked and node.holds and (self.elections is None or not self.elections.adopt(i, sender, packet)):
-            node.copies.append(packet)
-            if not (self._batch or node.busy or node.warming):
-                self._plan_close(i)
-        self._check_wait(i)
+            self.mailroom.on_close(i, None)
 
     # When nobody can go on.
 
