@@ -28,6 +28,12 @@ def quick(name: str = "dfca-fi", **changes: Any) -> Setting:
     return make_toy_setting(replace(algorithms.get(name), election=QUICK), **changes)
 
 
+def drifting(**changes: Any) -> Setting:
+    """Make a setting with a drift, and elections that are shorter than usual."""
+    setting = drift_setting(evaluate_every=16, **changes)
+    return replace(setting, algorithm=replace(setting.algorithm, election=ElectionOptions(warmup_steps=20)))
+
+
 def centres(simulation: EventSimulation) -> set[tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
     """Tell which elections the clients believe in."""
     return {node.charter for node in simulation.nodes}
@@ -36,7 +42,7 @@ def centres(simulation: EventSimulation) -> set[tuple[tuple[int, int, int, tuple
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.
-    setting = drift_setting(rounds=14, dtype=torch.float64, aggregation=aggregation)
+    setting = drifting(rounds=14, dtype=torch.float64, aggregation=aggregation)
     result = run(setting, trace=True)
     assert_same(setting, result)
     assert result.banks.shape[0] == 3
@@ -110,13 +116,13 @@ def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
 
 
 def test_a_client_that_missed_a_by_election_asks_for_the_new_cluster() -> None:
-    setting = drift_setting(rounds=16, aggregation="sequential")
-    away = World(absences=(Absence(3, 93.0, 170.0), Absence(7, 93.0, 170.0)))
+    setting = drifting(rounds=16, aggregation="sequential")
+    away = World(absences=(Absence(3, 63.0, 110.0), Absence(7, 63.0, 110.0)))
     simulation = EventSimulation(setting, away, trace=True)
     result = simulation.run()
     opened = [record for record in result.trace or [] if record.kind == "elect" and record.cluster == 2]
     adopted = {record.client for record in result.trace or [] if record.kind == "adopt"}
-    assert 93 < opened[0].time < 170
+    assert 63 < opened[0].time < 110
     assert adopted == {3, 7}
     assert result.banks.shape[0] == 3
     assert len(centres(simulation)) == 1
