@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import asynchrony_page
 import torch
 from matplotlib.figure import Figure
 
@@ -316,6 +318,8 @@ def main() -> None:
     measured = [beyond_init, beyond_k, beyond_wild, beyond_sparse, drift]
     fill(ROOT / "docs" / "beyond.md", {"measured": lambda: "\n\n".join(make() for make in measured)})
     benchmarks()
+    blocks = {name: partial(asynchrony_page.measured, name) for name in asynchrony_page.SHOWN}
+    fill(ROOT / "docs" / "asynchrony.md", blocks | {"verdicts": asynchrony_page.verdicts})
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ class Listener(Silence):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def start_cell(self, cell: Cell, round: int) -> None:
+    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
         self.cells.append((cell.algorithm, cell.seed, round))
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
         self._act(round)
 
     def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:

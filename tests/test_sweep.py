@@ -322,7 +322,7 @@ def test_a_signal_stores_every_cell_under_way(tmp_path: Path) -> None:
     begun: set[tuple[str, int, str]] = set()
 
     class Stopper(Listener):
-        def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+        def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
             if cell.key not in begun:
                 begun.add(cell.key)
                 if len(begun) == 2:

@@ -172,12 +172,14 @@ def run_command(
 
 @app.command(name="list")
 def list_command() -> None:
-    """Show the presets, algorithms, data sets, models and topologies."""
+    """Show the presets, algorithms, data sets, models, topologies and worlds."""
     import inspect
 
     from dfca.algorithms import ALGORITHMS
     from dfca.data import catalogue
     from dfca.experiment.load import presets
+    from dfca.experiment.virtual_tables import world_in_words
+    from dfca.experiment.world import worlds
     from dfca.models import MODELS
     from dfca.topology import TOPOLOGIES
 
@@ -191,6 +193,7 @@ def list_command() -> None:
         },
         "Models": MODELS,
         "Topologies": TOPOLOGIES,
+        "Worlds": {name: world_in_words(facts) for name, facts in worlds().items()},
     }
     for title, lines in tables.items():
         console.print(_table(title, lines), "")
@@ -306,6 +309,42 @@ def bench(
             for note in sheet.notes:
                 console.print(note, style="dim", highlight=False, markup=False)
     console.print(f"\nwritten to {out}: bench.json, bench.md, plots", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with traces.")],
+    algorithms: Annotated[str | None, typer.Option(metavar="A,B", help="Only these.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="Only this many seeds, or these: 3,4.")] = None,
+) -> None:
+    """Replay what a run in virtual time recorded (world.trace = true) and compare every number with the run's.
+
+    Nothing is drawn and no clock runs: the records are carried out one by one.
+
+    [bold]Example[/bold]
+
+      dfca run stragglers --seeds 1 --set world.trace=true --out runs/traced
+
+      dfca replay runs/traced
+    """
+    from dfca.experiment.replay import replay_run
+
+    names = None if algorithms is None else {name.strip() for name in algorithms.split(",")}
+    numbers = _parse_seeds(seeds)
+    numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
+    console, differ, count = _console(), [], 0
+    for verdict in replay_run(
+        run, lambda cell: (not names or cell.algorithm in names) and (numbers is None or cell.seed in numbers)
+    ):
+        told = (
+            verdict.difference or f"identical ({verdict.records:,} records, {_count(verdict.rows, 'row')} of metrics)"
+        )
+        console.print(f"{verdict.cell}: {told}", highlight=False, markup=False, soft_wrap=True)
+        differ += [verdict] if verdict.difference else []
+        count += 1
+    if differ:
+        raise RunError(f"{len(differ)} of {_count(count, 'cell')} differ from their trace, first {differ[0].cell}")
+    console.print(f"{_count(count, 'replay')}, bit-identical to the run", highlight=False)
 
 
 app.add_typer(data_app, name="data", help="Where each data set comes from, and putting it into the cache.")

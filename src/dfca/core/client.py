@@ -1,7 +1,9 @@
 """One client as a state machine without I/O: drivers supply time, randomness and delivery.
 
 `start_round` does steps 1 and 2 of the paper's Algorithm 1 (assign, update) and returns the message to send;
-`receive` does step 3 for one message (the running average). States are values: nothing is changed in place.
+`receive` does step 3 for one message (the running average). States are values: nothing is changed in place. A driver
+that owns the banks uses `end_round` and `receive_` instead: the same steps without a copy of the bank, one pass over
+one model each.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from dfca.core.algorithm import Algorithm, Share, View
 from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, sample_losses
-from dfca.core.mixing import WeightRule, fold, fold_weighted, metropolis_weight
+from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.params import FlatModel, initial
 from dfca.core.relay import MANY, NEVER, Offer, choose_offer
 from dfca.core.rng import seeded, stream
@@ -22,9 +24,10 @@ from dfca.core.rng import seeded, stream
 
 @dataclass(frozen=True)
 class Message:
-    """One model on its way: who sends it, for which cluster, in which round, and the sender's degree.
+    """One model on its way: who sends it, for which cluster, in which round (its version), and the sender's degree.
 
-    offer: for a relayed copy, what the sender had offered; None for a model that is sent unasked.
+    offer: for a relayed copy, what the sender had offered; None for a model that is sent unasked. updates: how many
+    local updates of the sender itself stand behind the model.
     """
 
     sender: int
@@ -33,6 +36,7 @@ class Message:
     degree: int
     model: Tensor
     offer: Offer | None = None
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class ClientState:
     bank (m, P); counts: folds per cluster since the last local update; own: the copies before the first fold, where the
     weight rule needs them; assignment: the cluster chosen last; trained: the same, None where this round's update
     diverged or there was none; rejected: messages that could not be used; stamps, origins, folded: what `core.relay`
-    remembers of each copy.
+    remembers of each copy; updates: own local updates per cluster.
     """
 
     bank: Tensor
@@ -55,12 +59,33 @@ class ClientState:
     stamps: tuple[int, ...] = ()
     origins: tuple[int, ...] = ()
     folded: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
 
     @staticmethod
     def of(bank: Tensor) -> ClientState:
         """Begin with a bank (m, P)."""
         m = len(bank)
-        return ClientState(bank, (0,) * m, stamps=(NEVER,) * m, origins=(MANY,) * m, folded=(NEVER,) * m)
+        return ClientState(
+            bank, (0,) * m, stamps=(NEVER,) * m, origins=(MANY,) * m, folded=(NEVER,) * m, updates=(0,) * m
+        )
+
+    def with_model(self, cluster: int, bank: Tensor) -> ClientState:
+        """Note that a cluster of the bank was opened anew; a bank that has grown by one has it at the end."""
+
+        def put(values: tuple[int, ...], value: int) -> tuple[int, ...]:
+            return (*values[:cluster], value, *values[cluster + 1 :])
+
+        own = {j: model for j, model in self.own.items() if j != cluster}
+        return replace(
+            self,
+            bank=bank,
+            counts=put(self.counts, 0),
+            own=own,
+            stamps=put(self.stamps, NEVER),
+            origins=put(self.origins, MANY),
+            folded=put(self.folded, NEVER),
+            updates=put(self.updates, 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,31 +127,42 @@ class Client:
         batches = draw_batches(len(y), options, stream(self.seed, "batches", self.id, state.round))
         with seeded(self.seed, "noise", self.id, state.round):
             trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
-        bank, fine = state.bank.clone(), bool(torch.isfinite(trained).all())
-        if fine:  # an update that diverged is undone
+        after, messages = self.end_round(state, choice.cluster, trained)
+        bank = state.bank.clone()
+        if after.trained is not None:
             bank[choice.cluster] = trained
+        return replace(after, bank=bank), messages
+
+    def end_round(self, state: ClientState, cluster: int, trained: Tensor) -> tuple[ClientState, list[Message]]:
+        """Do everything of a round but compute: the new state, and the messages for the neighbours.
+
+        The bank stays as it is: the driver writes `trained` (P,) to its row where the new state says that it is fine
+        (`state.trained`). The messages hold `trained` itself and copies of other rows, so that they are snapshots.
+        """
+        fine = bool(torch.isfinite(trained).all())
         idle = -1 if self.algorithm.exchange == "server" else 0
         after = replace(
             state,
-            bank=bank,
-            counts=tuple(0 if fine and j == choice.cluster else idle for j in range(len(bank))),
+            counts=tuple(0 if fine and j == cluster else idle for j in range(len(state.bank))),
             own={},
-            assignment=choice.cluster,
-            trained=choice.cluster if fine else None,
+            assignment=cluster,
+            trained=cluster if fine else None,
             round=state.round + 1,
         )
         if fine:
-            after = stamped(after, choice.cluster, state.round, self.id)
-        return after, self._outgoing(after, state.round)
+            counted = tuple(n + (j == cluster) for j, n in enumerate(state.updates))
+            after = stamped(replace(after, updates=counted), cluster, state.round, self.id)
+        return after, self._outgoing(after, trained, state.round)
 
-    def _outgoing(self, state: ClientState, now: int) -> list[Message]:
+    def _outgoing(self, state: ClientState, trained: Tensor, now: int) -> list[Message]:
         """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
-        if self.algorithm.exchange == "none" or state.assignment is None:
+        if self.algorithm.exchange == "none":
             return []
-        own = [] if state.trained is None else [state.trained]
-        sent = range(len(state.bank)) if self._share == "all" else own
-        made = [Message(self.id, j, now, self.degree, state.bank[j]) for j in sent]
-        return [message for message in made if usable(message, state.bank)]
+        sent: dict[int, Tensor] = {} if state.trained is None else {state.trained: trained}
+        if self._share == "all":
+            sent = {j: sent[j] if j in sent else model.clone() for j, model in enumerate(state.bank)}
+        made = [Message(self.id, j, now, self.degree, sent[j], updates=state.updates[j]) for j in sent]
+        return [message for message in made if message.cluster == state.trained or usable(message, state.bank)]
 
     @property
     def _share(self) -> Share:
@@ -137,22 +173,31 @@ class Client:
         idle = -1 if self.algorithm.exchange == "server" else 0
         return replace(state, counts=(idle,) * len(state.bank), own={}, trained=None, round=state.round + 1)
 
-    def receive(self, state: ClientState, message: Message) -> ClientState:
-        """Fold one message into the running average of its cluster; one that does not fit is counted and dropped."""
+    def receive(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Fold one message into the running average of its cluster; one that does not fit is counted and dropped.
+
+        weight in [0, 1] discounts a message that is stale; 1 is the paper's rule.
+        """
         if not usable(message, state.bank):
             return replace(state, rejected=state.rejected + 1)
+        return self.receive_(replace(state, bank=state.bank.clone()), message, weight)
+
+    def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Fold a message that is `usable` in place: of the bank, the row of its cluster changes and nothing else."""
         if message.offer is not None:
-            return self._receive_relayed(state, message, message.offer)
-        j, bank = message.cluster, state.bank.clone()
-        counts, own = list(state.counts), dict(state.own)
+            return self._receive_relayed_(state, message, message.offer)
+        j = message.cluster
+        counts, own = state.counts, state.own
         if weight_rule(self.algorithm, self.weights) == "metropolis":
-            own.setdefault(j, state.bank[j])
-            weight = metropolis_weight(self.degree, message.degree)
-            bank[j] = fold_weighted(state.bank[j], own[j], message.model, weight)
+            if j not in own:
+                own = {**own, j: state.bank[j].clone()}
+            fold_weighted_(
+                state.bank[j], own[j], message.model, weight * metropolis_weight(self.degree, message.degree)
+            )
         else:
-            bank[j], counts[j] = fold(state.bank[j], counts[j], message.model)
-        folded = replace(state, bank=bank, counts=tuple(counts), own=own)
-        return stamped(folded, j, message.round, message.sender)
+            r = fold_(state.bank[j], counts[j], message.model, weight)
+            counts = (*counts[:j], r, *counts[j + 1 :])
+        return stamped(replace(state, counts=counts, own=own), j, message.round, message.sender)
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
         """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
@@ -167,17 +212,17 @@ class Client:
         newest = state.folded[cluster] if trains else state.stamps[cluster]
         return choose_offer(offers, self.id, now, newest, trains)
 
-    def _receive_relayed(self, state: ClientState, message: Message, offer: Offer) -> ClientState:
+    def _receive_relayed_(self, state: ClientState, message: Message, offer: Offer) -> ClientState:
         """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""
-        j, bank = message.cluster, state.bank.clone()
+        j, row = message.cluster, state.bank[message.cluster]
         stamps, origins, folded = list(state.stamps), list(state.origins), list(state.folded)
         if j == state.trained:
-            bank[j], _ = fold(state.bank[j], 0, message.model)
+            fold_(row, 0, message.model)
             folded[j], origins[j] = offer.stamp, MANY
         else:
-            bank[j] = message.model
+            row.copy_(message.model)
             stamps[j], origins[j] = offer.stamp, offer.origin
-        return replace(state, bank=bank, stamps=tuple(stamps), origins=tuple(origins), folded=tuple(folded))
+        return replace(state, stamps=tuple(stamps), origins=tuple(origins), folded=tuple(folded))
 
     def view(self, state: ClientState) -> View:
         """Look at one's own data through all models of the bank, as far as the algorithm asks for it."""
@@ -194,10 +239,13 @@ class Client:
 
 
 def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientState:
-    """Note that an update of round `now` has entered a copy; two of them in one round have many origins."""
+    """Note that an update of round `now` has entered a copy.
+
+    The stamp is the newest round of all; its origin is one client only while no other update has entered since.
+    """
     stamps, origins = list(state.stamps), list(state.origins)
-    origins[cluster] = MANY if stamps[cluster] == now else origin
-    stamps[cluster] = now
+    origins[cluster] = origin if now > stamps[cluster] else MANY
+    stamps[cluster] = max(now, stamps[cluster])
     return replace(state, stamps=tuple(stamps), origins=tuple(origins))
 
 

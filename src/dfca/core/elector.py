@@ -10,6 +10,10 @@ knows it, a node waits for a quiet time). Every client forwards only what is new
 
 All clients hear the same votes, so all reach the same verdict, the same centres and the same k. On a graph that falls
 into parts, every part elects its own.
+
+A by-election is held while training goes on (`sim.revival` says when): the centres are the k models that each client
+holds, only those that `stand` bid, at most `room` candidates are accepted, and models that nobody follows any more need
+not be told apart from a candidate.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ ElectionMessage = Bid | Announcement | Request | Candidacy | Ballot
 
 @dataclass(frozen=True)
 class ElectorState:
-    """What a client knows of an election that is going on."""
+    """What a client knows of an election that is going on; voters: the most votes that it has heard on a candidate."""
 
     own: Tensor
     turn: int = 0
@@ -92,26 +96,54 @@ class ElectorState:
     chosen: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
     misses: int = 0
+    voters: int = 0
+
+    @property
+    def opened(self) -> tuple[tuple[int, Tensor], ...]:
+        """The candidates that were accepted, with their models (P,), in that order."""
+        new = self.centres[len(self.centres) - len(self.chosen) :]
+        return tuple(zip(self.chosen, new, strict=True))
 
 
 @dataclass(frozen=True)
 class Elector:
-    """What does not change: the client, the number of clusters asked for (None: to be found), the options."""
+    """What does not change: the client, the number of clusters asked for (None: to be found), the options.
+
+    held: the models (k, P) of a client in a by-election; None: a start is elected. round: the client's round in which
+    it joins a by-election, which names its random parts. stands: whether the client may be a candidate; votes: whether
+    it has a vote. One that has neither forwards what it hears and ends with the same centres. room: how many candidates
+    a by-election accepts at most.
+    """
 
     client: Client
     clusters: int | None
     options: ElectionOptions
+    held: Tensor | None = None
+    round: int | None = None
+    stands: bool = True
+    votes: bool = True
+    room: int = 0
 
     def start(self) -> tuple[ElectorState, list[ElectionMessage]]:
         """Warm up one's own model, and bid for the first centre by lot."""
-        client = self.client
-        warm = self._parts.warm
+        return self.open(self.warm_up())
+
+    def warm_up(self) -> Tensor:
+        """Train one's own model (P,) from the common start; one that diverges is the start itself."""
+        client, warm = self.client, self._parts.warm
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
         local = effective(client.local, client.algorithm)
         options = replace(local, steps=self.options.warmup_steps, batch_size=None, momentum=0.0)
         with seeded(client.seed, "noise", client.id, -1):
             own = local_steps(client.model, begin, client.x[warm], client.y[warm], options)
-        return self._open(ElectorState(own if bool(own.isfinite().all()) else begin))
+        return own if bool(own.isfinite().all()) else begin
+
+    def open(self, own: Tensor) -> tuple[ElectorState, list[ElectionMessage]]:
+        """Open the first turn with a warmed-up model (P,)."""
+        if self.held is None:
+            return self._open(ElectorState(own))
+        state = ElectorState(own, centres=tuple(self.held.clone()))
+        return self._open(state) if self.room else (replace(state, phase="done"), [])
 
     def receive(self, state: ElectorState, message: ElectionMessage) -> tuple[ElectorState, list[ElectionMessage]]:
         """Take in a message; returns what to send, to the neighbour named by `to`, else to all neighbours.
@@ -157,7 +189,7 @@ class Elector:
         fresh = replace(state, phase="bid", best=None, asked=False, candidate=None, model=None, votes={})
         forced = state.misses >= self.options.patience
         barred = state.chosen if forced else (*state.chosen, *state.refused)
-        if self.client.id in barred:
+        if self.client.id in barred or not self.stands:
             return fresh, []
         value = -float(lot(self.client.seed, self.client.id)) if not state.centres else self._bid(state)
         own = Bid(state.turn, value, self.client.id)
@@ -181,6 +213,8 @@ class Elector:
             return self._after(replace(state, misses=state.misses + 1))
         if not state.centres:
             return self._after(self._accept(state))
+        if not self.votes:
+            return replace(state, phase="vote"), []
         model = state.model[None]
         centres = torch.stack(state.centres)
         on_bid, on_vote = self._losses(centres, self._parts.bid), self._losses(centres, self._parts.vote)
@@ -195,10 +229,12 @@ class Elector:
         voters = sorted(state.votes)
         votes = [state.votes[i] for i in voters]
         heard = state.candidate in voters
-        found = heard and verdict(votes, voters.index(state.candidate), self.options).accepted
+        refused = (*state.refused, state.candidate)
+        followed_only = self.held is not None
+        found = heard and verdict(votes, voters.index(state.candidate), self.options, followed_only).accepted
+        state = replace(state, voters=max(state.voters, len(voters)))
         if found or state.misses >= self.options.patience:
             return self._after(self._accept(state))
-        refused = (*state.refused, state.candidate)
         return self._after(replace(state, refused=refused, misses=state.misses + 1))
 
     def _accept(self, state: ElectorState) -> ElectorState:
@@ -214,7 +250,9 @@ class Elector:
     def _after(self, state: ElectorState) -> tuple[ElectorState, list[ElectionMessage]]:
         """Open the next turn, or end the election."""
         wanted = self.options.most if self.clusters is None else self.clusters
-        ended = len(state.centres) >= wanted or (self.clusters is None and state.misses >= self.options.patience)
+        full = len(state.chosen) >= (wanted if self.held is None else self.room)
+        finds = self.clusters is None or self.held is not None
+        ended = full or (finds and state.misses >= self.options.patience)
         if ended:
             return replace(state, phase="done"), []
         return self._open(replace(state, turn=state.turn + 1))
@@ -228,7 +266,8 @@ class Elector:
 
     @property
     def _parts(self) -> Parts:
-        return divide(len(self.client.y), stream(self.client.seed, "parts", self.client.id))
+        when = () if self.round is None else (self.round,)
+        return divide(len(self.client.y), stream(self.client.seed, "parts", self.client.id, *when))
 
 
 def _order(message: Bid) -> tuple[float, int]:

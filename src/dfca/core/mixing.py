@@ -47,6 +47,24 @@ def fold_weighted(average: Tensor, own: Tensor, incoming: Tensor, weight: float)
     return average + weight * (incoming - own)
 
 
+def fold_(average: Tensor, count: int, incoming: Tensor, weight: float = 1.0) -> int:
+    """Fold in place, in one pass: a += w (x - a) / (r + 1), r = count + 1; returns r. w = 1 is `fold`.
+
+    weight in [0, 1] discounts a model that is stale. Where r = 0 the first model replaces the own one, whatever its w.
+    """
+    r = count + 1
+    if r == 0:
+        average.copy_(incoming)
+    else:
+        average.lerp_(incoming, weight / (r + 1))
+    return r
+
+
+def fold_weighted_(average: Tensor, own: Tensor, incoming: Tensor, weight: float) -> None:
+    """Fold in place with a fixed weight: a += w (x - own); `fold_weighted` is its pure twin."""
+    average.add_(incoming, alpha=weight).sub_(own, alpha=weight)
+
+
 def metropolis_weight(degree: int, other_degree: int) -> float:
     """Weigh an edge by the larger degree of its ends: w = 1 / (1 + max(d_i, d_m))."""
     return 1.0 / (1 + max(degree, other_degree))

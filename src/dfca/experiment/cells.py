@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 from dfca import algorithms, data, models, topology
 from dfca.data import Split
-from dfca.errors import DfcaError, RunError
+from dfca.errors import ConfigError, DfcaError, RunError
 from dfca.experiment.disk import Stream
 from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import Checkpoint, RunFolder
 from dfca.experiment.sweep import Cell, Point
+from dfca.experiment.virtual import Virtual
 from dfca.sim import Setting, Simulation
 from dfca.sim.distributed import my_device
 from dfca.sim.shards import AgreedError, Alone, Shards, keep
@@ -59,8 +60,8 @@ class Job:
         return [Cell(name, self.seed, self.point) for name in self.algorithms]
 
 
-class Desk(Protocol):
-    """The one who writes down how the cells of a run go."""
+class Audience(Protocol):
+    """The one who hears what the cells of a run share."""
 
     def note(self, text: str, job: Job | None = None) -> None:
         """Pass on what the user should know; `job` is given where it depends on the point and the seed."""
@@ -68,11 +69,15 @@ class Desk(Protocol):
     def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
         """Store the graph of a point and seed."""
 
-    def begin(self, cell: Cell, round: int) -> None:
-        """Forget what is known of a cell beyond a round: it goes on from there."""
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
-        """Store the metrics of a round, where it was evaluated."""
+class Desk(Audience, Protocol):
+    """The one who writes down how the cells of a run go."""
+
+    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Forget what is known of a cell beyond a round (and its virtual time): it goes on from there."""
+
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        """Store the metrics of a round (or of a moment of virtual time), where it was evaluated."""
 
     def settle(self) -> None:
         """Return when all of the above is on the disk."""
@@ -105,7 +110,7 @@ def run_job(
     heed(stop, f"before {job.cells[0]}", shards)
     try:
         with shards.agreed():
-            scene = _Scene.of(job, desk, shards)
+            scene = Scene.of(job, desk, shards)
     except RunError:
         raise
     except Exception as error:
@@ -124,6 +129,33 @@ def run_job(
             desk.fail(cell, error)
 
 
+class Rounds(Simulation):
+    """A synchronous simulation as a cell runs it."""
+
+    time_s = 0.0  # there is no clock
+
+    @property
+    def place(self) -> str:
+        """Say how far it is."""
+        return f"round {self.round} of {self.setting.rounds}"
+
+    def stream(self) -> Stream:
+        """Give the banks of all ranks."""
+        return Stream(self.bank_shape(), self.banks.dtype, self.rows())
+
+    def finish(self) -> dict[str, Any]:
+        """Give what else the row of the finished cell has."""
+        return {}
+
+
+def _simulation(cell: Cell, setting: Setting, folder: RunFolder | None, shards: Shards) -> Rounds | Virtual:
+    if cell.point.config.world is None:
+        return Rounds(setting, shards)
+    if folder is None or shards.ranks > 1:
+        raise ConfigError("an experiment with a [world] runs in one process; start it without torchrun")
+    return Virtual(cell, setting, folder)
+
+
 def run_cell(
     cell: Cell,
     setting: Setting,
@@ -139,23 +171,23 @@ def run_cell(
     for warning in warnings:
         desk.note(warning)
     seconds, began = 0.0, time.monotonic()
-    simulation = Simulation(setting, shards)
+    simulation = _simulation(cell, setting, folder, shards)
     if shards.share(checkpoint is not None):
         state = (checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)
         simulation.restore(*state)
         seconds = checkpoint.seconds if checkpoint else 0.0
         del state
-        desk.note(f"{cell}: goes on after round {simulation.round} of {config.rounds}")
+        desk.note(f"{cell}: goes on after {simulation.place}")
     del checkpoint
     _pass_on(simulation.notes, desk, job)
-    desk.begin(cell, simulation.round)
+    desk.begin(cell, simulation.round, simulation.time_s)
     seconds += time.monotonic() - began
     cadence = Cadence(config.checkpoint.every_s)
     metrics: dict[str, Any] = {}
 
     def store() -> None:
         tensors, facts = simulation.state()
-        bank = Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
+        bank = simulation.stream()
         desk.settle()  # a checkpoint may not be ahead of the metrics
         with cadence.measured():
             if folder:
@@ -165,25 +197,26 @@ def run_cell(
 
     # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
     with stop.deferred():
-        while simulation.round < config.rounds:
+        while not simulation.done:
             began = time.monotonic()
             measured = simulation.step()
             seconds += time.monotonic() - began
             metrics = measured or metrics
-            desk.finish_round(cell, simulation.round, measured)
+            desk.finish_round(cell, simulation.round, measured, simulation.time_s)
             due = stop.requested or (shards.rank == 0 and cadence.due())
-            if simulation.round < config.rounds and shards.either(due):
+            if not simulation.done and shards.either(due):
                 store()
-                heed(stop, f"at round {simulation.round} of {config.rounds} of {cell}", shards)
+                heed(stop, f"at {simulation.place} of {cell}", shards)
         _pass_on(simulation.notes, desk, job)
         if save_models:
-            bank = Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
+            bank = simulation.stream()
             if folder:
                 folder.save_models(cell, bank)
             else:
                 deque(bank.pieces, maxlen=0)
         row = cell.head | {"digest": cell.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
         row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(seconds, 3)}
+        row |= simulation.finish()
         desk.finish(cell, row | {"finished": True})
 
 
@@ -200,7 +233,7 @@ def sentence(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class Scene:
     """What the cells of a job share."""
 
     point: Point
@@ -210,7 +243,8 @@ class _Scene:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, desk: Desk, shards: Shards) -> _Scene:
+    def of(cls, job: Job, desk: Audience, shards: Shards) -> Scene:
+        """Make it, and tell what it is."""
         config, seed = job.point.config, job.seed
         split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
         drift = None
@@ -229,7 +263,8 @@ class _Scene:
         make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
         return cls(job.point, split, drift, graph, make_model)
 
-    def setting(self, cell: Cell, folder: RunFolder | None) -> Setting:
+    def setting(self, cell: Cell, folder: RunFolder | None = None) -> Setting:
+        """Make the setting of one of the cells."""
         config = self.point.config
         return Setting(
             split=self.split,
@@ -254,7 +289,7 @@ class _Scene:
         )
 
 
-def _pass_on(notes: Sequence[str], desk: Desk, job: Job) -> None:
+def _pass_on(notes: Sequence[str], desk: Audience, job: Job) -> None:
     for note in notes:
         desk.note(note, job)
 

@@ -24,6 +24,7 @@ from dfca.data.registry import source_of
 from dfca.data.transforms import resolve
 from dfca.errors import ConfigError, unknown
 from dfca.experiment.problems import explain, show
+from dfca.experiment.world import ClockConfig, WorldConfig, check_world
 from dfca.models import MODELS, ModelOptions
 from dfca.sim.bank import Place
 from dfca.sim.engine import EngineName
@@ -31,6 +32,7 @@ from dfca.topology import TopologyOptions, check_topology
 
 # Keys that choose which cells are run or what they are called: no number of a cell depends on them.
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
+ONLY_SHOWN = ("trace", "timeline")  # of the world
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -109,6 +111,8 @@ class Config(Section):
     mixing: MixingConfig = _defaults(MixingConfig)
     evaluation: EvaluationConfig = _defaults(EvaluationConfig)
     checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
+    world: WorldConfig | None = None
+    clock: ClockConfig | None = None
     algorithm: dict[str, dict[str, Any]] = {}
 
     @field_validator("seeds", mode="before")
@@ -167,12 +171,20 @@ class Config(Section):
         if self.model.factory is None and self.model.name not in MODELS:
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
+        check_world(self.world, self.clock, self.clients)
         return self
 
     @property
     def distributions(self) -> int:
         """The number of true clusters that the data is made with."""
         return self.data.distributions or (1 if self.clusters == "auto" else self.clusters)
+
+    def virtual_facts(self) -> dict[str, Any]:
+        """Give the resolved world and its clock, as the summary keeps them; nothing without a world."""
+        if self.world is None:
+            return {}
+        clock = ClockConfig.of(self.clock).model_dump(mode="json", exclude_none=True)
+        return {"world": self.world.facts(self.clients), "clock": clock}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
@@ -204,8 +216,9 @@ class Config(Section):
         return tomli_w.dumps(self.values())
 
     def digest(self) -> str:
-        """Hash everything that can change a number of a cell."""
-        text = json.dumps(self._numbers(), sort_keys=True, separators=(",", ":"))
+        """Hash everything that can change a number of a cell; of a world, what its preset stands for."""
+        numbers = self._numbers() | ({"world": self.world.facts(self.clients)} if self.world else {})
+        text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def differences(self, here: Config, leave_out: Collection[str] = ()) -> list[str]:
@@ -215,7 +228,10 @@ class Config(Section):
         return [f"{key} is {_told(old, key)} there and {_told(new, key)} here" for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
-        return {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
+        numbers = {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
+        if self.world is not None:
+            numbers["world"] = {key: value for key, value in numbers["world"].items() if key not in ONLY_SHOWN}
+        return numbers
 
 
 def _check_kinds(name: str, options: Mapping[str, Any]) -> None:

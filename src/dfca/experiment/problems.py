@@ -68,7 +68,8 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
         case "missing" if path.endswith("]"):
             return f"{path.partition('[')[0]} must have more items: {path} is missing"
         case "missing":
-            return f"{path} is missing; add it to the experiment file or give it by --set {path}=VALUE"
+            by_hand = "" if "[" in path else f" or give it by --set {path}=VALUE"
+            return f"{path} is missing; add it to the experiment file{by_hand}"
         case "value_error":
             reason = problem["ctx"]["error"]
             # A ConfigError is a whole sentence; a section's own check names its keys without the section.
@@ -84,7 +85,7 @@ def _demand(path: str, problem: Any, model: type[BaseModel]) -> str:
     if kind in BOUNDS:
         sign = BOUNDS[kind]
         bounds = _bounds(path, model)
-        return " and ".join(bounds) if bounds else f"{SIGNS[sign]} {context[sign]}"
+        return " and ".join(bounds) if bounds else f"{SIGNS[sign]} {context[sign]:g}"
     if kind == "literal_error":
         return str(context["expected"]).replace("'", '"')
     if kind == "string_pattern_mismatch":
@@ -121,23 +122,29 @@ def _unknown_key(path: str, model: type[BaseModel]) -> str:
     return f'{text}; "{key}" belongs {home}'
 
 
-def _tables(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    yield "", model.model_fields
+def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    yield prefix, model.model_fields
     for name in model.model_fields:
         section = _section([name], model)
         if section:
-            yield name, section.model_fields
+            yield from _tables(section, f"{prefix}.{name}" if prefix else name)
 
 
 def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel] | None:
     for name in path:
-        field = model.model_fields.get(name)
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        field = model.model_fields.get(name.partition("[")[0])  # "partitions[0]" is a table of a list
+        kinds = _kinds(field.annotation) if field else ()
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if inner is None:
             return None
         model = inner
     return model
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
 
 
 def _path(location: tuple[int | str, ...], model: type[BaseModel], extra: bool) -> str:

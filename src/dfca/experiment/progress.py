@@ -30,7 +30,7 @@ class Bars:
             disable=not self._live,
         )
         self._all = self._progress.add_task("all cells", total=None, count="", detail="")
-        self._tasks: dict[tuple[str, int, str], tuple[TaskID, int]] = {}
+        self._tasks: dict[tuple[str, int, str], tuple[TaskID, float]] = {}
         self._cells = self._finished = 0
 
     def __enter__(self) -> Bars:
@@ -53,23 +53,23 @@ class Bars:
         done = rounds * finished // max(1, len(cells))
         self._progress.update(self._all, total=rounds, completed=done, count=f"{finished}/{len(cells)} cells")
 
-    def start_cell(self, cell: Cell, round: int) -> None:
+    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
         """Show the bar of a cell."""
-        total = cell.point.config.rounds
-        task = self._progress.add_task(
-            str(cell), total=total, completed=round, count=f"round {round}/{total}", detail=""
-        )
-        self._tasks[cell.key] = (task, round)
-        self._progress.advance(self._all, round)
+        done, count = _place(cell, round, time_s)
+        task = self._progress.add_task(str(cell), total=cell.point.config.rounds, count=count, detail="")
+        self._progress.update(task, completed=done)
+        self._tasks[cell.key] = (task, done)
+        self._progress.advance(self._all, done)
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
         """Move both bars; say the accuracy where it is known."""
         task, before = self._tasks[cell.key]
-        self._tasks[cell.key] = (task, round)
-        self._progress.update(task, completed=round, count=f"round {round}/{cell.point.config.rounds}")
+        done, count = _place(cell, round, time_s)
+        self._tasks[cell.key] = (task, done)
+        self._progress.update(task, completed=done, count=count)
         if metrics:
             self._progress.update(task, detail=f"accuracy {metrics['accuracy']:.3f}")
-        self._progress.advance(self._all, round - before)
+        self._progress.advance(self._all, done - before)
 
     def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
         """Count the cell; without bars, print its result."""
@@ -86,12 +86,22 @@ class Bars:
         self._finished += 1
         self._progress.update(self._all, count=f"{self._finished}/{self._cells} cells")
         if cell.key in self._tasks:
-            task, round = self._tasks.pop(cell.key)
+            task, done = self._tasks.pop(cell.key)
             self._progress.remove_task(task)
-            self._progress.advance(self._all, cell.point.config.rounds - round)
+            self._progress.advance(self._all, cell.point.config.rounds - done)
         if not silent:
             place = f"{self._finished}/{self._cells}"
             self._console.print(f"{place:>7}  {cell}: {said}", highlight=False, markup=False, soft_wrap=not self._live)
+
+
+def _place(cell: Cell, round: int, time_s: float) -> tuple[float, str]:
+    """Tell how far a cell is, as a part of its rounds and in words; the nearer end counts."""
+    config = cell.point.config
+    until_s = config.clock.until_s if config.clock else None
+    if until_s is not None:
+        return max(config.rounds * min(1.0, time_s / until_s), round), f"{time_s:,.0f}/{until_s:,.0f} virtual s"
+    clock = f", {time_s:,.0f} virtual s" if config.world else ""
+    return min(round, config.rounds), f"round {round}/{config.rounds}{clock}"
 
 
 class _Remaining(ProgressColumn):

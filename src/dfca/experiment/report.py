@@ -28,6 +28,7 @@ from dfca.errors import RunError
 from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
 from dfca.experiment.sweep import write
+from dfca.experiment.virtual_tables import is_virtual, words_of, world_in_words
 from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
@@ -153,7 +154,11 @@ def render(run: Run) -> str:
     style = plots.styles(
         run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
     )
-    if run.swept:
+    if is_virtual(run.summary):
+        from dfca.experiment.virtual_page import virtual_sections
+
+        sections = [*virtual_sections(run), _setting(run)]
+    elif run.swept:
         from dfca.experiment.sweep_page import sweep_sections
 
         sections = [*sweep_sections(run, style), _setting(run)]
@@ -168,6 +173,7 @@ def render(run: Run) -> str:
         unfinished=_unfinished(run),
         body="\n".join(section for section in sections if section),
         algorithms=_algorithms(kinds),
+        virtual_words=words_of(run.summary),
         config=escape(run.config_text),
         environment=_facts(dict(_flat(run.environment))),
         footer=f"Made by dfca {escape(__version__)} from <code>config.toml</code>, <code>summary.json</code>, "
@@ -441,6 +447,10 @@ def _setting(run: Run) -> str:
         "mixing": _options(config.get("mixing"), shown=("weights",)),
         "graph": _options(graph, shown=topology.USES.get(graph.get("name", ""), ())),
     }
+    if is_virtual(run.summary):
+        heads = run.summary.get("points") or [run.summary]
+        facts["world"] = world_in_words(heads[0]["world"]) + (" (at the first point)" if run.swept else "")
+        facts["clock"] = _options(heads[0]["clock"], shown=tuple(heads[0]["clock"]))
     if run.swept:
         for key in tables.varying(run.summary):
             values = dict.fromkeys(write(point["point"].get(key, "the base's")) for point in run.summary["points"])
@@ -613,7 +623,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             value = json.loads(line)
-            lines[value["algorithm"], value["seed"], value.get("digest"), value["round"]] = value
+            moment = value.get("digest"), value["round"], value.get("time_s")
+            lines[value["algorithm"], value["seed"], *moment] = value
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == text.count("\n") + 1:
                 break

@@ -16,6 +16,7 @@ from dfca.errors import RunError
 from dfca.experiment import tables
 from dfca.experiment.disk import atomic_write
 from dfca.experiment.report import Run
+from dfca.experiment.virtual_tables import is_virtual
 
 FORM = 1
 WAY_OUT = "give a run folder or a file that `dfca report RUN --save FILE` wrote"
@@ -42,6 +43,10 @@ def save_results(run: Run, path: Path) -> None:
             {key: value for key, value in row.items() if not isinstance(value, list)} for row in run.summary["runs"]
         ],
     }
+    if is_virtual(run.summary):
+        from dfca.experiment.virtual_page import Story
+
+        content |= Story.of_run(run).kept()
     atomic_write(path, _lines(content))
 
 

@@ -41,11 +41,11 @@ class Listener(Protocol):
     def start(self, cells: Sequence[Cell], finished: int) -> None:
         """Hear which cells there are, and how many of them are finished already."""
 
-    def start_cell(self, cell: Cell, round: int) -> None:
-        """Hear that a cell starts, after `round` rounds that an earlier run did."""
+    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Hear that a cell starts, after `round` rounds (and virtual seconds) that an earlier run did."""
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
-        """Hear that a round is done; the metrics where it was evaluated."""
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        """Hear that a round is done; the metrics where it was evaluated. In virtual time: how far the clock is."""
 
     def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
         """Hear the result of a cell."""
@@ -59,8 +59,8 @@ class Silence:
 
     def note(self, text: str) -> None: ...
     def start(self, cells: Sequence[Cell], finished: int) -> None: ...
-    def start_cell(self, cell: Cell, round: int) -> None: ...
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None: ...
+    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None: ...
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None: ...
     def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None: ...
     def fail_cell(self, cell: Cell, sentence: str) -> None: ...
 
@@ -184,8 +184,8 @@ class Shadow:
 
     def note(self, text: str, job: Job | None = None) -> None: ...
     def store_topology(self, job: Job, graph: dict[str, Any]) -> None: ...
-    def begin(self, cell: Cell, round: int) -> None: ...
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None: ...
+    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None: ...
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None: ...
     def settle(self) -> None: ...
     def finish(self, cell: Cell, row: dict[str, Any]) -> None: ...
 
@@ -221,17 +221,17 @@ class RunDesk:
         """Store the graph of a point and seed."""
         self._folder.store_topology(job.point, job.seed, graph)
 
-    def begin(self, cell: Cell, round: int) -> None:
-        """Drop the lines of metrics beyond a round."""
+    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Drop the lines of metrics beyond a round and a virtual time."""
         if cell.key in self._begun:
-            self._folder.rewind_metrics(cell, round)
-        self._listener.start_cell(cell, round)
+            self._folder.rewind_metrics(cell, round, time_s)
+        self._listener.start_cell(cell, round, time_s)
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
         """Store the metrics of an evaluated round."""
         if metrics is not None:
             self._folder.append_metrics(cell, metrics)
-        self._listener.finish_round(cell, round, metrics)
+        self._listener.finish_round(cell, round, metrics, time_s)
 
     def settle(self) -> None:
         """Do nothing: every line is flushed when it is written."""

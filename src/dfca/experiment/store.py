@@ -7,7 +7,9 @@
     topology.json     the graph of each seed
     checkpoint/       <algorithm>-<seed>/round-000120.safetensors and its facts in round-000120.json; the last two
     models/           <algorithm>-<seed>.safetensors, where asked for
-    report.html       made from the above
+    trace/            <algorithm>-<seed>.jsonl: every event of a cell in virtual time, where asked for
+    timeline/         <algorithm>-<seed>.json: what the report draws as lanes, of the first seed in virtual time
+    report.html       made from the above, its figures of virtual time also as figures/*.svg
 
 In a sweep config.toml holds the base and the tables of the sweep, summary.json lists the points asked for last, every
 line and row names its point and its digest, graphs are found under "<label>/<seed>", and the names of a cell end in the
@@ -48,6 +50,9 @@ OURS = (
     "topology.json",
     "checkpoint",
     "models",
+    "trace",
+    "timeline",
+    "figures",
     "report.html",
 )
 LOCK = ".lock"
@@ -68,10 +73,10 @@ class Checkpoint:
 class RunFolder:
     """A folder that this process alone writes to, from `open_` until `close`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, swept: bool = False) -> None:
         self.path = path
         self._lock: int | None = None
-        self._swept = False
+        self._swept = swept
 
     @classmethod
     def open_(cls, path: str | Path, experiment: Experiment, resume: bool = True) -> RunFolder:
@@ -124,7 +129,7 @@ class RunFolder:
 
     def finished(self) -> set[tuple[str, int, str]]:
         """Give the keys of the finished cells."""
-        return {self._key(row) for row in self.rows()}
+        return {self.key_of(row) for row in self.rows()}
 
     def finish(self, cell: Cell, row: Mapping[str, Any]) -> None:
         """Put the row of a finished cell into the summary, then forget its checkpoints."""
@@ -138,13 +143,13 @@ class RunFolder:
     def append_metrics(self, cell: Cell, metrics: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         line = {**cell.head, **metrics}
-        append_line(self.path / "metrics.jsonl", json.dumps(_plain(line), separators=(",", ":")))
+        append_line(self.path / "metrics.jsonl", json.dumps(plain(line), separators=(",", ":")))
 
     def begun(self) -> set[tuple[str, int, str]]:
         """Give the keys of the cells that have metrics, and drop a last line that was cut off."""
         lines = self.metrics()
         self._write_metrics(lines)
-        return {self._key(line) for line in lines}
+        return {self.key_of(line) for line in lines}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read the lines of metrics.jsonl; a last line that was cut off does not count."""
@@ -160,9 +165,13 @@ class RunFolder:
                 raise RunError(f"{path}, line {number}, is not JSON; restore the file or use --no-resume") from None
         return found
 
-    def rewind_metrics(self, cell: Cell, round: int) -> None:
-        """Drop the lines of a cell beyond a round, and a last line that was cut off."""
-        self._write_metrics([line for line in self.metrics() if self._key(line) != cell.key or line["round"] <= round])
+    def rewind_metrics(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
+        """Drop the lines of a cell beyond a round (and a virtual time), and a last line that was cut off."""
+        end = (round, time_s)
+        lines = self.metrics()
+        self._write_metrics(
+            [each for each in lines if self.key_of(each) != cell.key or (each["round"], each.get("time_s", 0.0)) <= end]
+        )
 
     def store_topology(self, point: Point, seed: int, graph: Mapping[str, Any]) -> None:
         """Store the facts, edges and true clusters of a seed's graph."""
@@ -174,7 +183,7 @@ class RunFolder:
         name = f"{point.label}/{seed}"
         if graphs.get(name, {}).get("digest") != point.digest:
             entry = {"digest": point.digest, **graph}
-            atomic_write(self.path / "topology.json", json.dumps(_plain(graphs | {name: entry})) + "\n")
+            atomic_write(self.path / "topology.json", json.dumps(plain(graphs | {name: entry})) + "\n")
 
     def save_models(self, cell: Cell, bank: Tensor | Stream) -> None:
         """Store the final bank of a cell, (models, N, P)."""
@@ -235,13 +244,13 @@ class RunFolder:
     def _cell(self, cell: Cell) -> Path:
         return self.path / "checkpoint" / cell.folder
 
-    def _key(self, record: Mapping[str, Any]) -> tuple[str, int, str]:
+    def key_of(self, record: Mapping[str, Any]) -> tuple[str, int, str]:
         """Give the key of the cell that a row or a line belongs to."""
         return record["algorithm"], record["seed"], record.get("digest", "") if self._swept else ""
 
     def _put_row(self, cell: Cell, row: Mapping[str, Any]) -> None:
         summary = self.summary()
-        others = [each for each in summary["runs"] if self._key(each) != cell.key]
+        others = [each for each in summary["runs"] if self.key_of(each) != cell.key]
         self._write_json("summary.json", summary | {"runs": [*others, row]})
 
     def _write_metrics(self, lines: list[dict[str, Any]]) -> None:
@@ -306,6 +315,7 @@ class RunFolder:
         else:
             head |= {"clients": config.clients, "clusters": config.distributions, "digest": config.digest()}
             head |= {"auto": True} if config.clusters == "auto" else {}
+            head |= config.virtual_facts()
         # What failed is tried again.
         runs = [row for row in self.summary()["runs"] if "error" not in row]
         if self.summary() != head | {"runs": runs}:
@@ -365,7 +375,7 @@ class RunFolder:
             raise RunError(f"{path} is not JSON; restore the file or use --no-resume") from None
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        atomic_write(self.path / name, json.dumps(_plain(value), indent=1) + "\n")
+        atomic_write(self.path / name, json.dumps(plain(value), indent=1) + "\n")
 
 
 def _load(sidecar: Path) -> Checkpoint:
@@ -376,12 +386,12 @@ def _load(sidecar: Path) -> Checkpoint:
     return Checkpoint(facts["round"], facts["seconds"], load_file(path), facts["facts"])
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Replace NaN and infinities, which JSON does not know, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return value

@@ -53,7 +53,9 @@ class Point:
             "clients": self.config.clients,
             "clusters": self.config.distributions,
             "rounds": self.config.rounds,
-        } | ({"auto": True} if self.config.clusters == "auto" else {})
+            **({"auto": True} if self.config.clusters == "auto" else {}),
+            **self.config.virtual_facts(),
+        }
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,12 @@ def sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | 
     across. With several keys, or where that is too wide: one row per point and algorithm; and where that is too wide
     too, a table per point.
     """
+    from dfca.experiment.virtual_tables import virtual_sheets
+
+    return [*_sheets(summary, clients, width), *virtual_sheets(summary)]
+
+
+def _sheets(summary: Mapping[str, Any], clients: int | None, width: int | None) -> list[Sheet]:
     rows = summary_rows(summary, clients)
     keys = varying(summary)
     if "points" in summary and len(keys) == 1 and len({row["algorithm"] for row in rows}) > 1:

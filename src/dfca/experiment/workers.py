@@ -122,10 +122,10 @@ class Pool:
             case "topology":
                 desk.store_topology(job, content[0])
             case "begin":
-                desk.begin(hand.cell(content[0]), content[1])
+                desk.begin(hand.cell(content[0]), content[1], content[2])
             case "round":
-                hand.peak_bytes = content[3]
-                desk.finish_round(hand.cell(content[0]), content[1], content[2])
+                hand.peak_bytes = content[4]
+                desk.finish_round(hand.cell(content[0]), content[1], content[2], content[3])
             case "settle":
                 hand.send("ack")
             case "finish":
@@ -238,13 +238,13 @@ class Wire:
         """See Desk."""
         self.send("topology", graph)
 
-    def begin(self, cell: Cell, round: int) -> None:
+    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
         """See Desk."""
-        self.send("begin", cell.algorithm, round)
+        self.send("begin", cell.algorithm, round, time_s)
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None) -> None:
+    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
         """See Desk."""
-        self.send("round", cell.algorithm, round, metrics, _peak_bytes())
+        self.send("round", cell.algorithm, round, metrics, time_s, _peak_bytes())
 
     def settle(self) -> None:
         """Wait until the parent has written everything sent so far."""

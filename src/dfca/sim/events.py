@@ -10,24 +10,31 @@ that are in reach, takes the mean of each cluster and sends all models to everyb
 uplink is not shared: a client's download takes its own bandwidth.
 
 **Order.** Events at the same instant are handled by kind: changes of the world, ends of training, departures, arrivals,
-timeouts, evaluations, starts of rounds; within a kind in the order in which they were made. So models that are trained
-at the same instant all meet before the next round begins, and in the ideal world this simulator computes what the
-synchronous one does (a test says so, for every algorithm).
+requests, folds, timeouts, elections, evaluations, starts of rounds; within a kind in the order in which they were made.
+So models that are trained at the same instant all meet before the next round begins, and in the ideal world this
+simulator computes what the synchronous one does (a test says so, for every algorithm).
 
 **Mailbox.** A message of an older round than the newest seen from its sender for its cluster is dropped, so duplicates
 and overtaken messages do nothing. While a client trains, its mailbox keeps the newest message per sender and cluster;
 under `batch`, where a neighbour can be one round ahead, the newest two. An uplink that cannot keep up drops the models
-that were overtaken before they left. So memory is bounded by the banks, the graph's edges and what is on its way.
+that were overtaken before they left. A trained model is one snapshot, shared by all its receivers. So memory is bounded
+by the banks, the graph's edges and what is on its way.
 
-**Staleness.** A message weighs by its age in rounds: `sim.staleness`.
+**Staleness.** A message weighs by its age: `sim.staleness`. **Links, faults, repeats:** `sim.transport`.
+**Elections, revival:** `sim.elections`.
+
+**Relay.** Offers travel with the models. At the end of its round a client asks for the copies that `core.relay` lets
+it choose among what was offered since its last one; under `batch` it waits for them, else it folds them when they come.
+The copy is the holder's as of the moment it is asked. Rounds date a copy, so among clients of unequal speed the copies
+of the fast ones count as fresher.
 
 **Churn.** A client that leaves loses the work of its round, its mailbox and its outbox. When it returns it goes on with
 the round that its neighbours are in. A client without models (a late joiner, or one that returns empty) asks all
 neighbours for all their models, folds what comes as equals, and begins once each cluster has come, as a rule with the
-bank of the first that answers; what was asked for is repeated until it arrives, so it suffers delays but no loss.
-Neighbours know who is in reach: nobody waits for a client that is away.
+bank of the first that answers. Neighbours know who is in reach: nobody waits for a client that is away.
 
-Refused for now: share "relay", revival and drift. An election is held before the clock starts, free of delays.
+**Drift.** The samples of all clients change at one instant: when the first of them begins the round of the drift. Who
+trains at that moment ends its round on the new ones.
 """
 
 from __future__ import annotations
@@ -35,31 +42,56 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dfca.core.client import Message
 from dfca.errors import ConfigError, RunError
-from dfca.sim.fleet import CHANGE, DELIVER, DEPART, EVALUATE, FINISH, START, TIMEOUT, Attendance, Fleet, Packet, Stage
-from dfca.sim.network import FLOAT_BYTES, SERVER, World, draw
+from dfca.sim.attendance import Attendance
+from dfca.sim.elections import Elections
+from dfca.sim.fleet import Fleet
+from dfca.sim.mailroom import Mailroom
+from dfca.sim.network import FLOAT_BYTES, SERVER, World
 from dfca.sim.rounds import Setting
 from dfca.sim.server import Server
-from dfca.sim.staleness import Staleness, corrupted
+from dfca.sim.snapshot import Packer, Unpacker
+from dfca.sim.stage import (
+    ASK,
+    CHANGE,
+    CLOSE,
+    DELIVER,
+    DEPART,
+    EVALUATE,
+    FINISH,
+    FLUSH,
+    SETTLE,
+    START,
+    TIMEOUT,
+    WATCH,
+    Packet,
+    Stage,
+)
+from dfca.sim.staleness import Staleness
 from dfca.sim.trace import EventResult, Record, replay
+from dfca.sim.transport import Transport
 
 MAX_EVENTS = 100_000_000
 """A run ends here at the latest: no setting may run for ever."""
 
 
 class EventSimulation:
-    """A simulation in virtual time: `run` until `until_s` seconds or until every client has done `rounds` rounds.
+    """A simulation in virtual time, until `until_s` seconds or until every client has done `rounds` rounds.
 
     Without either, the setting's rounds. `setting.aggregation` says sequential or batch. evaluate_every_s None:
-    whenever clients have done `setting.evaluate_every` more rounds on average. trace: keep all records in the result.
-    replay: the records of an earlier run of the same setting; nothing is drawn and no clock runs, the records are
-    carried out, and the result is bit-identical. dry: nothing is trained, folded or scored: the clockwork alone.
+    whenever clients have done `setting.evaluate_every` more rounds on average. quorum: the share of the clients that an
+    election waits for. trace: keep all records. replay: the records of an earlier run of the same setting; nothing is
+    drawn and no clock runs, the records are carried out, and the result is bit-identical. dry: nothing is trained,
+    folded, elected or scored: the clockwork alone.
+
+    `run` does all of it. `step` goes on to the next evaluation or mean round; between steps `state` and `restore` carry
+    the simulation over a restart, bit by bit.
     """
 
     def __init__(
@@ -72,126 +104,248 @@ class EventSimulation:
         timeout_s: float | None = None,
         staleness: Staleness | None = None,
         evaluate_every_s: float | None = None,
+        quorum: float = 0.8,
         trace: bool = False,
         replay: Sequence[Record] | None = None,
         dry: bool = False,
         max_events: int = MAX_EVENTS,
     ) -> None:
-        _check_setting(setting)
         for name, value in (("until_s", until_s), ("evaluate_every_s", evaluate_every_s)):
             if value is not None and not (0 < value < math.inf):
                 raise ConfigError(f"{name} must be > 0 and finite, got {value}")
         if rounds is not None and rounds < 1:
             raise ConfigError(f"rounds must be >= 1, got {rounds}")
+        if not 0 < quorum <= 1:
+            raise ConfigError(f"quorum must be in (0, 1], got {quorum}")
         self.setting, self.world, self.timeout_s = setting, world or World(), timeout_s
         self.until_s = math.inf if until_s is None else until_s
         self.every_s, self.max_events, self.replay = evaluate_every_s, max_events, replay
-        self.fleet = Fleet(setting, staleness or Staleness(), dry)
-        rounds = rounds or (setting.rounds if until_s is None else sys.maxsize)
-        self.stage = Stage(setting, self.world, self.fleet, rounds, trace)
-        self.ledger, self.nodes, self.near = self.stage.ledger, self.stage.nodes, self.stage.near
-        self.server = Server(self.stage, self._send, timeout_s) if self.fleet.shared else None
-        self.attendance = Attendance(self.stage, self._send, self.server, self._try_close)
-        degrees = [1] * setting.clients if self.server else [len(near) for near in self.near]
+        self.fleet = Fleet(setting, dry)
         self.model_bytes = self.fleet.size * FLOAT_BYTES
+        rounds = rounds or (setting.rounds if until_s is None else sys.maxsize)
+        self.stage = Stage(setting, self.world, self.fleet, staleness or Staleness(), rounds, trace)
+        self.ledger, self.nodes, self.near = self.stage.ledger, self.stage.nodes, self.stage.near
+        self.transport = Transport(self.stage, self.model_bytes)
+        slowdowns = self.world.compute.slowdowns(setting.seed, setting.clients)
+        step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
+        self._round_s = [each * max(1, setting.local.steps) for each in step_s]
+        elects = (setting.algorithm.start == "elected" or setting.algorithm.revives) and not dry
+        warm_s = [each * setting.algorithm.election.warmup_steps for each in step_s]
+        self._elected = elects and setting.algorithm.start == "elected"
+        self.elections = Elections(self.stage, self.transport, quorum, warm_s) if elects else None
+        self.server = Server(self.stage, self.transport, timeout_s) if self.fleet.shared else None
+        self.mailroom = Mailroom(self.stage, self.transport, self.server, self.elections, self._end_round)
+        self.attendance = Attendance(self.stage, self.transport, self.server, self.elections, self.mailroom.try_close)
+        self.mailroom.attendance = self.attendance
+        if self.elections is not None:
+            self.elections.attendance = self.attendance
+        degrees = [1] * setting.clients if self.server else [len(near) for near in self.near]
         self.world.check(degrees, self.model_bytes, timeout_s)
         self.handled = 0
+        self.done = False
         self._batch = setting.aggregation == "batch"
-        self._seed, self._faults, self._link = setting.seed, self.world.faults, self.world.link
-        slowdowns = self.world.compute.slowdowns(setting.seed, setting.clients)
-        steps = max(1, setting.local.steps)
-        self._round_s = [self.world.compute.step_s * steps * slowdown for slowdown in slowdowns]
-        self._bandwidths = self._link.bandwidths(setting.clients)
         self._scored_at = -1
         self._due = setting.evaluate_every * setting.clients
+        self._handlers: dict[int, Callable[[int, Any], None]] = {
+            FINISH: self._on_finish,
+            DEPART: self.transport.on_depart,
+            DELIVER: self.transport.on_deliver,
+            FLUSH: self.transport.on_flush,
+            ASK: self.mailroom.on_ask,
+            CLOSE: self.mailroom.on_close,
+            TIMEOUT: self._on_timeout,
+            START: self._on_start,
+        }
+        if self.elections is not None:
+            self._handlers |= {WATCH: self.elections.on_watch, SETTLE: self.elections.on_settle}
+
+    # The run as a whole.
+
+    @property
+    def round(self) -> int:
+        """How many rounds the clients have done on average, rounded down."""
+        return self.ledger.rounds_done
+
+    @property
+    def now(self) -> float:
+        """The virtual time in seconds."""
+        return self.stage.now
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this run, once."""
+        return self.fleet.evaluator.notes
 
     def run(self) -> EventResult:
         """Run to the end.
 
         Raises RunError where nobody can go on before the end, with who waits for whom, or after `max_events` events.
         """
-        if self.handled or self.ledger.kinds:
+        if self.done:
             raise RunError("this simulation has been run; make a new one")
+        while not self.done:
+            self.step()
+        return self.result()
+
+    def step(self) -> dict[str, Any] | None:
+        """Go on to the next evaluation, and return its row, or until the clients have done a round more on average.
+
+        Raises RunError as `run` does.
+        """
         if self.replay is not None:
+            if self._elected:
+                self._take_models()
             replay(self.stage, self.replay)
-        else:
+            self.done = True
+            return self._last_row()
+        if not self.handled:
             self._begin()
-            self._loop()
-        fleet = self.fleet
-        assignments = [state.assignment for state in fleet.states[: self.setting.clients]]
+        stage, before = self.stage, self.ledger.rounds_done
+        while not self._is_over():
+            rank = self._handle_next()
+            if rank == EVALUATE:
+                return self._last_row()
+            if self.ledger.rounds_done > before and stage.queue and stage.queue[0][0] > stage.now:
+                return None
+        self.done = True
+        stage.now = self.until_s if self.until_s < math.inf else stage.now
+        if self._scored_at == self.ledger.kinds.total():
+            return None
+        self._evaluate()
+        return self._last_row()
+
+    def _last_row(self) -> dict[str, Any] | None:
+        return next(reversed(self.stage.metrics), None)
+
+    def take_trace(self) -> list[Record]:
+        """Hand over the records since the last call, and forget them."""
+        taken = self.ledger.trace or []
+        if self.ledger.trace is not None:
+            self.ledger.trace = []
+        return taken
+
+    def result(self) -> EventResult:
+        """Sum up what happened so far."""
+        fleet, clients = self.fleet, self.setting.clients
+        assignments = [state.assignment for state in fleet.states[:clients]]
         return EventResult(
             metrics=self.stage.metrics,
-            banks=fleet.banks(),
+            banks=fleet.banks,
             assignments=torch.tensor([-1 if each is None else each for each in assignments]),
-            rounds=[node.round for node in self.nodes[: self.setting.clients]],
+            rounds=[node.round for node in self.nodes[:clients]],
             time_s=self.ledger.time,
             idle_shares=self.ledger.idle_shares(),
+            compute_s=self.ledger.busy_s(),
             staleness=dict(sorted(self.ledger.ages.items())),
             records=dict(self.ledger.kinds),
             rejected=sum(state.rejected for state in fleet.states),
             trace=self.ledger.trace,
         )
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Give everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
+
+        Records that nobody has taken are among the facts.
+        """
+        packer = Packer()
+        facts = {name: part.pack(packer) for name, part in self._parts().items()}
+        names = ("handled", "done", "_scored_at", "_due")
+        return packer.tensors, {**facts, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+        """Continue from a state."""
+        stored, fresh = tuple(tensors["bank"].shape), tuple(self.fleet.banks.shape)
+        if stored[1:] != fresh[1:]:
+            raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
+        unpacker, parts = Unpacker(tensors), self._parts()
+        for name, part in parts.items():
+            part.restore(facts[name], unpacker)
+        for name, value in facts.items():
+            if name not in parts:
+                setattr(self, name, value)
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"fleet": self.fleet, "stage": self.stage, "ledger": self.ledger, "transport": self.transport}
+        if self.server is not None:
+            parts["server"] = self.server
+        if self.elections is not None:
+            parts["elections"] = self.elections
+        return parts
+
     # The clock.
 
     def _begin(self) -> None:
-        world, clients = self.world, self.setting.clients
-        late = {each.client: each.at_s for each in world.late_joiners}
-        for i, at_s in sorted(late.items()):
-            self.stage.note("absent", i)
+        stage, world, late = self.stage, self.world, set()
+        firsts = {each.client: each.end_s for each in world.absences if each.begin_s == 0}
+        for i, at_s in sorted({**{each.client: each.at_s for each in world.late_joiners}, **firsts}.items()):
+            late.add(i)
+            stage.note("absent", i)
             node = self.nodes[i]
             node.here = node.holds = False
             self.fleet.empty(i)
-            self.stage.push(at_s, CHANGE, i, "return")
+            if at_s < math.inf:
+                stage.push(at_s, CHANGE, i, ("return", None))
+        for each in world.absences:
+            if each.begin_s > 0:
+                stage.push(each.begin_s, CHANGE, each.client, ("leave", each.end_s))
         for number, partition in enumerate(world.partitions):
-            self.stage.push(partition.begin_s, CHANGE, 0, ("split", number))
+            stage.push(partition.begin_s, CHANGE, 0, ("split", number))
             if partition.end_s < math.inf:
-                self.stage.push(partition.end_s, CHANGE, 0, ("heal", number))
+                stage.push(partition.end_s, CHANGE, 0, ("heal", number))
         if self.every_s is not None:
-            self.stage.push(self.every_s, EVALUATE, 0)
-        for i in range(clients):
+            stage.push(self.every_s, EVALUATE, 0)
+        for i in range(self.setting.clients):
             if i not in late:
                 self.attendance.plan_leave(i)
-                self.stage.push(0.0, START, i)
+                if not self._elected:
+                    stage.push(0.0, START, i)
+        if self._elected:
+            assert self.elections is not None
+            self._take_models()
+            self.elections.begin()
+        if self.server is not None:
+            self.server.begin_round()
 
-    def _loop(self) -> None:
-        handlers: dict[int, Callable[[int, Any], None]] = {
-            FINISH: self._on_finish,
-            DEPART: self._on_depart,
-            DELIVER: self._on_deliver,
-            TIMEOUT: self._on_timeout,
-            START: self._on_start,
-        }
-        queue, nodes = self.stage.queue, self.nodes
-        while True:
-            if not self.stage.live and (self._all_done() or not self.stage.changes):
-                if not self._all_done():
-                    self._diagnose()
-                break
-            time, rank, _, client, epoch, payload = heapq.heappop(queue)
-            if time > self.until_s:
-                break
-            self.stage.now = time
-            self.handled += 1
-            if self.handled > self.max_events:
-                raise RunError(
-                    f"stopped after max_events = {self.max_events} events, at {self.stage.now:g} s of virtual time and "
-                    f"{self.ledger.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
-                )
-            if rank == CHANGE:
-                self.stage.changes -= 1
-                self.attendance.on_change(client, payload)
-            elif rank == EVALUATE:
-                self._evaluate()
-                if self.every_s is not None:
-                    self.stage.push(self.stage.now + self.every_s, EVALUATE, 0)
-            else:
-                self.stage.live -= 1
-                if epoch == nodes[client].epoch or rank == DELIVER:
-                    handlers[rank](client, payload)
-        self.stage.now = self.until_s if self.until_s < math.inf else self.stage.now
-        if self._scored_at != self.ledger.kinds.total():
+    def _take_models(self) -> None:
+        """Leave everybody without models: they are yet to be elected."""
+        for i, node in enumerate(self.nodes):
+            node.holds = False
+            self.fleet.bare.add(i)
+
+    def _is_over(self) -> bool:
+        """Tell whether the run has ended; raises RunError where nobody can go on."""
+        stage = self.stage
+        if not stage.live and (self._all_done() or not stage.changes):
+            if not self._all_done():
+                self._diagnose()
+            return True
+        return stage.queue[0][0] > self.until_s
+
+    def _handle_next(self) -> int:
+        """Handle one event; returns its kind."""
+        stage = self.stage
+        time, rank, _, client, epoch, payload = heapq.heappop(stage.queue)
+        stage.now = time
+        self.handled += 1
+        if self.handled > self.max_events:
+            raise RunError(
+                f"stopped after max_events = {self.max_events} events, at {stage.now:g} s of virtual time and "
+                f"{self.ledger.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
+            )
+        if rank == CHANGE:
+            stage.changes -= 1
+            self.attendance.on_change(client, payload)
+        elif rank == EVALUATE:
             self._evaluate()
+            if self.every_s is not None:
+                stage.push(stage.now + self.every_s, EVALUATE, 0)
+        else:
+            stage.live -= 1
+            if epoch == self.nodes[client].epoch or rank in (DELIVER, SETTLE):
+                self._handlers[rank](client, payload)
+            elif rank == DEPART:
+                self.transport.forget(payload[1])
+        return rank
 
     def _all_done(self) -> bool:
         if self.server and self.nodes[SERVER].round >= self.stage.rounds:
@@ -206,14 +360,20 @@ class EventSimulation:
     # Rounds.
 
     def _on_start(self, i: int, _: Any) -> None:
-        node = self.nodes[i]
+        node, drift = self.nodes[i], self.setting.drift
+        if node.held:
+            node.owes = True
+            return
+        if drift is not None and not self.fleet.drifted and node.round >= drift[0]:
+            self.stage.note("drift", i)
+            self.fleet.drift()
         node.busy = True
         if self.server and not self.stage.takes_part(i, node.round):
             self._sit(i)
             self.server.check()
             return
         self.stage.note("start", i, round=node.round)
-        noise = self.world.compute.noise(self._seed, i, node.round)
+        noise = self.world.compute.noise(self.setting.seed, i, node.round)
         self.stage.push(self.stage.now + self._round_s[i] * noise, FINISH, i)
 
     def _sit(self, i: int) -> None:
@@ -224,82 +384,63 @@ class EventSimulation:
         node.round += 1
         self._count_round()
 
-    def _on_finish(self, i: int, _: Any) -> None:
-        node = self.nodes[i]
-        if not self.stage.takes_part(i, node.round):
+    def _on_finish(self, i: int, warmed: Any) -> None:
+        node, stage = self.nodes[i], self.stage
+        if self.elections is not None and warmed is not None:
+            self.elections.on_warm(i, warmed)
+            return
+        if not stage.takes_part(i, node.round):
             self._sit(i)
-            self.stage.go_on(i)
+            self._end_round(i)
             return
         node.busy, now = False, node.round
-        self.stage.note("finish", i, round=now)
+        stage.note("finish", i, round=now)
+        self.ledger.multiplications += self.fleet.work(i)
         messages = self.fleet.train(i, now)
         node.round += 1
+        stage.finished(i)
         self._count_round()
         if self.fleet.silent:
-            self.stage.go_on(i)
+            stage.go_on(i)
             return
-        packets = [Packet("model", message, len(messages)) for message in messages]
+        if self.elections is not None and self.elections.watches:
+            self.elections.trained(i)
+        offers = self.fleet.offers(i) if self.fleet.relays else None
+        packets = [
+            Packet("model", each, len(messages), made_s=stage.now, offers=offers, charter=node.charter)
+            for each in messages
+        ]
         if not packets:  # training diverged: say so, so that nobody waits
-            packets = [Packet("nothing", Message(i, -1, now, self.fleet.clients[i].degree, torch.empty(0)))]
+            packets = [Packet("nothing", stage.nothing(i, round=now), offers=offers, charter=node.charter)]
         for peer in [SERVER] if self.server else self.near[i]:
-            if self.stage.in_reach(i, peer):
+            if stage.in_reach(i, peer):
                 for packet in packets:
-                    self._send(i, peer, packet)
+                    self.transport.send(i, peer, packet)
         if self.server:
             if node.pending is not None:
                 self.server.download(i, node.pending)
         elif self._batch:
             node.waiting = now
             if self.timeout_s is not None:
-                self.stage.push(self.stage.now + self.timeout_s, TIMEOUT, i, now)
-            self._try_close(i)
+                stage.push(stage.now + self.timeout_s, TIMEOUT, i, now)
+            self.mailroom.try_close(i)
         else:
-            self._fold_mailbox(i, now=sys.maxsize)
-            self.stage.go_on(i)
+            if self.fleet.relays:
+                stage.push(stage.now, ASK, i)
+            self.mailroom.plan_close(i)
+            self._end_round(i)
+
+    def _end_round(self, i: int) -> None:
+        """Let a client go on, through an election if there is one."""
+        if self.elections is not None:
+            self.elections.plan_watch(i)
+            self.elections.may_join(i)
+        self.stage.go_on(i)
 
     def _count_round(self) -> None:
         if self.every_s is None and self.ledger.finished >= self._due:
             self._due += self.setting.evaluate_every * self.setting.clients
             self.stage.push(self.stage.now, EVALUATE, 0)
-
-    def _fold_mailbox(self, i: int, now: int) -> None:
-        """Fold the newest message of each sender and cluster up to a round; keep the later ones."""
-        mailbox = self.nodes[i].mailbox
-        for key in sorted(mailbox):
-            ready = [message for message in mailbox[key] if message.round <= now]
-            if ready:
-                self._fold(i, ready[-1])
-                mailbox[key] = [message for message in mailbox[key] if message.round > now]
-                if not mailbox[key]:
-                    del mailbox[key]
-
-    def _fold(self, i: int, message: Message) -> None:
-        self.stage.note("fold", i, message.sender, message.cluster, message.round)
-        self.stage.fold(i, message)
-
-    # Batch: who waits for whom.
-
-    def _expects(self, i: int, peer: int, now: int) -> bool:
-        node, other = self.nodes[i], self.nodes[peer]
-        newest, clusters, parts = node.heard.get(peer, (-1, (), 1))
-        if newest > now or (newest == now and len(clusters) >= parts) or node.since.get(peer, 0) > now:
-            return False
-        return self.stage.in_reach(i, peer) and not other.seeking and self.stage.takes_part(peer, now)
-
-    def _try_close(self, i: int) -> None:
-        """See anew whom a waiting client waits for; end the wait if it is nobody."""
-        node = self.nodes[i]
-        if node.waiting is not None:
-            node.missing = {peer for peer in self.near[i] if self._expects(i, peer, node.waiting)}
-            if not node.missing:
-                self._close(i)
-
-    def _close(self, i: int) -> None:
-        node = self.nodes[i]
-        assert node.waiting is not None
-        self._fold_mailbox(i, node.waiting)
-        node.waiting = None
-        self.stage.go_on(i)
 
     def _on_timeout(self, i: int, now: int) -> None:
         node = self.nodes[i]
@@ -309,112 +450,7 @@ class EventSimulation:
                 self.server.broadcast()
         elif node.waiting == now:
             self.stage.note("timeout", i, round=now)
-            self._close(i)
-
-    # Messages.
-
-    def _send(self, i: int, peer: int, packet: Packet) -> None:
-        """Hand a packet to the uplink, behind what waits there; it replaces an older model to the same peer."""
-        message, node, asked = packet.message, self.nodes[i], packet.kind == "answer"
-        node.sent += 1
-        packet = Packet(packet.kind, message, packet.parts, packet.bank, node.sent)
-        if asked:
-            self.stage.note("answer", i, peer, message.cluster, message.round, packet.number)
-        if packet.kind == "nothing" or i == SERVER or self._bandwidths[i] == math.inf:
-            self._travel(i, peer, packet)
-            return
-        key = (peer, message.cluster + (self.fleet.models if asked else 0))
-        if key in node.outbox:
-            overtaken = node.outbox[key].message
-            self.stage.note("drop", i, peer, overtaken.cluster, overtaken.round)
-        self.stage.note("queue", i, peer, message.cluster, message.round)
-        node.outbox[key] = packet
-        if not node.sending:
-            self._next_departure(i)
-
-    def _next_departure(self, i: int) -> None:
-        node = self.nodes[i]
-        node.sending = bool(node.outbox)
-        if node.sending:
-            peer, _ = key = next(iter(node.outbox))
-            packet = node.outbox.pop(key)
-            self.stage.push(self.stage.now + self.model_bytes / self._bandwidths[i], DEPART, i, (peer, packet))
-
-    def _on_depart(self, i: int, payload: tuple[int, Packet]) -> None:
-        self._travel(i, *payload)
-        self._next_departure(i)
-
-    def _travel(self, i: int, peer: int, packet: Packet) -> None:
-        """Put a packet on its way, through what the world does to it."""
-        seed, number, faults = self._seed, packet.number, self._faults
-        if packet.kind != "answer":
-            self.stage.note("send", i, peer, packet.message.cluster, packet.message.round)
-        delay = self._link.latency(seed, i, peer, number)
-        if i == SERVER:
-            delay += self.fleet.models * self.model_bytes / self._bandwidths[peer]
-        safe = packet.kind == "answer"
-        if not safe and faults.loss and draw(seed, "loss", i, peer, number) < faults.loss:
-            self.stage.note("lost", peer, i, packet.message.cluster, packet.message.round)
-            return
-        if not safe and faults.duplication and draw(seed, "duplication", i, peer, number) < faults.duplication:
-            later = self._link.latency(seed, i, peer, -number)
-            self.stage.push(self.stage.now + later, DELIVER, peer, (i, packet))
-        self.stage.push(self.stage.now + delay, DELIVER, peer, (i, packet))
-
-    def _on_deliver(self, i: int, payload: tuple[int, Packet]) -> None:
-        sender, packet = payload
-        message, node = packet.message, self.nodes[i]
-        if not self.stage.in_reach(i, sender):
-            self.stage.note("lost", i, sender, message.cluster, message.round)
-            node.asked.discard(sender)
-        elif packet.kind == "answer":
-            self.attendance.take(i, sender, packet)
-        elif packet.kind != "nothing" and self._is_corrupt(i, sender, packet):
-            self.stage.note("corrupt", i, sender, message.cluster, message.round)
-            if packet.bank is None and not self.fleet.dry:
-                self.fleet.fold(i, corrupted(message, self._seed, i), 0)
-        elif self.server and packet.kind == "bank":
-            if node.busy:
-                node.pending = packet
-            else:
-                self.server.download(i, packet)
-        elif self.server:
-            self.server.upload(sender, packet)
-        else:
-            self._receive(i, sender, packet)
-
-    def _is_corrupt(self, i: int, sender: int, packet: Packet) -> bool:
-        share = self._faults.corruption
-        return bool(share) and draw(self._seed, "corruption", sender, i, packet.number) < share
-
-    def _receive(self, i: int, sender: int, packet: Packet) -> None:
-        """Take in a neighbour's model: fold it, keep it for later, or drop it."""
-        message, node = packet.message, self.nodes[i]
-        j, round = message.cluster, message.round
-        if node.seeking or round <= node.newest.get((sender, j), -1) or not self.stage.takes_part(i, round):
-            self.stage.note("drop", i, sender, j, round)
-            return
-        node.newest[sender, j] = round
-        if packet.kind == "nothing":
-            self.stage.note("nothing", i, sender, j, round)
-        elif node.busy or self._batch:
-            self.stage.note("hold", i, sender, j, round)
-            kept = node.mailbox.setdefault((sender, j), [])
-            kept.append(message)
-            if len(kept) > (2 if self._batch else 1):
-                del kept[0]
-        else:
-            self._fold(i, message)
-        if self._batch:
-            newest, clusters, _ = node.heard.get(sender, (-1, set(), 1))
-            if round > newest:
-                node.heard[sender] = (round, {j}, packet.parts)
-            elif round == newest:
-                clusters.add(j)
-            if node.waiting is not None and sender in node.missing and not self._expects(i, sender, node.waiting):
-                node.missing.discard(sender)
-                if not node.missing:
-                    self._close(i)
+            self.mailroom.on_close(i, None)
 
     # When nobody can go on.
 
@@ -428,19 +464,3 @@ class EventSimulation:
             f"nobody can go on at {self.stage.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
             f"{way_out}"
         )
-
-
-def _check_setting(setting: Setting) -> None:
-    """Raise ConfigError for what does not run in virtual time yet."""
-    algorithm = setting.algorithm
-    if "relay" in (algorithm.share, setting.share) and algorithm.exchange == "gossip":
-        raise ConfigError(
-            f'{algorithm.name} with share "relay" cannot run in virtual time yet; use share "trained" or "all", '
-            'or algorithm "dfca-fi"'
-        )
-    if algorithm.revives:
-        raise ConfigError(
-            f'{algorithm.name} opens clusters while it runs, which virtual time cannot yet; use "dfca-fi"'
-        )
-    if setting.drift is not None:
-        raise ConfigError("a drift cannot happen in virtual time yet; leave it out")

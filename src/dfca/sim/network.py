@@ -114,6 +114,11 @@ class Link:
         given = dict(self.uplinks)
         return [given.get(i, self.bandwidth_bytes_s) for i in range(clients)]
 
+    @property
+    def retry_s(self) -> float:
+        """How long a sender waits for an acknowledgement before it repeats: two ways, each slower than 97 in 100."""
+        return 2 * self.latency_s * math.exp(2 * self.spread)
+
     def latency(self, seed: int, sender: int, receiver: int, number: int) -> float:
         """Draw how long the sender's message of that number is on its way."""
         if not self.spread:
@@ -175,7 +180,7 @@ class Churn:
 class Partition:
     """No message passes between two groups from begin_s to end_s. Clients in no group are one group together.
 
-    A server stays in reach of everybody.
+    A server is on the side of the largest group (of the first of several): the others cannot reach it.
     """
 
     begin_s: float
@@ -194,6 +199,28 @@ class Partition:
         """Tell the group of every client: (N,)."""
         side = {client: number + 1 for number, group in enumerate(self.groups) for client in group}
         return [side.get(i, 0) for i in range(clients)]
+
+    def server_side(self, clients: int) -> int:
+        """Tell the group that keeps the server: the largest; of equals, the one with the lowest client."""
+        sides = self.sides(clients)
+        return max(sides, key=lambda side: (sides.count(side), -sides.index(side)))
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A client is away from begin_s to end_s (inf: it does not come back), as `sim.availability` reads it from a file.
+
+    What it does with its bank is the churn's `keeps`.
+    """
+
+    client: int
+    begin_s: float
+    end_s: float
+
+    def __post_init__(self) -> None:
+        _check_delay("absence.begin_s", self.begin_s)
+        if not self.begin_s < self.end_s:
+            raise ConfigError(f"an absence must end after it begins ({self.begin_s} s), got end_s {self.end_s}")
 
 
 @dataclass(frozen=True)
@@ -217,6 +244,7 @@ class World:
     churn: Churn = field(default_factory=Churn)
     partitions: tuple[Partition, ...] = ()
     late_joiners: tuple[LateJoiner, ...] = ()
+    absences: tuple[Absence, ...] = ()
 
     def check(self, degrees: Sequence[int], model_bytes: int, timeout_s: float | None) -> None:
         """Raise ConfigError where this world cannot be lived in by these clients: degrees (N,), one per client."""
@@ -226,6 +254,7 @@ class World:
             "link.uplinks": [client for client, _ in self.link.uplinks],
             "partitions": [client for each in self.partitions for group in each.groups for client in group],
             "late_joiners": joiners,
+            "the availability trace": [each.client for each in self.absences],
         }
         for what, ids in named.items():
             check_clients(what, ids, clients)
@@ -235,6 +264,7 @@ class World:
             raise ConfigError(
                 f"all {clients} clients are late joiners, so nobody has models to begin with; leave one out"
             )
+        self._check_absences(joiners, clients)
         bandwidths = self.link.bandwidths(clients)
         if closed := [i for i in range(clients) if degrees[i] and bandwidths[i] == 0]:
             raise ConfigError(
@@ -255,9 +285,43 @@ class World:
                 f"{timeout_s:g}, and every wait would end before anything arrives"
             )
 
+    def _check_absences(self, joiners: Sequence[int], clients: int) -> None:
+        """Raise ConfigError where absences overlap, say something else than other parts, or leave nobody."""
+        latest: dict[int, float] = {}
+        for each in sorted(self.absences, key=lambda absence: (absence.client, absence.begin_s)):
+            if each.begin_s < latest.get(each.client, 0.0):
+                raise ConfigError(
+                    f"client {each.client} is away twice at {each.begin_s:g} s in the availability trace; join the "
+                    "absences that overlap"
+                )
+            latest[each.client] = each.end_s
+        if both := sorted(set(latest) & set(joiners)):
+            raise ConfigError(
+                f"client {both[0]} is a late joiner and in the availability trace, which both say when it is there; "
+                "leave one out"
+            )
+        if self.absences and self.churn.leaves_per_s:
+            raise ConfigError(
+                "churn.leaves_per_s and an availability trace both say who is away when; set churn.leaves_per_s = 0"
+            )
+        late = {each.client for each in self.absences if each.begin_s == 0} | set(joiners)
+        if self.absences and len(late) == clients:
+            raise ConfigError(
+                f"none of the {clients} clients is there at 0 s by the availability trace, so nobody has models to "
+                "begin with; shift its times"
+            )
+
 
 def presets() -> Mapping[str, World]:
-    """Ready worlds by name; the numbers are orders of magnitude, not measurements."""
+    """Ready worlds by name; the numbers are orders of magnitude, not measurements.
+
+    ideal        equal speeds, no delays, no faults
+    datacentre   10 ms per local step, 0.5 ms and 10 Gbit/s between machines, next to no noise
+    wifi         100 ms per step, a tenth of the devices 3 times slower; 5 ms, 40 Mbit/s up, 1 % loss
+    lora-like    a second per step, 1 s and 5 kbit/s up, 10 % loss: a model of 0.6 MB takes 17 minutes to leave
+    mobile       200 ms per step with Pareto stragglers, a fifth of the phones 4 times slower; 50 ms with much jitter,
+                 10 Mbit/s up, 2 % loss; a phone leaves every 10 minutes for 2 (17 % are away)
+    """
     slow = Devices(share=0.1, slowdown=3.0)
     return {
         "ideal": World(),

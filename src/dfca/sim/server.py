@@ -1,66 +1,91 @@
-"""The server in virtual time: it gathers a round's uploads, ends the round, and hands its models down."""
+"""The server in virtual time: it gathers a round's uploads, ends the round, and hands its models down.
+
+A round begins when the server hands its models down, and ends when all clients in reach have reported, or `timeout_s`
+later, with what has come. A partition leaves the server on one side (`network.Partition`): it does not wait for the
+others, and hands them its models when the partition heals.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from typing import Any
 
-from dfca.core.client import Message
-from dfca.sim.fleet import TIMEOUT, Packet, Send, Stage
 from dfca.sim.network import SERVER
+from dfca.sim.snapshot import Packer, Unpacker
+from dfca.sim.stage import TIMEOUT, Packet, Stage
+from dfca.sim.transport import Transport
 
 
 class Server:
     """The server's rounds. served: its bank (m, P) as of the last round's end."""
 
-    def __init__(self, stage: Stage, send: Send, timeout_s: float | None) -> None:
+    def __init__(self, stage: Stage, transport: Transport, timeout_s: float | None) -> None:
         self.stage, self.nodes, self.fleet = stage, stage.nodes, stage.fleet
-        self.send, self.timeout_s = send, timeout_s
-        self.served = stage.fleet.states[SERVER].bank
+        self.transport, self.timeout_s = transport, timeout_s
+        self.served = stage.fleet.states[0].bank
+
+    def begin_round(self) -> None:
+        """Let the time of a round run."""
+        if self.timeout_s is not None:
+            self.stage.push(self.stage.now + self.timeout_s, TIMEOUT, SERVER, self.nodes[SERVER].round)
 
     def upload(self, i: int, packet: Packet) -> None:
+        """Take in what a client trained."""
         server, message = self.nodes[SERVER], packet.message
         if message.round != server.round or i in server.arrived:
             self.stage.note("drop", SERVER, i, message.cluster, message.round)
             return
-        if not server.arrived and self.timeout_s is not None:
-            self.stage.push(self.stage.now + self.timeout_s, TIMEOUT, SERVER, server.round)
         server.arrived.add(i)
         if packet.kind == "nothing":
             self.stage.note("nothing", SERVER, i, message.cluster, message.round)
         else:
             self.stage.note("fold", SERVER, i, message.cluster, message.round)
-            self.stage.fold(SERVER, message)
+            self.stage.fold(SERVER, message, packet.made_s)
         self.check()
 
+    def _in_reach(self) -> list[int]:
+        return [i for i in range(self.stage.clients) if self.stage.in_reach(i, SERVER)]
+
     def awaited(self) -> list[int]:
+        """List the clients whose upload is still to come."""
         server = self.nodes[SERVER]
-        here = (i for i in range(self.stage.clients) if self.nodes[i].here and i not in server.arrived)
-        return [i for i in here if self.stage.takes_part(i, server.round)]
+        return [i for i in self._in_reach() if i not in server.arrived and self.stage.takes_part(i, server.round)]
 
     def check(self) -> None:
         """End the server's round where all its clients have reported, those that sit it out included."""
-        server, nodes = self.nodes[SERVER], self.nodes[: self.stage.clients]
-        began = all(node.round > server.round for node in nodes if node.here)
-        if server.round < self.stage.rounds and began and any(node.here for node in nodes) and not self.awaited():
+        server, near = self.nodes[SERVER], self._in_reach()
+        began = all(self.nodes[i].round > server.round for i in near)
+        if server.round < self.stage.rounds and near and began and not self.awaited():
             self.broadcast()
 
     def broadcast(self) -> None:
+        """End the round: hand the models down to everybody in reach."""
         server = self.nodes[SERVER]
         self.stage.note("broadcast", SERVER, round=server.round)
-        self.served = self.fleet.states[SERVER].bank
+        self.served = self.fleet.states[SERVER].bank.clone()
         self.fleet.sit(SERVER)
         server.round += 1
         server.arrived.clear()
-        for i in range(self.stage.clients):
-            if self.nodes[i].here:
-                self.hand_down(i)
+        for i in self._in_reach():
+            self.hand_down(i)
+        if server.round < self.stage.rounds:
+            self.begin_round()
 
     def hand_down(self, i: int) -> None:
         """Send a client the server's models as of the last round's end, with the number of the round that runs."""
-        begun = Message(SERVER, -1, self.nodes[SERVER].round, 0, torch.empty(0))
-        self.send(SERVER, i, Packet("bank", begun, bank=self.served))
+        if self.stage.in_reach(i, SERVER):
+            begun = self.stage.nothing(SERVER, round=self.nodes[SERVER].round)
+            self.transport.send(SERVER, i, Packet("bank", begun, bank=self.served))
+
+    def find_again(self, clients: Iterable[int]) -> None:
+        """Hand the models to clients that were cut off; those whose upload got lost train again."""
+        for i in clients:
+            if not self.nodes[i].busy and i not in self.nodes[SERVER].arrived:
+                self.nodes[i].newest.pop((SERVER, -1), None)
+            self.hand_down(i)
 
     def download(self, i: int, packet: Packet) -> None:
+        """Let a client begin with the models that it got."""
         node, round = self.nodes[i], packet.message.round
         assert packet.bank is not None
         node.pending = None
@@ -71,4 +96,13 @@ class Server:
         self.stage.note("download", i, SERVER, round=round)
         self.fleet.adopt(i, packet.bank, round)
         node.round, node.holds = round, True
+        self.fleet.settle(i)
         self.stage.go_on(i)
+
+    def pack(self, packer: Packer) -> Any:
+        """Give everything that a checkpoint needs."""
+        return packer.pack(self.served)
+
+    def restore(self, packed: Any, unpacker: Unpacker) -> None:
+        """Continue from what `pack` gave."""
+        self.served = unpacker.unpack(packed)

@@ -1,0 +1,334 @@
+"""The tables `[world]` and `[clock]` of an experiment: with a world, its cells run in virtual time.
+
+    [world]
+    preset = "wifi"            # what is not given below is the preset's; without a preset the world is ideal
+    [world.compute]
+    slowdown = 10              # of `slow_share` of the clients
+    [clock]
+    until_s = 600
+
+A key that is absent has the preset's value, so that a sweep may vary `world.preset`; `Config.digest` and the summary
+hold the resolved world (`WorldConfig.facts`), with every number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dfca.errors import ConfigError
+from dfca.sim.availability import read_availability
+from dfca.sim.network import (
+    Churn,
+    ComputeKind,
+    Devices,
+    LateJoiner,
+    Link,
+    Partition,
+    World,
+    check_clients,
+    preset,
+)
+from dfca.sim.network import presets as world_presets
+from dfca.sim.staleness import Staleness, StalenessKind, StalenessUnit
+
+Seconds = Annotated[float, Field(ge=0)]
+Span = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Bandwidth = Annotated[float, Field(gt=0)] | Literal["unlimited"]
+Client = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def given(self) -> dict[str, Any]:
+        """Give the keys that are set."""
+        return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+
+
+class DevicesConfig(_Section):
+    """A class of devices: this share of the clients takes `slowdown` times as long."""
+
+    share: Share
+    slowdown: Span
+
+
+class ComputeConfig(_Section):
+    """How long a client computes (`sim.network.Compute`).
+
+    `slow_share` of the clients take `slowdown` times as long: one class of devices; `devices` lists several instead.
+    """
+
+    step_s: Span | None = None
+    kind: ComputeKind | None = None
+    spread: Seconds | None = None
+    tail: Span | None = None
+    slow_share: Share | None = None
+    slowdown: Span | None = None
+    devices: tuple[DevicesConfig, ...] | None = Field(None, strict=False)
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> ComputeConfig:
+        if self.devices is not None:
+            if self.slow_share is not None or self.slowdown is not None:
+                raise ConfigError(
+                    "world.compute has slow_share or slowdown and devices, which both say who is slow; leave one out"
+                )
+            if (total := sum(each.share for each in self.devices)) > 1 + 1e-9:
+                raise ConfigError(f"the shares of world.compute.devices must add up to at most 1, got {total:g}")
+        return self
+
+    def classes(self, below: tuple[Devices, ...]) -> tuple[Devices, ...]:
+        """Resolve the classes of devices over those of the preset."""
+        if self.devices is not None:
+            return tuple(Devices(each.share, each.slowdown) for each in self.devices)
+        if self.slow_share is None and self.slowdown is None:
+            return below
+        first = below[0] if below else Devices(SLOW_SHARE, 1.0)
+        share = first.share if self.slow_share is None else self.slow_share
+        return (Devices(share, first.slowdown if self.slowdown is None else float(self.slowdown)), *below[1:])
+
+
+SLOW_SHARE = 0.1  # of the clients, where only a slowdown is given
+
+
+class UplinkConfig(_Section):
+    """A client whose bandwidth is another."""
+
+    client: Client
+    bandwidth_bytes_s: Bandwidth
+
+
+class LinkConfig(_Section):
+    """How a message travels (`sim.network.Link`)."""
+
+    latency_s: Seconds | None = None
+    spread: Seconds | None = None
+    bandwidth_bytes_s: Bandwidth | None = None
+    uplinks: tuple[UplinkConfig, ...] | None = Field(None, strict=False)
+
+
+class FaultsConfig(_Section):
+    """The probabilities that a message is lost, arrives twice, or arrives broken."""
+
+    loss: Share | None = None
+    duplication: Share | None = None
+    corruption: Share | None = None
+
+
+class ChurnConfig(_Section):
+    """Clients leave and return: `leaves_per_s` each, or so that the share `away` of them is away on average."""
+
+    away: Annotated[float, Field(ge=0, lt=1)] | None = None
+    leaves_per_s: Seconds | None = None
+    away_s: Span | None = None
+    keeps: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> ChurnConfig:
+        if self.away is not None and self.leaves_per_s is not None:
+            raise ConfigError(
+                "world.churn has away and leaves_per_s, which both say how often clients leave; leave one out"
+            )
+        return self
+
+    def over(self, below: Churn) -> Churn:
+        """Lay what is given over the preset's churn."""
+        given = self.given()
+        away = given.pop("away", None)
+        churn = replace(below, **given)
+        return churn if away is None else Churn.of_share(away, churn.away_s, churn.keeps)
+
+
+class PartitionConfig(_Section):
+    """No message passes between groups from begin_s to end_s (never healed without it).
+
+    Either `groups` of clients (those in none are one group), or `parts`: clients 0..N-1 cut into so many equal runs.
+    """
+
+    begin_s: Seconds
+    end_s: Span | None = None
+    groups: tuple[Annotated[tuple[Client, ...], Field(strict=False)], ...] | None = Field(None, strict=False)
+    parts: int | None = Field(None, ge=2)
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> PartitionConfig:
+        if (self.groups is None) == (self.parts is None):
+            raise ConfigError(
+                "a partition needs groups, such as [[0, 1, 2]], or parts, such as 2; "
+                f"got {'neither' if self.groups is None else 'both'}"
+            )
+        self.over(self.parts or 0)
+        return self
+
+    def over(self, clients: int) -> Partition:
+        """Resolve for that many clients."""
+        groups = self.groups
+        if groups is None:
+            bounds = [clients * part // (self.parts or 1) for part in range((self.parts or 1) + 1)]
+            groups = tuple(tuple(range(low, high)) for low, high in pairwise(bounds))
+        return Partition(self.begin_s, math.inf if self.end_s is None else self.end_s, groups)
+
+
+class LateJoinerConfig(_Section):
+    """A client that is not there before at_s."""
+
+    client: Client
+    at_s: Seconds
+
+
+class TimelineConfig(_Section):
+    """Which part of a run the report draws as lanes; `clients` None: those that something happens to."""
+
+    begin_s: Seconds = 0.0
+    span_s: Span | None = None
+    clients: tuple[Client, ...] | None = Field(None, strict=False)
+    lanes: int = Field(8, ge=2, le=40)
+
+
+class WorldConfig(_Section):
+    """The world that the clients live in, in virtual time.
+
+    `availability` is the path of a file that says who is there when (`sim.availability`); `trace` keeps every event.
+    """
+
+    preset: str = "ideal"
+    trace: bool = False
+    compute: ComputeConfig | None = None
+    link: LinkConfig | None = None
+    faults: FaultsConfig | None = None
+    churn: ChurnConfig | None = None
+    partitions: tuple[PartitionConfig, ...] | None = Field(None, strict=False)
+    late_joiners: tuple[LateJoinerConfig, ...] | None = Field(None, strict=False)
+    availability: str | None = None
+    timeline: TimelineConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_preset(self) -> WorldConfig:
+        preset(self.preset)
+        return self
+
+    def over(self, clients: int) -> World:
+        """Resolve: the preset with everything given laid over it, for that many clients.
+
+        Raises:
+            ConfigError: where a table names a client that is not there, or the world is none to live in.
+        """
+        world = preset(self.preset)
+        compute, link, faults = world.compute, world.link, world.faults
+        if self.compute is not None:
+            given = {k: v for k, v in self.compute.given().items() if k not in ("devices", "slow_share", "slowdown")}
+            compute = replace(compute, **given, devices=self.compute.classes(compute.devices))
+        if self.link is not None:
+            link = _link_over(self.link, link)
+        if self.faults is not None:
+            faults = replace(faults, **self.faults.given())
+        return replace(
+            world,
+            compute=compute,
+            link=link,
+            faults=faults,
+            churn=world.churn if self.churn is None else self.churn.over(world.churn),
+            partitions=tuple(each.over(clients) for each in self.partitions or ()),
+            late_joiners=tuple(LateJoiner(each.client, each.at_s) for each in self.late_joiners or ()),
+            absences=() if self.availability is None else read_availability(self.availability),
+        )
+
+    def facts(self, clients: int) -> dict[str, Any]:
+        """Give every number of the resolved world as JSON knows it; an infinite one is null.
+
+        The lines of an availability file, which can be thousands, are there as a checksum.
+        """
+        facts: dict[str, Any] = _finite(asdict(self.over(clients)))
+        absences = facts.pop("absences")
+        if absences:
+            facts["absences_sha256"] = hashlib.sha256(json.dumps(absences).encode()).hexdigest()
+        return facts
+
+
+class StalenessConfig(_Section):
+    """How a message weighs by its age, and what the age is measured in (`sim.staleness`)."""
+
+    kind: StalenessKind = "constant"
+    power: float = Field(0.5, ge=0)
+    after: float = Field(4, ge=0)
+    unit: StalenessUnit = "updates"
+
+    def options(self) -> Staleness:
+        """Translate into the record of the simulator."""
+        return Staleness(self.kind, self.power, self.after, self.unit)
+
+
+class ClockConfig(_Section):
+    """When a run in virtual time ends, waits and is evaluated.
+
+    It ends after `until_s`, or when every client has done `rounds` rounds; a client that has done them stops.
+    `timeout_s` bounds a wait of `batch` and of a server. `quorum`: the share of the clients that an election waits for.
+    `target_accuracy`, in 0..1: tables tell when it was reached.
+    """
+
+    until_s: Span | None = None
+    timeout_s: Span | None = None
+    evaluate_every_s: Span | None = None
+    quorum: float = Field(0.8, gt=0, le=1)
+    target_accuracy: Share | None = None
+    staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig.model_validate({}))
+
+    @classmethod
+    def of(cls, given: ClockConfig | None) -> ClockConfig:
+        """Fill in the defaults where there is no such table."""
+        return given or cls.model_validate({})
+
+
+def worlds() -> dict[str, dict[str, Any]]:
+    """Give the facts of every preset of a world by its name."""
+    return {name: WorldConfig.model_validate({"preset": name}).facts(1) for name in world_presets()}
+
+
+def check_world(world: WorldConfig | None, clock: ClockConfig | None, clients: int) -> None:
+    """Check both tables against the number of clients, before anything runs.
+
+    Raises:
+        ConfigError: for a clock without a world; a client that is not there; a churn that empties the network; a
+            timeout shorter than any latency.
+    """
+    if world is None:
+        if clock is not None:
+            raise ConfigError(
+                '[clock] needs a [world], which makes a run happen in virtual time; add [world] with preset = "ideal", '
+                "or leave [clock] out"
+            )
+        return
+    timeout_s = None if clock is None else clock.timeout_s
+    # The graph and the model are not known yet: full links and a model of no bytes bound what they will be.
+    world.over(clients).check([1] * clients, 0, timeout_s)
+    if world.timeline is not None:
+        check_clients("world.timeline.clients", world.timeline.clients or (), clients)
+
+
+def _link_over(given: LinkConfig, below: Link) -> Link:
+    values = given.given()
+    if "bandwidth_bytes_s" in values:
+        values["bandwidth_bytes_s"] = _number(values["bandwidth_bytes_s"])
+    if given.uplinks is not None:
+        values["uplinks"] = tuple((each.client, _number(each.bandwidth_bytes_s)) for each in given.uplinks)
+    return replace(below, **values)
+
+
+def _number(bandwidth: float | str) -> float:
+    return math.inf if bandwidth == "unlimited" else float(bandwidth)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

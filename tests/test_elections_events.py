@@ -1,0 +1,171 @@
+"""Elections, relay, revival and drift in virtual time: with loss, delays and partitions everybody ends alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+from test_events import STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run
+from test_revival import drift_setting
+
+from dfca import algorithms
+from dfca.core.election import ElectionOptions
+from dfca.errors import RunError
+from dfca.sim.events import EventSimulation
+from dfca.sim.network import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
+from dfca.sim.rounds import Setting, Simulation
+
+LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)
+QUICK = ElectionOptions(warmup_steps=5, patience=1)
+
+
+def quick(name: str = "dfca-fi", **changes: Any) -> Setting:
+    """Make a toy setting whose election is short."""
+    return make_toy_setting(replace(algorithms.get(name), election=QUICK), **changes)
+
+
+def drifting(**changes: Any) -> Setting:
+    """Make a setting with a drift, and elections that are shorter than usual."""
+    setting = drift_setting(evaluate_every=16, **changes)
+    return replace(setting, algorithm=replace(setting.algorithm, election=ElectionOptions(warmup_steps=20)))
+
+
+def centres(simulation: EventSimulation) -> set[tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
+    """Tell which elections the clients believe in."""
+    return {node.charter for node in simulation.nodes}
+
+
+@pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
+def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
+    # A by-election takes its time here and none there; the models that it opens are the same.
+    setting = drifting(rounds=14, dtype=torch.float64, aggregation=aggregation)
+    result = run(setting, trace=True)
+    assert_same(setting, result)
+    assert result.banks.shape[0] == 3
+    assert {record.cluster for record in result.trace or [] if record.kind == "elect"} == {0, 1, 2}
+    assert_identical(run(setting, trace=True, replay=result.trace), result)
+
+
+@pytest.mark.parametrize("name", ["dfca-fi", "dfca"])
+def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(name: str) -> None:
+    setting = quick(name, rounds=1, graph=nx.connected_watts_strogatz_graph(6, 4, 0.3, seed=1))
+    row, simulation = run(setting).metrics[-1], Simulation(setting)
+    expected = simulation.step()
+    assert expected is not None
+    assert row["start_bytes"] == expected["start_bytes"]
+    if name == "dfca-fi":
+        assert row["scalars_sent"] == pytest.approx(expected["scalars_sent"], rel=0.05)  # bids overtake each other
+
+
+@pytest.mark.parametrize("loss", [0.2, 0.5])
+def test_with_loss_everybody_ends_with_the_same_centres(loss: float) -> None:
+    setting = quick(rounds=1, split=make_toy_split(clients=12), graph=nx.cycle_graph(12))
+    expected = Simulation(setting)
+    simulation = EventSimulation(setting, World(link=TIMED_LINK, faults=Faults(loss, corruption=0.1)), timeout_s=99.0)
+    simulation._begin()
+    while not any(node.holds for node in simulation.nodes):
+        simulation._handle_next()
+    torch.testing.assert_close(simulation.fleet.banks, expected.banks, rtol=1e-9, atol=1e-11)
+    assert simulation.ledger.kinds["lost"] > 20
+    assert len(centres(simulation)) == 1
+
+
+def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
+    # On a cycle of ten, three stragglers part the others; the words go through them.
+    setting = quick(rounds=2, split=make_toy_split(clients=10), aggregation="sequential")
+    simulation = EventSimulation(setting, World(Compute(1.0, devices=STRAGGLERS.devices)), quorum=0.6, trace=True)
+    result = simulation.run()
+    elected = [record for record in result.trace or [] if record.kind == "elect"]
+    assert {record.client for record in elected} == set(range(10))
+    assert {record.time for record in elected} == {QUICK.warmup_steps}
+    assert len(centres(simulation)) == 1
+    (((voters, _, _, _),),) = centres(simulation)
+    assert voters == 7
+
+
+def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
+    setting = quick(rounds=6)
+    world = World(late_joiners=(LateJoiner(4, 2.0), LateJoiner(2, 9.0)))
+    simulation = EventSimulation(setting, world, trace=True)
+    result = simulation.run()
+    voted = {record.client for record in result.trace or [] if record.kind == "elect"}
+    assert voted >= {0, 1, 3, 5}
+    assert 2 not in voted
+    assert len(centres(simulation)) == 1
+    assert result.rounds == [6] * 6
+
+
+def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
+    split = make_toy_split(clients=9, samples=30)
+    setting = quick(rounds=12, split=split, graph=nx.cycle_graph(9), aggregation="sequential")
+    world = World(link=Link(0.01), partitions=(Partition(0.0, 12.0, ((0, 1, 2),)),))
+    simulation = EventSimulation(setting, world, trace=True)
+    before: set[Any] = set()
+    while simulation.now < 11.0:
+        simulation.step()
+        before = centres(simulation)
+    result = simulation.run()
+    assert len(before) == 2
+    assert len(centres(simulation)) == 1
+    assert {record.client for record in result.trace or [] if record.kind == "convert"} == {0, 1, 2}
+    assert_identical(run(setting, world, trace=True, replay=result.trace), result)
+
+
+def test_a_client_that_missed_a_by_election_asks_for_the_new_cluster() -> None:
+    setting = drifting(rounds=16, aggregation="sequential")
+    away = World(absences=(Absence(3, 63.0, 110.0), Absence(7, 63.0, 110.0)))
+    simulation = EventSimulation(setting, away, trace=True)
+    result = simulation.run()
+    opened = [record for record in result.trace or [] if record.kind == "elect" and record.cluster == 2]
+    adopted = {record.client for record in result.trace or [] if record.kind == "adopt"}
+    assert 63 < opened[0].time < 110
+    assert adopted == {3, 7}
+    assert result.banks.shape[0] == 3
+    assert len(centres(simulation)) == 1
+    assert_identical(run(setting, away, trace=True, replay=result.trace), result)
+
+
+ROUGH_WORLDS = {
+    "loss": World(STRAGGLERS, LINK, Faults(0.2, 0.2, 0.1)),
+    "churn": World(STRAGGLERS, LINK, churn=Churn.of_share(0.3, away_s=6.0)),
+    "churn, empty": World(STRAGGLERS, LINK, Faults(0.1), churn=Churn.of_share(0.3, away_s=6.0, keeps=False)),
+    "partition": World(STRAGGLERS, LINK, partitions=(Partition(2.0, 18.0, ((0, 1, 2),)),)),
+    "late joiner": World(STRAGGLERS, LINK, late_joiners=(LateJoiner(2, 5.0), LateJoiner(3, 17.0))),
+}
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("world", ROUGH_WORLDS)
+def test_rough_worlds_with_elections_and_relay(world: str, aggregation: str) -> None:
+    setting = quick("dfca", aggregation=aggregation)
+    options: dict[str, Any] = {"until_s": 45.0, "timeout_s": 5.0, "quorum": 0.6, "trace": True}
+    simulation = EventSimulation(setting, ROUGH_WORLDS[world], **options)
+    result = simulation.run()
+    assert torch.isfinite(result.banks).all()
+    assert sum(result.rounds) >= 6
+    assert sum(simulation.transport.alive.values()) == 0 or simulation.elections.campaigns  # type: ignore[union-attr]
+    assert_identical(run(setting, ROUGH_WORLDS[world], replay=result.trace, **options), result)
+
+
+def test_relayed_copies_reach_clients_without_a_trainer_beside_them() -> None:
+    # A path of six: the clusters alternate in pairs, so that each model must pass through others to spread.
+    split = make_toy_split(clients=6)
+    setting = quick("dfca", split=split, graph=nx.path_graph(6), rounds=8)
+    for aggregation in ("batch", "sequential"):
+        world = World(link=Link(0.05, spread=0.3), faults=Faults(loss=0.1))
+        result = run(replace(setting, aggregation=aggregation), world, timeout_s=5.0, trace=True)
+        assert result.records["relay"] > 0
+
+
+def test_an_election_that_cannot_open_is_diagnosed() -> None:
+    setting = quick(split=make_toy_split(clients=4), graph=nx.complete_graph(4))
+    simulation = EventSimulation(setting, World())
+    simulation._begin()
+    simulation.stage.queue.clear()
+    simulation.stage.live = 0
+    with pytest.raises(RunError, match="the election of client 0's part has 0 of 4 clients ready and needs 4"):
+        simulation._is_over()

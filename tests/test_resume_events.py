@@ -1,0 +1,94 @@
+"""A simulation in virtual time that is cut anywhere and continued is the simulation that was not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_toy_setting
+from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
+
+from dfca.errors import ConfigError, RunError
+from dfca.sim.events import EventSimulation
+from dfca.sim.network import Churn, Faults, LateJoiner, Partition, World
+from dfca.sim.rounds import Setting
+from dfca.sim.snapshot import Packer, Unpacker
+from dfca.sim.staleness import Staleness
+
+EMPTY = World(
+    STRAGGLERS,
+    TIMED_LINK,
+    Faults(0.2, 0.1, 0.1),
+    Churn.of_share(0.2, away_s=6.0, keeps=False),
+    partitions=(Partition(3.0, 8.0, ((0, 1, 2),)),),
+    late_joiners=(LateJoiner(2, 5.0),),
+)
+
+CASES: dict[str, tuple[dict[str, Any], World, dict[str, Any]]] = {
+    "sequential": ({"aggregation": "sequential"}, ROUGH, {"until_s": 14.0, "staleness": Staleness("polynomial")}),
+    "batch": ({"algorithm": "dfca-li"}, EMPTY, {"until_s": 14.0, "timeout_s": 5.0}),
+    "server": ({"algorithm": "ifca"}, ROUGH, {"until_s": 25.0, "timeout_s": 5.0}),
+    "metropolis": ({"algorithm": "dfedavgm"}, World(STRAGGLERS, TIMED_LINK), {"until_s": 10.0, "timeout_s": 5.0}),
+    "election": (
+        {"algorithm": "dfca", "aggregation": "sequential"},
+        World(STRAGGLERS, TIMED_LINK, Faults(loss=0.2)),
+        {"until_s": 70.0, "evaluate_every_s": 7.0},
+    ),
+}
+
+
+def make(case: str) -> tuple[Setting, EventSimulation]:
+    changes, world, options = CASES[case]
+    setting = make_toy_setting(**{"evaluate_every": 1, **changes})
+    return setting, EventSimulation(setting, world, trace=True, **options)
+
+
+def through_disk(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> tuple[dict[str, torch.Tensor], Any]:
+    """Do to a state what a checkpoint does to it."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(facts, allow_nan=False))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_is_cut_after_every_step_is_the_run_that_is_not(case: str) -> None:
+    _, whole = make(case)
+    expected, rows, trace = whole.run(), [], []
+    _, simulation = make(case)
+    while not simulation.done:
+        rows.append(simulation.step())
+        trace += simulation.take_trace()
+        state = through_disk(*simulation.state())
+        _, simulation = make(case)
+        simulation.restore(*state)
+    found = simulation.result()
+    assert sum(row is not None for row in rows) == len(expected.metrics)
+    assert trace == expected.trace
+    expected.trace[:] = []  # type: ignore[index]
+    assert_identical(found, expected)
+
+
+def test_a_checkpoint_of_another_run_is_refused() -> None:
+    _, simulation = make("sequential")
+    simulation.step()
+    tensors, facts = simulation.state()
+    tensors["bank"] = tensors["bank"][:, :3]
+    with pytest.raises(ConfigError, match=r"the checkpoint's bank is \(2, 3, 43\), this run's \(2, 6, 43\)"):
+        make("sequential")[1].restore(tensors, facts)
+
+
+def test_shared_tensors_are_stored_once_and_shared_again() -> None:
+    packer, model = Packer(), torch.ones(3)
+    packed = json.loads(json.dumps(packer.pack({"a": [model, (model, float("inf"))], (1, 2): {3, 4}})))
+    assert len(packer.tensors) == 1
+    found = Unpacker(packer.tensors).unpack(packed)
+    assert found["a"][0] is found["a"][1][0]
+    assert found["a"][1][1] == float("inf")
+    assert found[1, 2] == {3, 4}
+
+
+def test_a_checkpoint_names_only_what_it_may() -> None:
+    with pytest.raises(RunError, match="a checkpoint cannot hold a Packer"):
+        Packer().pack(Packer())
+    with pytest.raises(RunError, match="the checkpoint holds a Popen, which this version does not know"):
+        Unpacker({}).unpack({"~": "Popen", "is": []})
