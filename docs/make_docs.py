@@ -15,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import asynchrony_page
+import evidence
 import torch
 from matplotlib.figure import Figure
 
@@ -317,9 +318,10 @@ def main() -> None:
     fill(ROOT / "README.md", {"quickstart": quickstart})
     measured = [beyond_init, beyond_k, beyond_wild, beyond_sparse, drift]
     fill(ROOT / "docs" / "beyond.md", {"measured": lambda: "\n\n".join(make() for make in measured)})
+    fill(ROOT / "docs" / "results.md", evidence.blocks())
     benchmarks()
-    blocks = {name: partial(asynchrony_page.measured, name) for name in asynchrony_page.SHOWN}
-    fill(ROOT / "docs" / "asynchrony.md", blocks | {"verdicts": asynchrony_page.verdicts})
+    shown = {name: partial(asynchrony_page.measured, name) for name in asynchrony_page.SHOWN}
+    fill(ROOT / "docs" / "asynchrony.md", shown | {"verdicts": asynchrony_page.verdicts})
 
 
 if __name__ == "__main__":

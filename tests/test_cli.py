@@ -230,7 +230,10 @@ def test_a_sweep_with_a_failed_cell_ends_with_status_1(tiny: Path, monkeypatch: 
         ("run tiny.toml --workers 0", 'error: --workers must be >= 1 or "auto", got "0"'),
         ("run tiny.toml --workers two", 'error: --workers must be >= 1 or "auto", got "two"'),
         ("report . --format html", 'error: unknown format "html". Known: csv, latex, markdown, terminal'),
-        ("report a b --save c.json", "error: --save takes one run folder; call it once for each"),
+        (
+            "report a b --save c.json",
+            "error: --save and --figures take one run; call it once for each, or --together for all",
+        ),
         ("run tiny.toml --seeds many", 'error: --seeds must be a number or a list such as 3,4, got "many"'),
         ("run tiny.toml --device cuda:99", 'error: device "cuda:99" is not on this machine (it has: '),
         (

@@ -367,7 +367,8 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_report_reads_what_a_run_writes(unbroken: Path) -> None:
     from dfca.experiment.formats import terminal_tables
-    from dfca.experiment.report import load_run, write_report
+    from dfca.experiment.reading import load_run
+    from dfca.experiment.report import write_report
 
     page = write_report(unbroken)
     assert re.search(r"dfca-li", page.read_text())

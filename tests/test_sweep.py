@@ -18,7 +18,8 @@ from test_runner import TINY, Listener, numbers
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
-from dfca.experiment.report import load_run, write_report
+from dfca.experiment.reading import load_run
+from dfca.experiment.report import write_report
 from dfca.experiment.runner import make_jobs, run
 from dfca.experiment.signals import Interrupted
 from dfca.experiment.sweep import Cell, Point, Sweep

@@ -18,8 +18,9 @@ from dfca.experiment.cells import Cadence
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.progress import Bars
+from dfca.experiment.reading import load_run
 from dfca.experiment.replay import replay_run
-from dfca.experiment.report import load_run, write_report
+from dfca.experiment.report import write_report
 from dfca.experiment.results import load_results, save_results
 from dfca.experiment.runner import Silence, run
 from dfca.experiment.signals import Interrupted

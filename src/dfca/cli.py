@@ -119,6 +119,12 @@ def run_command(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue what the folder has, or discard it.")
     ] = True,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN", help="Take cells of the same config that this run folder has finished; repeatable."
+        ),
+    ] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Keep the final models of every client.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
 ) -> None:
@@ -138,7 +144,7 @@ def run_command(
     """
     from dfca.experiment.load import load_experiment
     from dfca.experiment.progress import Bars
-    from dfca.experiment.report import load_run
+    from dfca.experiment.reading import load_run
     from dfca.experiment.runner import run
     from dfca.sim.distributed import my_rank
 
@@ -151,6 +157,7 @@ def run_command(
         out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
     console = _console()
     options: dict[str, Any] = {"resume": resume, "save_models": save_models, "workers": _parse_workers(workers)}
+    options["reuse"] = reuse or ()
     if my_rank():
         run(chosen, out, **options)
         return
@@ -211,8 +218,15 @@ def report(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the results into one small file to keep.")
     ] = None,
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="One table over the cells of all these folders; refused where configs differ."),
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the figures as PNG, SVG and PDF into this folder.")
+    ] = None,
 ) -> None:
-    """Print the tables of each run and (re)write its report.html; also while it runs.
+    """Print the tables of each run, beside the paper's numbers, and (re)write its report.html; also while it runs.
 
     [bold]Examples[/bold]
 
@@ -221,27 +235,40 @@ def report(
       dfca report runs/quickstart --format latex > table.tex
 
       dfca report runs/quickstart --save results/quickstart.json
+
+      dfca report runs/quickstart --figures figures
     """
     from dfca.experiment.formats import FORMATS
-    from dfca.experiment.report import load_run
-    from dfca.experiment.results import load_results, save_results
+    from dfca.experiment.reading import load_run
+    from dfca.experiment.results import load_results, save_results, stored_run
+    from dfca.experiment.reuse import join
 
     if format_ not in ("terminal", *FORMATS):
         raise unknown("format", format_, ("terminal", *FORMATS))
-    if save is not None and (len(runs) > 1 or not runs[0].is_dir()):
-        raise ConfigError("--save takes one run folder; call it once for each")
+    if save is not None and runs[0].is_file():
+        raise ConfigError("--save takes a run folder, and this is a file of results already")
+    if (save is not None or figures is not None) and len(runs) > 1 and not together:
+        raise ConfigError("--save and --figures take one run; call it once for each, or --together for all")
+    if together and any(path.is_file() for path in runs):
+        raise ConfigError("--together takes run folders, not files of results")
     console = _console()
-    for path in runs:
-        run = None if path.is_file() else load_run(path)
+    joined = join([load_run(path) for path in runs]) if together else None
+    for path in runs[:1] if together else runs:
+        run = joined or (None if path.is_file() else load_run(path))
         summary = load_results(path) if run is None else run.summary
         if save is not None and run is not None:
             save_results(run, save)
+        if figures is not None:
+            from dfca.experiment.figures import save_figures
+
+            written = save_figures(run or stored_run(path), figures)
+            print(f"{len(written)} files in {figures}", file=sys.stderr)
         if format_ != "terminal":
-            print(FORMATS[format_](summary), end="" if path == runs[-1] else "\n")
+            print(FORMATS[format_](summary), end="" if together or path == runs[-1] else "\n")
             continue
         name = escape(str(summary.get("experiment", path.name)))
-        console.print(f"[bold]{name}[/bold] [dim]{escape(str(path))}[/dim]")
-        _show_run(console, path if run is not None else None, summary)
+        console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, runs)) if together else str(path))}[/dim]")
+        _show_run(console, None if run is None or together else path, summary)
 
 
 @app.command()
@@ -402,14 +429,13 @@ def data_import(
 
 
 def _show_run(console: Console, folder: Path | None, summary: dict[str, Any]) -> None:
-    from dfca.experiment.formats import terminal_tables
+    from dfca.experiment.formats import all_notes, terminal_tables
     from dfca.experiment.report import write_report
-    from dfca.experiment.tables import notes
 
     for table in terminal_tables(summary, width=console.width):
         console.print()
         console.print(table)
-    console.print("\n".join(notes(summary)), style="dim", highlight=False, markup=False)
+    console.print("\n".join(all_notes(summary)), style="dim", highlight=False, markup=False)
     if folder is not None:
         console.print(f"\nreport: {write_report(folder)}", highlight=False, soft_wrap=True)
 

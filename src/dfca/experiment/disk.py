@@ -79,6 +79,11 @@ def _write(file: BinaryIO, digest: hashlib._Hash, tensor: Tensor) -> None:
     file.write(data)
 
 
+def text_sha256(text: str) -> str:
+    """Hash a text as it stands in a file."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """Hash a file without holding it in memory."""
     with open(path, "rb") as file:

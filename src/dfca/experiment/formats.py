@@ -11,7 +11,19 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dfca.experiment.tables import DASH, notes, one_line, sheets, summary_rows, varying
+from dfca.experiment.connectivity import connectivity_sheets
+from dfca.experiment.tables import DASH, Sheet, notes, one_line, sheets, summary_rows, varying
+from dfca.experiment.theory import theory_notes, theory_sheets
+
+
+def all_sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | None = None) -> list[Sheet]:
+    """Make the tables of a run: results and what the graphs do to them; of a run that measures it, the theory."""
+    return theory_sheets(summary) or [*sheets(summary, clients, width), *connectivity_sheets(summary)]
+
+
+def all_notes(summary: Mapping[str, Any], clients: int | None = None) -> list[str]:
+    """Say what the reader of these tables must know."""
+    return theory_notes(summary) or notes(summary, clients)
 
 
 def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, width: int = 100) -> list[Table]:
@@ -20,7 +32,7 @@ def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, widt
     On a narrow terminal the columns that matter least are left out, not cut.
     """
     made = []
-    for sheet in sheets(summary, clients, width):
+    for sheet in all_sheets(summary, clients, width):
         table = Table(
             box=None,
             padding=(0, 1),
@@ -42,13 +54,13 @@ def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, widt
 def markdown(summary: Mapping[str, Any], clients: int | None = None) -> str:
     """Write the tables in Markdown, with their notes below."""
     lines: list[str] = []
-    for sheet in sheets(summary, clients):
+    for sheet in all_sheets(summary, clients):
         lines += [f"**{sheet.title}**", ""] if sheet.title else []
         lines.append(_pipes([one_line(title) for title in sheet.columns]))
         lines.append(_pipes(["---" if words else "---:" for words in sheet.words]))
         lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in sheet.rows]
         lines.append("")
-    lines += [note.replace("*", r"\*") + "  " for note in notes(summary, clients)]
+    lines += [note.replace("*", r"\*") + "  " for note in all_notes(summary, clients)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -56,7 +68,7 @@ def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
     """Write the tables in HTML, without their notes."""
     parts = []
     swept = "points" in summary
-    for sheet in sheets(summary, clients):
+    for sheet in all_sheets(summary, clients):
         sides = [' class="words"' if words else "" for words in sheet.words]
         head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(sheet.columns, sides, strict=True))
         body = []
@@ -78,14 +90,14 @@ def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
 def latex(summary: Mapping[str, Any], clients: int | None = None) -> str:
     """Write the tables in LaTeX, for \\usepackage{booktabs}, with their notes as comments."""
     lines: list[str] = []
-    for sheet in sheets(summary, clients):
+    for sheet in all_sheets(summary, clients):
         lines += [f"% {sheet.title}"] if sheet.title else []
         lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in sheet.words)}}}")
         lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in sheet.columns]), r"\midrule"]
         for row in sheet.rows:
             lines.append(_ampersands([rf"\textbf{{{_tex(text)}}}" if bold else _tex(text) for text, bold in row]))
         lines += [r"\bottomrule", r"\end{tabular}", ""]
-    lines += [f"% {note}" for note in notes(summary, clients)]
+    lines += [f"% {note}" for note in all_notes(summary, clients)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -120,6 +132,7 @@ def _tex(text: str) -> str:
     >>> _tex("93.7 ± 0.1"), _tex("accuracy %")
     ('93.7 $\\\\pm$ 0.1', 'accuracy \\\\%')
     """
-    special = {"±": r"$\pm$", DASH: "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
+    special = {"±": r"$\pm$", "−": "$-$", "λ": r"$\lambda$", "²": "$^2$", DASH: "--"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
     special |= {each: "\\" + each for each in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

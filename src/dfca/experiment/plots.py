@@ -1,8 +1,8 @@
-"""The figures of a report as SVG for a page: curves with a band, bars, graphs of clients.
+"""The figures of a report: curves with a band, bars, graphs of clients; as SVG for a page or as files.
 
-Every function returns an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black
-here takes the colour of the page's text, so that one page reads on a light and on a dark screen. No pyplot, no global
-figure. This is the one module that imports matplotlib.
+`to_svg` makes an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black here
+takes the colour of the page's text, so that one page reads on a light and on a dark screen. `save` writes the same
+figure as PNG, SVG and PDF. No pyplot, no global figure. This module and `drawings` are those that import matplotlib.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -23,6 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 INK = "#010101"  # stands for the page's text colour
 FAINT = "#020202"  # stands for the page's colour of thin lines
+FAINT_ON_PAPER = "#d9dde2"
 EDGE = "#8a8a8a"  # edges of graphs: readable on light and dark, also where they are pixels
 
 # Okabe and Ito's palette without black and yellow, then Tol's muted one: told apart with every kind of colour vision.
@@ -75,13 +77,18 @@ def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[
     return given
 
 
-def curves(
+def curves(*args: Any, **options: Any) -> str:
+    """Draw curves for a page: see `draw_curves`."""
+    return to_svg(draw_curves(*args, **options))
+
+
+def draw_curves(
     series: Mapping[str, Curve],
     style: Mapping[str, Style],
     label: str,
     scale: Literal["percent", "log"] = "percent",
     against: str = "round",
-) -> str:
+) -> Figure:
     """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
 
     Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
@@ -106,6 +113,7 @@ def curves(
             marker="o" if marked else "",
             ms=4,
             zorder=3,
+            clip_on=not marked,
         )
         if curve.std is not None and scale == "percent":
             std = factor * np.asarray(curve.std, float)
@@ -127,12 +135,17 @@ def curves(
         axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
     else:
         _values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
-    _plain(axes)
+    plain(axes)
     _label_ends(axes, ends, style)
-    return to_svg(figure)
+    return figure
 
 
 def bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> str:
+    """Draw bars for a page: see `draw_bars`."""
+    return to_svg(draw_bars(values, style, label, write))
+
+
+def draw_bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> Figure:
     """Draw one horizontal bar per algorithm, the value written at its end."""
     figure = Figure(figsize=(6.4, 0.75 + 0.34 * len(values)))
     height = figure.get_figheight()
@@ -148,9 +161,9 @@ def bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, wr
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_xlabel(label)
-    _plain(axes, grid="x")
+    plain(axes, grid="x")
     axes.tick_params(axis="y", length=0)
-    return to_svg(figure)
+    return figure
 
 
 def networks(
@@ -249,7 +262,22 @@ def to_svg(figure: Figure, salt: str = "") -> str:
     return text.strip()
 
 
-def _plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure beside each other as PNG, SVG and PDF; the same figure gives the same bytes."""
+    for axes in figure.axes:
+        axes.tick_params(grid_color=FAINT_ON_PAPER)
+    written = []
+    options: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
+    options["pdf"] = {"metadata": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "pdf.fonttype": 42}):
+        for kind, extra in options.items():
+            path = stem.with_name(f"{stem.name}.{kind}")
+            figure.savefig(path, format=kind, facecolor="white", bbox_inches="tight", pad_inches=0.05, **extra)
+            written.append(path)
+    return written
+
+
+def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
     """Leave what is needed to read values: ticks, thin grid lines, labels."""
     for side in axes.spines.values():
         side.set_visible(False)

@@ -7,89 +7,41 @@ A run that is still going on, or was stopped, gets a page of what there is, and 
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
-import torch
 
 from dfca import __version__, topology
 from dfca.data import DataOptions
-from dfca.errors import RunError
 from dfca.experiment import formats, tables
 from dfca.experiment.disk import atomic_write
+from dfca.experiment.reading import Run, load_run, other_version
+from dfca.experiment.scenes import scene_of
 from dfca.experiment.sweep import write
 from dfca.experiment.virtual_tables import is_virtual, words_of, world_in_words
-from dfca.metrics import confusion
 from dfca.models import ModelOptions
 
 if TYPE_CHECKING:
     from dfca.experiment.plots import Curve, Style
 
 
+BY_ROUND = (
+    ("accuracy", "accuracy (%)", "Accuracy of the model that each client would use, on test data like its own."),
+    (
+        "cluster_accuracy",
+        "clients in the right cluster (%)",
+        "Share of clients that train with the clients of their true group.",
+    ),
+)
 ABOUT_CURVES = (
     "Solid lines talk to neighbours, dashed ones to a server; the grey ones are bounds: told the truth, or alone."
 )
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run folder holds. `runs` are the rows of the summary, and one for each cell that is not finished."""
-
-    folder: Path
-    config: dict[str, Any]
-    config_text: str
-    environment: dict[str, Any]
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    topology: dict[str, Any]
-
-    @property
-    def swept(self) -> bool:
-        """Tell whether the run is a sweep."""
-        return "points" in self.summary
-
-    @property
-    def algorithms(self) -> list[str]:
-        """Name the algorithms that have begun, in the order of the config."""
-        begun = {run["algorithm"]: None for run in self.summary["runs"]}
-        asked = [name for name in self.config.get("algorithms", []) if name in begun]
-        return [*asked, *(name for name in begun if name not in asked)]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Name the seeds that were asked for."""
-        seeds = self.config.get("seeds", 1)
-        return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-
-    def at(self, point: Mapping[str, Any]) -> Run:
-        """Give the part of a sweep that belongs to one of its points, as a run without a sweep."""
-        digest = point["digest"]
-        runs = [row for row in self.summary["runs"] if row.get("digest") == digest]
-        return replace(
-            self,
-            summary={"runs": runs, **{key: point[key] for key in ("clients", "clusters")}},
-            metrics=[line for line in self.metrics if line.get("digest") == digest],
-            config=self.config | {"seeds": point["seeds"]},
-        )
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Count the finished cells and those asked for."""
-        if self.swept:
-            return tables.counts(self.summary)
-        finished = {(run["algorithm"], run["seed"]) for run in self.summary["runs"] if run.get("finished")}
-        asked = {(name, seed) for name in self.config.get("algorithms", []) for seed in self.seeds}
-        return len(finished), len(asked | finished | {(run["algorithm"], run["seed"]) for run in self.summary["runs"]})
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -102,58 +54,18 @@ def write_report(run_folder: str | Path) -> Path:
     try:
         page = render(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise RunError(
-            f"{run.folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); "
-            "restore them or run again"
-        ) from error
+        raise other_version(run.folder, error) from error
     path = run.folder / "report.html"
     atomic_write(path, page)
     return path
 
 
-def load_run(run_folder: str | Path) -> Run:
-    """Read a run folder; a cell that is not finished gets a row with its last evaluated round.
-
-    Raises:
-        RunError: if a file is missing or damaged.
-    """
-    folder = Path(run_folder)
-    if not folder.is_dir():
-        raise RunError(
-            f"{folder} is not a run folder: there is no such directory; give the folder that `dfca run` wrote"
-        )
-    if not any((folder / name).exists() for name in ("config.toml", "summary.json")):
-        raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
-    config_text = _read(folder / "config.toml")
-    try:
-        config = tomllib.loads(config_text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
-    summary = _read_json(folder / "summary.json")
-    if not isinstance(summary.get("runs"), list):
-        raise RunError(f'{folder / "summary.json"} has no list "runs"; restore it or run again')
-    metrics = _read_lines(folder / "metrics.jsonl")
-    run = Run(
-        folder=folder,
-        config=config,
-        config_text=config_text,
-        environment=_read_json(folder / "environment.json"),
-        summary=summary,
-        metrics=metrics,
-        topology=_read_json(folder / "topology.json"),
-    )
-    summary["runs"] = _with_unfinished(summary, metrics, config)
-    return run
-
-
 def render(run: Run) -> str:
     """Write the page of a run."""
-    from dfca.experiment import plots
+    from dfca.experiment.evidence_page import confusions, samples
 
+    style = style_of(run)
     kinds = {name: tables.kind_of(name) for name in run.algorithms}
-    style = plots.styles(
-        run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
-    )
     if is_virtual(run.summary):
         from dfca.experiment.virtual_page import virtual_sections
 
@@ -161,9 +73,10 @@ def render(run: Run) -> str:
     elif run.swept:
         from dfca.experiment.sweep_page import sweep_sections
 
-        sections = [*sweep_sections(run, style), _setting(run)]
+        sections = [*sweep_sections(run, style), samples(run), _setting(run)]
     else:
-        sections = [_findings(run), results(run), _by_round(run, style), _graphs(run), _cost(run, style), _setting(run)]
+        sections = [_findings(run), results(run), _by_round(run, style), samples(run), _graphs(run), confusions(run)]
+        sections += [_cost(run, style), _setting(run)]
     heading = run.config.get("title") or run.summary.get("experiment") or "dfca run"
     page = Template((files("dfca.experiment") / "report.template.html").read_text(encoding="utf-8"))
     return page.substitute(
@@ -181,19 +94,14 @@ def render(run: Run) -> str:
     )
 
 
-def match_clusters(found: Sequence[int], true: Sequence[int]) -> np.ndarray:
-    """Rename found clusters to the true ones they fit best, (N,): the pairing with the most clients in agreement.
+def style_of(run: Run) -> dict[str, Style]:
+    """Give every algorithm of a run its colour and line."""
+    from dfca.experiment import plots
 
-    A found cluster that is left over, when there are more of them than true ones, becomes -1.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    assignments, truth = torch.tensor(list(found)), torch.tensor(list(true))
-    counts = confusion(assignments, truth).numpy()
-    renamed: np.ndarray = np.full(len(counts), -1)
-    rows, columns = linear_sum_assignment(counts, maximize=True)
-    renamed[rows] = columns
-    return np.asarray(renamed[assignments.numpy()])
+    kinds = {name: tables.kind_of(name) for name in run.algorithms}
+    return plots.styles(
+        run.algorithms, {n: kind.via for n, kind in kinds.items()}, {n: kind.informed for n, kind in kinds.items()}
+    )
 
 
 # --- the page, from top to bottom
@@ -311,7 +219,7 @@ def results(run: Run) -> str:
     clients = run.config.get("clients")
     if not tables.summary_rows(run.summary, clients):
         return "<h2>Results</h2><p>No round has been evaluated yet.</p>"
-    notes = "<br>".join(escape(note) for note in tables.notes(run.summary, clients))
+    notes = "<br>".join(escape(note) for note in formats.all_notes(run.summary, clients))
     return f'<h2>Results</h2>{formats.html(run.summary, clients)}<p class="notes">{notes}</p>'
 
 
@@ -331,14 +239,7 @@ def by_round(run: Run, style: Mapping[str, Style]) -> str:
     from dfca.experiment import plots
 
     figures = []
-    for measure, label, caption in (
-        ("accuracy", "accuracy (%)", "Accuracy of the model that each client would use, on test data like its own."),
-        (
-            "cluster_accuracy",
-            "clients in the right cluster (%)",
-            "Share of clients that train with the clients of their true group.",
-        ),
-    ):
+    for measure, label, caption in BY_ROUND:
         series = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
         if series:
             figures.append(figure(plots.curves(series, style, label), caption))
@@ -348,33 +249,13 @@ def by_round(run: Run, style: Mapping[str, Style]) -> str:
 def _graphs(run: Run) -> str:
     from dfca.experiment import plots
 
-    seed = next((seed for seed in [*map(str, run.seeds), *run.topology] if seed in run.topology), None)
-    if seed is None:
+    scene = scene_of(run)
+    if scene is None:
         return ""
-    entry = run.topology[seed]
-    true, n = entry.get("clusters"), entry["facts"]["nodes"]
-    graph = nx.empty_graph(n)
-    graph.add_edges_from(entry["edges"])
-    positions = topology.layout(graph, int(seed), (run.config.get("topology") or {}).get("name", ""))
-    said: list[tuple[str, str]] = [("true groups", "what nobody is told")] if true else []
-    colourings: list[tuple[list[int], list[bool] | None]] = [(true, None)] if true else []
-    for name in run.algorithms:
-        found = _last_assignments(run, name, int(seed))
-        row = next((row for row in run.summary["runs"] if row["algorithm"] == name and row["seed"] == int(seed)), None)
-        if found is None or row is None or tables.models_of(row) < 2 or tables.kind_of(name).informed:
-            continue
-        # Where nobody knows the truth, the first algorithm gives the colours.
-        renamed = match_clusters(found, colourings[0][0]).tolist() if colourings else found
-        wrong = [a != b for a, b in zip(renamed, true, strict=True)] if true else None
-        colourings.append((renamed, wrong))
-        said.append((name, _outcome(row, wrong)))
-    panels = [
-        figure(svg, text, title)
-        for svg, (title, text) in zip(plots.networks(positions, entry["edges"], colourings), said, strict=True)
-    ]
-    if not panels:
-        return ""
-    k = max(max(clusters) for clusters, _ in colourings) + 1
+    entry, true, n = scene.entry, scene.entry.get("clusters"), scene.entry["facts"]["nodes"]
+    drawn = plots.networks(scene.positions, entry["edges"], scene.colourings)
+    panels = [figure(svg, text, title) for svg, (title, text) in zip(drawn, scene.said, strict=True)]
+    k = max(max(clusters) for clusters, _ in scene.colourings) + 1
     noun = "group" if true else "cluster"
     swatches = "".join(
         f'<span><i class="swatch" style="background:{plots.colour_of(j)}"></i>{noun} {j + 1}</span> ' for j in range(k)
@@ -382,23 +263,13 @@ def _graphs(run: Run) -> str:
     ring = '<span><i class="ring"></i>in a cluster of another group</span>' if true else ""
     model = "the true groups" if true else "those of the first one"
     return (
-        f"<h2>Who found whom</h2><p>The graph of seed {escape(seed)}: {escape(topology.summary(entry['facts']))}. "
+        f"<h2>Who found whom</h2><p>The graph of seed {escape(scene.seed)}: "
+        f"{escape(topology.summary(entry['facts']))}. "
         "Every dot is a client, every line a link. The clusters that each algorithm found in the end are "
         f"paired with {model} as well as possible, so that equal colours mean agreement.</p>"
         f'<p class="notes legend">{swatches}{ring}</p>'
         f'<div class="graphs{" large" if n > 100 else ""}">{"".join(panels)}</div>'
     )
-
-
-def _outcome(row: Mapping[str, Any], wrong: Sequence[bool] | None) -> str:
-    """Say below a graph what came out: "23 of 24 right, 1 cluster lost"."""
-    said = [f"{len(wrong) - sum(wrong):,} of {len(wrong):,} right"] if wrong is not None else []
-    lost = (row["clusters"] or 0) - (row["live_clusters"] or 0)
-    if lost > 0:
-        said.append(f"{_count(lost, 'cluster')} lost")
-    if not row["finished"]:
-        said.append(f"at round {row['rounds']}")
-    return ", ".join(said)
 
 
 def _cost(run: Run, style: Mapping[str, Style]) -> str:
@@ -501,46 +372,6 @@ def _scalar(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _with_unfinished(
-    summary: Mapping[str, Any], metrics: list[dict[str, Any]], config: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Add a row for each cell that has metrics and no row yet, from its last evaluated round; in the config's order.
-
-    Of a sweep, cells of points that are no longer asked for are left out.
-    """
-    points = {point["digest"]: point for point in summary.get("points", ())}
-
-    def key(record: Mapping[str, Any]) -> tuple[str, int, str]:
-        return record["algorithm"], record["seed"], record["digest"] if points else ""
-
-    rows = [row for row in summary["runs"] if not points or row.get("digest") in points]
-    known = {key(row): {"finished": False, **row} for row in rows}
-    last = {key(line): line for line in metrics if not points or line.get("digest") in points}
-    for cell, line in last.items():
-        if cell in known and not known[cell].get("error"):
-            continue
-        point = points.get(cell[2], {})
-        known[cell] = {
-            **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
-            **{name: line.get(name) for name in tables.MEASURES},
-            **({"point": point["point"], "digest": cell[2]} if points else {}),
-            "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
-            "rounds": line["round"],
-            "seconds": sum((line.get("seconds") or {}).values()) or None,
-            **known.get(cell, {}),
-            "finished": False,
-        }
-    order = list(config.get("algorithms", []))
-    return sorted(
-        known.values(), key=lambda row: order.index(row["algorithm"]) if row["algorithm"] in order else len(order)
-    )
-
-
-def _last_assignments(run: Run, algorithm: str, seed: int) -> list[int] | None:
-    lines = (line for line in reversed(run.metrics) if line["algorithm"] == algorithm and line["seed"] == seed)
-    return next((line["assignments"] for line in lines if line.get("assignments")), None)
-
-
 # --- pieces of HTML
 
 
@@ -587,46 +418,3 @@ def _percent(row: Mapping[str, Any], measure: str) -> str:
 
 def _count(number: Any, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}" if isinstance(number, int) else f"{number} {noun}s"
-
-
-# --- files
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RunError(
-            f"{path.parent} is not a complete run folder: {path.name} is missing; run the same `dfca run` command again"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise RunError(f"{path} cannot be read: {reason}; restore it or run again") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON ({error}); restore it or run again") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; restore it or run again")
-    return value
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; a last line that was cut off does not count, and of two lines of one round the last does."""
-    text = _read(path)
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            moment = value.get("digest"), value["round"], value.get("time_s")
-            lines[value["algorithm"], value["seed"], *moment] = value
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            if number == text.count("\n") + 1:
-                break
-            raise RunError(f"{path}, line {number}, is not a line of metrics; restore it or run again") from error
-    return list(lines.values())

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from dfca import __version__
 from dfca.errors import RunError
 from dfca.experiment import tables
 from dfca.experiment.disk import atomic_write
-from dfca.experiment.report import Run
+from dfca.experiment.reading import Run
 from dfca.experiment.virtual_tables import is_virtual
 
 FORM = 1
@@ -28,7 +30,8 @@ def save_results(run: Run, path: Path) -> None:
     Raises:
         RunError: if the file cannot be written.
     """
-    head = {key: value for key, value in run.summary.items() if key != "runs"}
+    later = ("runs", "histories", "graphs")
+    head = {key: value for key, value in run.summary.items() if key not in later}
     rows = tables.summary_rows(run.summary, run.config.get("clients"))
     hidden = ("best", "label")
     content = {
@@ -42,6 +45,8 @@ def save_results(run: Run, path: Path) -> None:
         "runs": [
             {key: value for key, value in row.items() if not isinstance(value, list)} for row in run.summary["runs"]
         ],
+        "graphs": run.summary["graphs"],
+        "histories": run.summary["histories"],
     }
     if is_virtual(run.summary):
         from dfca.experiment.virtual_page import Story
@@ -64,6 +69,32 @@ def load_results(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("dfca_results") != FORM or "runs" not in content:
         raise RunError(f"{path} holds no results of this version of dfca; {WAY_OUT}")
     return content
+
+
+def stored_run(path: Path) -> Run:
+    """Read a file of results as a run: what it holds of curves by round and facts of graphs, without the graphs.
+
+    Raises:
+        RunError: if it is no such file.
+    """
+    content = load_results(path)
+    metrics = []
+    for record in content.get("histories", ()):
+        head = {key: record[key] for key in ("algorithm", "seed", "digest") if key in record}
+        measures = [key for key in record if key not in (*head, "round")]
+        metrics += [
+            head | {"round": round} | {key: record[key][i] for key in measures}
+            for i, round in enumerate(record["round"])
+        ]
+    return Run(
+        folder=path.parent,
+        config=content["config"],
+        config_text=tomli_w.dumps(content["config"]),
+        environment=content["environment"],
+        summary=content,
+        metrics=metrics,
+        topology={},
+    )
 
 
 def _lines(content: Mapping[str, Any]) -> str:

@@ -18,10 +18,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dfca import data
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.cells import Job, run_job, sentence
 from dfca.experiment.environment import environment
 from dfca.experiment.load import Experiment
+from dfca.experiment.reuse import adopt
 from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import RunFolder
 from dfca.experiment.sweep import Cell
@@ -72,15 +74,18 @@ def run(
     resume: bool = True,
     save_models: bool = False,
     workers: Workers = "auto",
+    reuse: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Run every cell that the folder has not finished, and return the summary.
+    """Run every cell that neither the folder nor those to `reuse` have finished, and return the summary.
 
     In a sweep, or with several workers, a cell that fails gets a row with its "error" and the others go on.
 
     Raises:
         RunError: if the folder cannot be used or written.
+        DataError: if the data of no point is on this machine.
         Interrupted: after SIGINT or SIGTERM; the state is stored and the same call continues.
     """
+    _require_data(experiment)
     if launched():
         if workers not in ("auto", 1):
             raise ConfigError(f"--workers must be 1 where several ranks share each cell, got {workers}; leave it out")
@@ -88,17 +93,26 @@ def run(
             if my_rank():
                 _follow(experiment, save_models)
                 return {"runs": []}
-            return _lead(experiment, out, listener or Silence(), resume, save_models, 1)
-    return _lead(experiment, out, listener or Silence(), resume, save_models, workers)
+            return _lead(experiment, out, listener or Silence(), resume, save_models, 1, reuse)
+    return _lead(experiment, out, listener or Silence(), resume, save_models, workers, reuse)
 
 
 def _lead(
-    experiment: Experiment, out: str | Path, listener: Listener, resume: bool, save_models: bool, workers: Workers
+    experiment: Experiment,
+    out: str | Path,
+    listener: Listener,
+    resume: bool,
+    save_models: bool,
+    workers: Workers,
+    reuse: Sequence[Path],
 ) -> dict[str, Any]:
     """Run an experiment as the one process, or the first rank, that owns the run folder."""
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:
         stop.on_request = partial(listener.note, "stopping after this round; Ctrl-C again stops at once")
         cells = _cells(experiment)
+        for other in reuse:
+            count = adopt(folder, other, cells)
+            listener.note(f"{count} of {len(cells)} cells are taken from {other}")
         finished = folder.finished()
         missing = [cell for cell in cells if cell.key not in finished]
         ranks = _count_ranks()
@@ -122,6 +136,14 @@ def _lead(
         except Interrupted as interrupted:
             raise Interrupted(f"interrupted {interrupted}; the same command continues") from None
         return folder.summary()
+
+
+def _require_data(experiment: Experiment) -> None:
+    """Refuse to begin where every cell would fail: one sentence instead of one per cell."""
+    here = {entry.name for entry in data.catalogue() if entry.ready}
+    wanted = list(dict.fromkeys(point.config.data.name for point in experiment.points))
+    if not here.intersection(wanted):
+        data.load(wanted[0])  # raises, with the ways to get it
 
 
 def _follow(experiment: Experiment, save_models: bool) -> None:

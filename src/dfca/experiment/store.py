@@ -38,7 +38,16 @@ from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
-from dfca.experiment.disk import Stream, append_line, atomic_save, atomic_write, remove_leftovers, sha256, told
+from dfca.experiment.disk import (
+    Stream,
+    append_line,
+    atomic_save,
+    atomic_write,
+    remove_leftovers,
+    sha256,
+    text_sha256,
+    told,
+)
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Cell, Point, Sweep
 
@@ -56,6 +65,7 @@ OURS = (
     "report.html",
 )
 LOCK = ".lock"
+FORM = 1  # of the run folder; a change that old code cannot read raises it
 KEPT = 2  # checkpoints of a running cell: the last one and the one before, in case the disk spoils the last
 
 
@@ -309,7 +319,8 @@ class RunFolder:
         if not (self.path / "topology.json").exists():
             self._write_json("topology.json", {})
         config = experiment.config
-        head: dict[str, Any] = {"experiment": experiment.name, "scale": experiment.scale}
+        head: dict[str, Any] = {"form": FORM, "experiment": experiment.name, "scale": experiment.scale}
+        head["config_sha256"] = text_sha256(text)
         if experiment.sweep:
             head["points"] = [point.facts() for point in experiment.points]
         else:

@@ -7,7 +7,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dfca.experiment import tables
-from dfca.experiment.report import ABOUT_CURVES, Run, by_round, figure, results
+from dfca.experiment.evidence_page import confusions, graph_section, theory_section
+from dfca.experiment.reading import Run
+from dfca.experiment.report import ABOUT_CURVES, by_round, figure, results
 from dfca.experiment.sweep import label_of
 
 if TYPE_CHECKING:
@@ -18,8 +20,15 @@ FEW = 6  # points: beyond, curves by round would fill the page and tell nobody a
 
 def sweep_sections(run: Run, style: Mapping[str, Style]) -> list[str]:
     """Write the sections from top to bottom."""
+    if theory := theory_section(run):
+        return [results(run), theory]
     keys = [key for key in tables.varying(run.summary) if len(numbers_of(run, key)) > 1]
-    return [results(run), *(_against(run, key, style) for key in keys), _curves(run, style)]
+    return [
+        results(run),
+        *(_against(run, key, style) for key in keys),
+        graph_section(run),
+        _curves(run, style),
+    ]
 
 
 def numbers_of(run: Run, key: str) -> list[float]:
@@ -64,7 +73,7 @@ def _against(run: Run, key: str, style: Mapping[str, Style]) -> str:
     from dfca.experiment import plots
 
     parts = []
-    for others in _choices(run, key):
+    for others in choices(run, key):
         figures = []
         for measure, label, caption in MEASURES:
             lines = {name: line for name in run.algorithms if (line := line_of(run, name, key, others, measure))}
@@ -81,7 +90,7 @@ def _against(run: Run, key: str, style: Mapping[str, Style]) -> str:
     )
 
 
-def _choices(run: Run, key: str) -> Sequence[dict[str, Any]]:
+def choices(run: Run, key: str) -> Sequence[dict[str, Any]]:
     """Give the different settings of the other keys at the points that set this one."""
     choices: list[dict[str, Any]] = []
     for point in run.summary["points"]:
@@ -114,6 +123,6 @@ def _curves(run: Run, style: Mapping[str, Style]) -> str:
     points = run.summary["points"]
     if len(points) > FEW:
         return ""
-    drawn = [(point["label"], by_round(run.at(point), style)) for point in points]
+    drawn = [(point["label"], by_round(run.at(point), style) + confusions(run.at(point), "")) for point in points]
     parts = [f"<h3>{escape(label)}</h3>{figures}" for label, figures in drawn if figures]
     return f'<h2>By round</h2><p class="soft">{ABOUT_CURVES}</p>{"".join(parts)}' if parts else ""

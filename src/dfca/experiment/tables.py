@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
+from dfca.experiment import published
 from dfca.experiment.sweep import write
 
 DASH = "–"
@@ -89,16 +90,19 @@ def summary_rows(summary: Mapping[str, Any], clients: int | None = None) -> list
     partial (no run is finished), accuracy_mean, accuracy_std and so on for all_models_accuracy and cluster_accuracy,
     found ("19 of 20" runs put every client into its cluster), found_runs, found_of, lost ("3 of 6", or a dash where one
     model cannot lose a cluster), lost_runs, k and k_right (where the clients find k), seconds, megabytes_per_client,
-    start_megabytes_per_client, accuracy_per_gigabyte, best (the measures in which no other algorithm that talks to
-    neighbours is better). What is not known is None. `clients` is needed for the megabytes, unless the summary holds
-    it.
+    start_megabytes_per_client, accuracy_per_gigabyte, published_mean, published_std (accuracies of the paper, 0..1),
+    difference_points (ours minus the paper's), best (the measures in which no other algorithm that talks to neighbours
+    is better). What is not known is None. `clients` is needed for the megabytes, unless the summary holds it.
     """
+    experiment = str(summary.get("experiment", ""))
     if "points" not in summary:
-        return _rows_of_point(summary["runs"], {**summary, "clients": clients or summary.get("clients")})
+        point = {**summary, "clients": clients or summary.get("clients")}
+        return _rows_of_point(summary["runs"], point, experiment)
+    groups = [[run for run in summary["runs"] if run.get("digest") == point["digest"]] for point in summary["points"]]
     return [
         row
-        for point in summary["points"]
-        for row in _rows_of_point([run for run in summary["runs"] if run.get("digest") == point["digest"]], point)
+        for point, group in zip(summary["points"], groups, strict=True)
+        for row in _rows_of_point(group, point, experiment)
     ]
 
 
@@ -119,11 +123,18 @@ def counts(summary: Mapping[str, Any]) -> tuple[int, int]:
     return finished, asked
 
 
-def _rows_of_point(runs: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows_of_point(
+    runs: Sequence[Mapping[str, Any]], point: Mapping[str, Any], experiment: str
+) -> list[dict[str, Any]]:
     groups: dict[str, list[Mapping[str, Any]]] = {name: [] for name in point.get("algorithms", ())}
     for run in runs:
         groups.setdefault(run["algorithm"], []).append(run)
     rows = [_row(algorithm, group, point) for algorithm, group in groups.items() if group]
+    known = published.published(experiment, point.get("point", {}))
+    for row in rows:
+        theirs, ours = known.get(row["algorithm"]), row["accuracy_mean"]
+        row["published_mean"], row["published_std"] = theirs or (None, None)
+        row["difference_points"] = None if theirs is None or ours is None else 100 * (ours - theirs.mean)
     _mark_best(rows)
     return rows
 
@@ -255,6 +266,8 @@ def _crossed(rows: Sequence[dict[str, Any]], key: str) -> list[Sheet]:
         at.setdefault(write(row["point"].get(key, DASH)), {})[row["algorithm"]] = row
     measures: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
         ("accuracy %", "accuracy", _measure("accuracy")),
+        ("accuracy %, published", "", _published),
+        ("difference in points", "", _difference),
         ("all models %", "all_models_accuracy", _measure("all_models_accuracy")),
         ("right cluster %", "cluster_accuracy", _measure("cluster_accuracy")),
         ("all clusters found", "", lambda row: row["found"]),
@@ -305,6 +318,8 @@ def _columns(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], swept: bool
         Column("algorithm", lambda row: row["algorithm"] + ("*" if row["partial"] else ""), words=True),
         Column("talks to", lambda row: row["via"], words=True),
         Column("accuracy\n%", _measure("accuracy"), "accuracy"),
+        Column("published\n%", _published),
+        Column("differ-\nence", _difference),
         Column("all models\n%", _measure("all_models_accuracy"), "all_models_accuracy"),
         Column("right\ncluster %", _measure("cluster_accuracy"), "cluster_accuracy"),
         Column(found, lambda row: row["found"]) if swept else Column(lost, lambda row: row["lost"]),
@@ -316,6 +331,8 @@ def _columns(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], swept: bool
     ]
     empty = {
         "talks to": swept,
+        "published\n%": all(row["published_mean"] is None for row in rows),
+        "differ-\nence": all(row["published_mean"] is None for row in rows),
         "all models\n%": all(row["all_models_accuracy_mean"] is None for row in rows),
         "right\ncluster %": all(row["cluster_accuracy_mean"] is None for row in rows),
         found: all(row["found_of"] is None for row in rows),
@@ -335,9 +352,14 @@ def notes(summary: Mapping[str, Any], clients: int | None = None) -> list[str]:
         if "points" in summary:
             numbers = [row["runs"] for row in rows if not row["partial"]]
             said[0] += f" ({_span(numbers)} runs)"
+    experiment = str(summary.get("experiment", ""))
     if any(row["best"] for row in rows):
         said.append("bold: the best of those that talk to neighbours")
     lines = ["; ".join(said)] if said else []
+    if any(row["published_mean"] is not None for row in rows):
+        scale = "" if summary.get("scale") == "paper" else "; this run is smaller, so look at the order"
+        lines.append(f"published: {published.where(experiment)} of the paper, five seeds, its own size{scale}")
+        lines += [f"a slip of the paper: {slip}" for slip in published.slips(experiment)]
     for name in dict.fromkeys(row["algorithm"] for row in rows if row["informed"]):
         lines.append(f"{name} is told the true clusters: the ceiling, not a method")
     if any(row["partial"] for row in rows):
@@ -359,6 +381,16 @@ def _measure(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: percent(row[f"{name}_mean"], row[f"{name}_std"])
 
 
+def _published(row: Mapping[str, Any]) -> str:
+    if row["published_mean"] is None:
+        return DASH
+    return f"{100 * row['published_mean']:.1f} ± {100 * row['published_std']:.2f}"
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    return DASH if row["difference_points"] is None else f"{row['difference_points']:+.1f}".replace("-", "−")
+
+
 def _runs(row: Mapping[str, Any]) -> str:
     if row["partial"]:
         return f"0 + {row['unfinished']}"
@@ -366,7 +398,7 @@ def _runs(row: Mapping[str, Any]) -> str:
 
 
 def one_line(title: str) -> str:
-    return " ".join(title.split()).replace(". ", ".")
+    return " ".join(title.replace("-\n", "").split()).replace(". ", ".")
 
 
 # --- words

@@ -19,7 +19,7 @@ from dfca.experiment.virtual_tables import Axis, Row, axis_of, courses, finished
 
 if TYPE_CHECKING:
     from dfca.experiment.plots import Curve, Style
-    from dfca.experiment.report import Run
+    from dfca.experiment.reading import Run
 
 FEW = 4  # values of the axis whose courses are drawn
 OLDEST = 8  # the last bar of the ages

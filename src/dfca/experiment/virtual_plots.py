@@ -24,8 +24,8 @@ from dfca.experiment.plots import (
     Style,
     _label_ends,
     _percent_axis,
-    _plain,
     _values_axis,
+    plain,
     to_svg,
 )
 
@@ -77,7 +77,7 @@ def courses(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    _plain(axes)
+    plain(axes)
     _draw_marks(axes, marks)
     _label_ends(axes, ends, style)
     return to_svg(figure)
@@ -111,7 +111,7 @@ def against(
     axes.set_xlabel(key)
     axes.set_ylabel(label)
     _values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
-    _plain(axes)
+    plain(axes)
     _label_ends(axes, ends, style)
     return to_svg(figure)
 
@@ -129,7 +129,7 @@ def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], 
     axes.set_xlabel(f"age of a folded model ({unit})")
     axes.set_ylabel("share of folds (%)")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    _plain(axes)
+    plain(axes)
     axes.legend(frameon=False, fontsize=11, labelcolor=INK, loc="upper right")
     return to_svg(figure)
 
@@ -173,7 +173,7 @@ def lanes(table: Mapping[str, Any]) -> str:
     axes.set_ylim(-0.6, len(clients) - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
     axes.set_xlabel("virtual time (s)")
-    _plain(axes, grid="x")
+    plain(axes, grid="x")
     axes.tick_params(axis="y", labelsize=9.5)
     _legend_of_lanes(axes, {span[1] for span in table["spans"]}, {arrow[4] for arrow in table["arrows"]})
     return to_svg(figure)

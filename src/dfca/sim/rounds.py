@@ -535,10 +535,13 @@ class Simulation:
         losses, chosen, deployed = self._deploy()
         scored = self.engine.accuracy(deployed, self.test)
         picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
+        trained = self.assignments[list(self.members)]
+        trained = torch.where(trained < 0, chosen, trained).clamp_max(self.models - 1)
+        kept = losses.cpu().gather(1, trained[:, None])[:, 0]
         elsewhere = self._scores_on_distributions(scored_everywhere or range(self.setting.clients))
-        columns = (chosen.double(), picked.double(), scored.cpu().double(), *elsewhere)
+        columns = (chosen.double(), picked.double(), kept.double(), scored.cpu().double(), *elsewhere)
         found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
-        picks, picked, scores, everywhere = found[0].long(), found[1], found[2], found[3:]
+        picks, picked, kept, scores, everywhere = found[0].long(), found[1], found[2], found[3], found[4:]
         model_bytes = self.flat.size * self.banks.element_size()
         messages = int(self.exchange.messages_by_client.sum())
         return {
@@ -553,6 +556,7 @@ class Simulation:
             "changed": self.changed,
             "train_loss": float(picked.mean()),
             "F_global": float(picked.sum()),
+            "F_before_assignment": float(kept.sum()),
             "disagreement": self._disagreement(),
             "messages_sent": messages,
             "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.exchange.scalars,

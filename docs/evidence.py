@@ -1,0 +1,172 @@
+"""Make the blocks and pictures of docs/results.md from results/*.json; `make docs` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfca.experiment import formats, plots, tables
+from dfca.experiment.figures import Drawing, draw_all
+from dfca.experiment.load import load_experiment
+from dfca.experiment.reading import Run
+from dfca.experiment.results import stored_run
+
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "results"
+TABLES = (
+    "table1-mnist",
+    "table1-emnist",
+    "table1-cifar10",
+    "table2-mnist",
+    "table2-emnist",
+    "table2-femnist",
+    "table3-skew",
+    "table4-femnist-k",
+    "har",
+)
+SHOWN = {  # which figures of a result stand on the page
+    "table1-mnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
+    "table2-emnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
+    "table3-skew": (
+        "accuracy-by-round-data.skew-consistent-data.alpha-0.8",
+        "cluster-accuracy-by-round-data.skew-consistent-data.alpha-0.8",
+        "accuracy-by-round-data.skew-inconsistent-data.alpha-0.8",
+        "cluster-accuracy-by-round-data.skew-inconsistent-data.alpha-0.8",
+    ),
+    "table4-femnist-k": ("accuracy-by-round-clusters-3", "accuracy-by-round-clusters-10"),
+    "figure-connectivity": (
+        "accuracy-against-topology.p",
+        "all-models-accuracy-against-topology.p",
+        "graphs-against-topology.p",
+    ),
+    "theory": ("contraction", "drift"),
+}
+PRESETS = (*TABLES, "figure-connectivity", "theory")
+NOT_YET = (
+    "*Not measured yet: `dfca run {name} --scale desk`, then `dfca report runs/{name} --save results/{name}.json`.*"
+)
+
+
+def blocks() -> dict[str, Callable[[], str]]:
+    """Give the blocks of the page by name."""
+    made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew}
+    for name in PRESETS:
+        made[name] = lambda name=name: block(name)  # type: ignore[misc]
+    return made
+
+
+def block(name: str) -> str:
+    """Write the size, the table and the pictures of one result."""
+    run = result(name)
+    if run is None:
+        return NOT_YET.format(name=name)
+    parts = [size(name, run), formats.markdown(run.summary).strip()]
+    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(name, run)]
+    return "\n\n".join(parts)
+
+
+def result(name: str) -> Run | None:
+    """Read a file of results; None where it was not made yet."""
+    path = ROOT / "results" / f"{name}.json"
+    return stored_run(path) if path.exists() else None
+
+
+def pictures(name: str, run: Run) -> Iterator[tuple[Drawing, str]]:
+    """Write the figures of a result that the page shows, as PNG."""
+    wanted = SHOWN.get(name, ())
+    PICTURES.mkdir(exist_ok=True)
+    for drawing in draw_all(run) if wanted else ():
+        if drawing.name in wanted:
+            path = PICTURES / f"{name}-{drawing.name}.png"
+            for axes in drawing.figure.axes:
+                axes.tick_params(grid_color=plots.FAINT_ON_PAPER)
+            drawing.figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.05)
+            yield drawing, path.name
+
+
+def size(name: str, run: Run) -> str:
+    """Say how large the run was and how large the paper's is."""
+    paper = load_experiment(name, "paper").config.values()
+    seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
+    finished, asked = run.cells
+    partly = "" if finished == asked else f" **{finished} of {asked} runs are finished.**"
+    ours, theirs = _size(run.config, name), _size(paper, name)
+    whose = "At paper scale" if name in ("har", "theory") else "The paper"
+    took = f"{len(run.summary['runs'])} runs took {tables.duration(seconds)}, one after the other, on a busy machine."
+    return f"`dfca run {name} --scale {run.summary['scale']}`: {ours}. {whose}: {theirs}. {took}{partly}"
+
+
+def _size(config: Mapping[str, Any], name: str) -> str:
+    data, model, local = config["data"], config["model"], config["local"]
+    widths = f"{model.get('hidden')} hidden units" if model["name"] == "mlp" else f"channels {model.get('channels')}"
+    samples = data.get("samples_per_client")
+    seeds = config["seeds"] if isinstance(config["seeds"], int) else len(config["seeds"])
+    parts = [
+        f"{config['clients']} clients",
+        f"{samples} samples each" if samples else "all samples",
+        f"{config['rounds']} rounds of {local['steps']} steps",
+        f"learning rate {local['learning_rate']:g}",
+        f"{model['name']} ({widths})",
+        f"p = {config['topology']['p']:g}" if name not in ("figure-connectivity", "theory") else "",
+        f"{seeds} seeds",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def claims() -> str:
+    """Put the paper's claims beside the measurements, one line per result."""
+    head = ["result", "gi − ifca", "li − ifca", "gi, li − dfedavgm", "gi, li − fedspd", "right cluster: dfca, dfca-fi"]
+    head += ["lost a cluster: gi, li, ifca", "local … oracle"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name in TABLES:
+        run = result(name)
+        if run is None:
+            continue
+        rows = tables.summary_rows(run.summary)
+        for label in dict.fromkeys(row["label"] for row in rows):
+            at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
+            where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
+            lines.append("| " + " | ".join([where, *_claims(at)]) + " |")
+    return "\n".join(lines) if len(lines) > 2 else NOT_YET.format(name="table1-mnist")
+
+
+def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    def gap(one: str, other: str) -> str:
+        if one not in at or other not in at:
+            return "–"
+        return f"{100 * (at[one]['accuracy_mean'] - at[other]['accuracy_mean']):+.1f}".replace("-", "−")
+
+    def both(other: str) -> str:
+        return f"{gap('dfca-gi', other)}, {gap('dfca-li', other)}" if other in at else "–"
+
+    def told(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
+        return ", ".join(write(at[name]) for name in names if name in at) or "–"
+
+    return [
+        gap("dfca-gi", "ifca"),
+        gap("dfca-li", "ifca"),
+        both("dfedavgm"),
+        both("fedspd"),
+        told(("dfca", "dfca-fi"), lambda row: tables.percent(row["cluster_accuracy_mean"])),
+        told(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
+        " … ".join(tables.percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
+    ]
+
+
+def skew() -> str:
+    """Give the order of the three per point, and in how many runs a cluster was lost, or all were found."""
+    run = result("table3-skew")
+    if run is None:
+        return NOT_YET.format(name="table3-skew")
+    rows, lines = tables.summary_rows(run.summary), []
+    names = ("dfca-gi", "dfca-li", "ifca")
+    for label in dict.fromkeys(row["label"] for row in rows):
+        at = {row["algorithm"]: row for row in rows if row["label"] == label and row["algorithm"] in names}
+        ours = sorted(at, key=lambda name: -at[name]["accuracy_mean"])
+        theirs = sorted(at, key=lambda name: -at[name]["published_mean"])
+        lost = ", ".join(f"{name} {at[name]['lost']}" for name in names if name in at)
+        found = ", ".join(f"{name} {at[name]['found']}" for name in names if name in at)
+        lines.append(f"| {label.replace('data.', '')} | {' > '.join(ours)} | {' > '.join(theirs)} | {lost} | {found} |")
+    head = "| point | order, measured | order, published | runs that lost a cluster | runs that found all clusters |"
+    return "\n".join([head, "|---|---|---|---|---|", *lines])

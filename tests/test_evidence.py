@@ -1,0 +1,121 @@
+"""What the report shows beyond accuracy: the lemmas, the clusters' graphs, figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_report import write_run
+
+from dfca.errors import RunError
+from dfca.experiment import formats, theory
+from dfca.experiment.connectivity import FACTS, graph_key, shares
+from dfca.experiment.figures import save_figures
+from dfca.experiment.histories import cluster_facts, histories
+from dfca.experiment.load import load_experiment
+from dfca.experiment.reading import Run, load_run
+from dfca.experiment.report import write_report
+from dfca.experiment.results import load_results, save_results, stored_run
+from dfca.experiment.runner import run
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("runs") / "theory"
+    small = ["clients=12", "data.name=digits", "data.samples_per_client=20", "model.hidden=4", "rounds=6"]
+    run(load_experiment("theory", "desk", small, seeds=2), out, workers=1)
+    return load_run(out)
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("runs") / "connectivity"
+    small = ["clients=12", "data.name=digits", "data.samples_per_client=20", "model.hidden=4", "rounds=2"]
+    small.append('grid={"topology.p"=[0.1,0.9]}')
+    run(load_experiment("figure-connectivity", "desk", small, ["dfca-gi", "dfca-li"], seeds=2), out, workers=1)
+    return load_run(out)
+
+
+def test_induced_graphs_by_hand() -> None:
+    # A path 0-1-2-3 with clusters a b a a: 2-3 are together, 0 has nobody of a beside it, 1 is b alone.
+    facts = cluster_facts(4, [(0, 1), (1, 2), (2, 3)], [0, 1, 0, 0])
+    assert facts == {"clusters": 2, "connected_clusters": 1, "alone": 2, "largest_part": 3}
+
+
+def test_a_history_is_a_list_by_round_and_of_clusters_the_mean() -> None:
+    lines = [
+        {"algorithm": "dfca-gi", "seed": 0, "round": t, "accuracy": t / 10, "disagreement": [t, 3 * t]} for t in (1, 2)
+    ]
+    assert histories(lines) == [
+        {"algorithm": "dfca-gi", "seed": 0, "round": [1, 2], "accuracy": [0.1, 0.2], "disagreement": [2.0, 4.0]}
+    ]
+
+
+def test_metropolis_contracts_within_the_bound_and_keeps_the_average(measured: Run) -> None:
+    found = theory.mixing(measured.summary)
+    whole = [each for each in found if each.models == 1]
+    assert len(whole) == 8
+    for each in whole:
+        if each.point["mixing.weights"] == "metropolis":
+            assert each.within == len(each.worst) == 2
+            assert each.drift < 1e-5
+    assert any(each.drift > 0.01 for each in whole if each.point["mixing.weights"] == "uniform")
+
+
+def test_the_assignment_never_raises_f_global(measured: Run) -> None:
+    found = theory.descents(measured.summary)
+    assert {each.algorithm for each in found} == {"dfca-gi", "dfca-li"}
+    assert all(each.raised == 0 and each.rounds == 12 for each in found)
+
+
+def test_the_lemmas_in_every_format_and_from_a_saved_file(measured: Run, tmp_path: Path) -> None:
+    save_results(measured, tmp_path / "theory.json")
+    again = load_results(tmp_path / "theory.json")
+    assert formats.markdown(again) == formats.markdown(measured.summary)
+    for text in (formats.markdown(again), formats.html(again)):
+        assert "within the bound" in " ".join(text.split())
+        assert "drift of the average" in " ".join(text.split())
+    assert r"$\lambda$" in formats.latex(again)
+    page = write_report(measured.folder).read_text()
+    assert "Theory and measurement" in page
+
+
+def test_where_the_graphs_of_the_clusters_fall_apart(sparse: Run) -> None:
+    assert graph_key(sparse.summary) == "topology.p"
+    by_name = {fact.name: shares(sparse.summary, fact) for fact in FACTS}
+    assert by_name["connected"][0.1] < by_name["connected"][0.9] == 1
+    assert by_name["alone"][0.1] > by_name["alone"][0.9] == 0
+    page = write_report(sparse.folder).read_text()
+    assert "Where clusters fall apart" in page
+    assert "clusters connected among themselves" in " ".join(formats.markdown(sparse.summary).split())
+
+
+def test_figures_of_a_run_are_files_of_three_kinds_with_the_same_bytes(tmp_path: Path) -> None:
+    made = load_run(write_run(tmp_path / "run", algorithms=("dfca-gi", "ifca", "local"), seeds=2))
+    first, second = save_figures(made, tmp_path / "a"), save_figures(made, tmp_path / "b")
+    assert {path.name for path in first} >= {
+        f"{name}.{kind}"
+        for name in ("accuracy-by-round", "cluster-accuracy-by-round", "graph", "confusion")
+        for kind in ("png", "svg", "pdf")
+    }
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_figures_of_a_sweep(sparse: Run, measured: Run, tmp_path: Path) -> None:
+    names = {path.stem for path in save_figures(sparse, tmp_path / "a")}
+    assert names >= {"accuracy-against-topology.p", "graphs-against-topology.p", "samples"}
+    assert {path.stem for path in save_figures(measured, tmp_path / "b")} >= {"contraction", "drift"}
+
+
+def test_figures_also_from_a_file_of_results(sparse: Run, tmp_path: Path) -> None:
+    save_results(sparse, tmp_path / "sparse.json")
+    save_figures(sparse, tmp_path / "a")
+    made = save_figures(stored_run(tmp_path / "sparse.json"), tmp_path / "b")
+    assert any(path.name == "accuracy-by-round-topology.p-0.1.svg" for path in made)
+    assert all((tmp_path / "a" / path.name).exists() for path in made)
+
+
+def test_a_folder_that_cannot_be_written_is_told(sparse: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        save_figures(sparse, tmp_path / "file")
