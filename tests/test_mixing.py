@@ -145,4 +145,4 @@ def test_a_copy_that_does_not_count_is_replaced_by_the_first_model() -> None:
 def test_blocks_cover_the_columns_once_and_are_not_too_narrow() -> None:
     cut = list(blocks(10_000, column_bytes=1000, block_bytes=10**6))
     assert [(part.start, part.stop) for part in cut] == [(begin, begin + 1000) for begin in range(0, 10_000, 1000)]
-    assert next(blocks(10_000, column_bytes=10**9)) == slice(0, mixing.BLOCK_COLUMNS)
+    assert next(blocks(10_000, column_bytes=10**9, block_bytes=10**6)) == slice(0, mixing.BLOCK_COLUMNS)
