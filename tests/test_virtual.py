@@ -324,7 +324,11 @@ def test_ratios_to_batch_by_hand() -> None:
     assert ratio_to_batch(rows, rows[1:2]) is None
     axis = axis_of({"points": [{"point": each["point"]} for each in rows]})
     assert axis == ("world.compute.slowdown", [1.0, 10.0, 20.0])
+    assert axis_of({"points": [{"point": {"world.partitions": []}}, {"point": {}}]}) == ("", [0.0])
     assert variant_of(rows[0], axis) == "dfca-gi sequential"
+    assert variant_of({"algorithm": "dfca", "point": {"world.partitions": [], "world.churn.keeps": False}}, axis) == (
+        "dfca no partitions not keeps"
+    )
     assert variant_of(row("batch", 1, 1.0, "ifca"), axis) == "ifca"
 
 

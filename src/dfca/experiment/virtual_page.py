@@ -57,7 +57,12 @@ class Story:
 
     def kept(self) -> dict[str, Any]:
         """Give what a file of results keeps: all courses, and the timelines that are drawn."""
-        return {"courses": self.courses, "timelines": rows_of(self.timelines, self.axis, self.axis.values[-1])}
+        return {"courses": self.courses, "timelines": rows_of(self.timelines, self.axis, self.middle)}
+
+    @property
+    def middle(self) -> float:
+        """Give the value of the axis at which timelines are drawn: at the last one, often, nothing moves."""
+        return self.axis.values[len(self.axis.values) // 2]
 
     @property
     def axis(self) -> Axis:
@@ -342,13 +347,13 @@ def _ages(story: Story, style: Mapping[str, Style]) -> Iterator[Picture]:
 
 
 def _lanes(story: Story) -> Iterator[Picture]:
-    """The timelines at the last value of the axis."""
+    """The timelines at the middle value of the axis."""
     from dfca.experiment.virtual_plots import lanes as draw
 
     axis = story.axis
-    for table in rows_of(story.timelines, axis, axis.values[-1]):
+    for table in rows_of(story.timelines, axis, story.middle):
         name = variants([table], axis)[0]
-        where = f", {axis.key} = {axis.values[-1]:g}" if axis.key else ""
+        where = f", {axis.key} = {story.middle:g}" if axis.key else ""
         title = f"{name}{where}, seed {table['seed']}"
         caption = f"{len(table['lanes'])} lanes from {table['begin_s']:g} s to {table['end_s']:g} s."
         yield Picture(f"timeline-{_slug(name)}", "Timelines", draw(table), caption, title, wide=True)

@@ -5,7 +5,7 @@ As in `plots`, every function returns an `<svg>` element for a page; `standalone
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,10 +45,12 @@ class Mark(NamedTuple):
 def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Style]:
     """Give every variant a colour, the first of an algorithm that algorithm's; dashed where there is a server."""
     given: dict[str, Style] = {}
+    own = {name: ALGORITHM_COLOURS.get(name.split()[0], PALETTE[0]) for name in variants}
+    free = [colour for colour in PALETTE if colour not in own.values()]
+    taken: set[str] = set()
     for name in variants:
-        taken = {style.colour for style in given.values()}
-        own = ALGORITHM_COLOURS.get(name.split()[0], PALETTE[0])
-        colour = own if own not in taken else next((each for each in PALETTE if each not in taken), own)
+        colour = own[name] if own[name] not in taken or not free else free.pop(0)
+        taken.add(colour)
         given[name] = Style(colour, "--" if name in servers else "-")
     return given
 
@@ -57,8 +59,7 @@ def courses(
     series: Mapping[str, Curve], style: Mapping[str, Style], xlabel: str, ylabel: str, marks: Sequence[Mark] = ()
 ) -> str:
     """Draw accuracies in percent over time or traffic, with a band of one standard deviation over seeds."""
-    figure = Figure(figsize=(6.4, 4.0))
-    axes = figure.add_axes((0.115, 0.13, 0.60, 0.84))
+    figure, axes = _with_room(series)
     ends = []
     for name, curve in series.items():
         x, mean = np.asarray(curve.x, float), 100 * np.asarray(curve.mean, float)
@@ -91,8 +92,7 @@ def against(
     scale: Literal["percent", "amount"] = "percent",
 ) -> str:
     """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
-    figure = Figure(figsize=(6.4, 4.0))
-    axes = figure.add_axes((0.125, 0.13, 0.59, 0.84))
+    figure, axes = _with_room(series)
     factor = 100 if scale == "percent" else 1
     ends = []
     for name, curve in series.items():
@@ -237,6 +237,14 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
         handlelength=1.4,
         columnspacing=1.4,
     )
+
+
+def _with_room(names: Iterable[str]) -> tuple[Figure, Axes]:
+    """Make axes of one size, with room for the longest name at their right."""
+    right = max(1.75, 0.45 + 0.085 * max(map(len, names), default=0))
+    width = 0.8 + 3.85 + right
+    figure = Figure(figsize=(width, 4.0))
+    return figure, figure.add_axes((0.8 / width, 0.13, 3.85 / width, 0.84))
 
 
 def _amount_axis(axes: Axes, low: float, high: float) -> None:

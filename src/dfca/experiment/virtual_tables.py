@@ -58,10 +58,11 @@ def axis_of(summary: Row) -> Axis:
     """Choose the number with the most values."""
     best = Axis("", [0.0])
     for key in varying(summary):
-        values = {point["point"].get(key) for point in summary["points"]}
+        values = [point["point"].get(key) for point in summary["points"]]
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if numeric and len(values) > max(1, len(best.values) if best.key else 1):
-            best = Axis(key, sorted(float(value) for value in values))
+        different = sorted({float(value) for value in values}) if numeric else []
+        if len(different) > len(best.values):
+            best = Axis(key, different)
     return best
 
 
