@@ -412,6 +412,10 @@ def test_the_table_in_virtual_time(swept: Path) -> None:
         ("", "ifca"),
     ]
     assert sheets(summary)[-1] == sheet
+    narrow = sheets(summary, width=90)[-1]
+    assert narrow.width <= 90
+    assert "rounds of\na client" not in narrow.columns
+    assert all(len(line) == len(narrow.columns) == len(narrow.words) for line in narrow.rows)
 
 
 def test_the_page_has_every_picture_and_so_has_the_folder(swept: Path) -> None:

@@ -231,7 +231,7 @@ def sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | 
     """
     from dfca.experiment.virtual_tables import virtual_sheets
 
-    return [*_sheets(summary, clients, width), *virtual_sheets(summary)]
+    return [*_sheets(summary, clients, width), *virtual_sheets(summary, width)]
 
 
 def _sheets(summary: Mapping[str, Any], clients: int | None, width: int | None) -> list[Sheet]:

@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dfca.experiment.sweep import write
 from dfca.experiment.tables import DASH, Entry, Sheet, kind_of, megabytes, percent, varying
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
+DISPENSABLE = ("rounds of\na client", "trained s\nper client", "age of\nmodels", "idle %")
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Axis(NamedTuple):
@@ -174,8 +176,11 @@ def _short(value: float) -> float:
 # --- the table
 
 
-def virtual_sheets(summary: Row) -> list[Sheet]:
-    """Make the table of what happened in virtual time: when the target was reached, against `batch`, at which cost."""
+def virtual_sheets(summary: Row, width: int | None = None) -> list[Sheet]:
+    """Make the table of what happened in virtual time: when the target was reached, against `batch`, at which cost.
+
+    Where it would be wider than `width` characters, the columns that matter least are left out.
+    """
     rows = [row for row in finished(summary) if "time_s" in row]
     if not rows:
         return []
@@ -210,7 +215,20 @@ def virtual_sheets(summary: Row) -> list[Sheet]:
         body.append([*keys, Entry(name), *(Entry(cell(group)) for _, cell in shown)])
     titles = [*([_folded(axis.key)] if axis.key else []), "what", *(title for title, _ in shown)]
     words = [True] * (len(titles) - len(shown)) + [False] * len(shown)
-    return [Sheet("In virtual time", titles, words, body, [False] * len(body))]
+    sheet = Sheet("In virtual time", titles, words, body, [False] * len(body))
+    for title in DISPENSABLE:
+        if width is not None and sheet.width > width and title in sheet.columns:
+            at = sheet.columns.index(title)
+            sheet = sheet._replace(
+                columns=_without(sheet.columns, at),
+                words=_without(sheet.words, at),
+                rows=[_without(row, at) for row in sheet.rows],
+            )
+    return [sheet]
+
+
+def _without(values: list[T], at: int) -> list[T]:
+    return values[:at] + values[at + 1 :]
 
 
 def ratio_to_batch(rows: Sequence[Row], group: Sequence[Row]) -> tuple[float, bool] | None:
