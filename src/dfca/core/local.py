@@ -74,7 +74,8 @@ def forward(model: FlatModel, vectors: Tensor, x: Tensor) -> Forward:
         with torch.no_grad():
             activations = dense_forward(model.dense, model.pieces(vectors), x)
         return Forward(activations[-1], activations)
-    leaves = [piece.detach().requires_grad_() for piece in model.pieces(vectors)[: model.count]]
+    own = vectors.clone()  # what a gradient needs must not change, and banks do
+    leaves = [piece.detach().requires_grad_() for piece in model.pieces(own)[: model.count]]
     rest = vectors[model.trained :].clone()
     return Forward(model.run([*leaves, *model.rest_pieces(rest)], x, "train"), leaves, rest)
 

@@ -32,7 +32,12 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Run code that can only use torch's global generator (initialisers, dropout) on a named stream."""
     with torch.random.fork_rng(devices=_cuda_devices()):
-        torch.manual_seed(derive(seed, *names))
+        number = derive(seed, *names)
+        torch.default_generator.manual_seed(number)  # torch.manual_seed also queues a call for every absent device
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(number)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(number)
         yield
 
 
