@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from dfca.core.dense import dense_forward, dense_step_
+from dfca.core.dense import dense_begin, dense_end, dense_outputs, dense_span_, dense_step_, span_pays
 from dfca.core.layers import Mode
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
@@ -48,7 +48,7 @@ class LocalOptions:
 def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
     """Run one model (P,) on x (n, *shape) -> (n, classes); the running statistics in the vector stay as they are."""
     if model.dense is not None:
-        return dense_forward(model.dense, model.pieces(vector), x)[-1]
+        return dense_outputs(model.dense, model.pieces(vector), x)
     return model.run(model.pieces(vector.clone() if mode == "train" else vector), x, mode)
 
 
@@ -56,8 +56,9 @@ def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
 class Forward:
     """A forward pass that the first local step can go on from.
 
-    outputs (n, classes); tensors: of a network of linear layers, the activations; of any other model, the leaves that
-    its gradients belong to; rest: what is averaged but not trained, after the pass (running statistics).
+    outputs (n, classes); tensors: of a network of linear layers, z_1 (`core.dense`), which may be used up; of any other
+    model, the leaves that its gradients belong to; rest: what is averaged but not trained, after the pass (running
+    statistics).
     """
 
     outputs: Tensor
@@ -72,8 +73,9 @@ def forward(model: FlatModel, vectors: Tensor, x: Tensor) -> Forward:
     """
     if model.dense is not None:
         with torch.no_grad():
-            activations = dense_forward(model.dense, model.pieces(vectors), x)
-        return Forward(activations[-1], activations)
+            pieces = model.pieces(vectors)
+            z = dense_begin(model.dense, pieces, x)
+            return Forward(dense_end(model.dense, pieces, z), [z])
     own = vectors.clone()  # what a gradient needs must not change, and banks do
     leaves = [piece.detach().requires_grad_() for piece in model.pieces(own)[: model.count]]
     rest = vectors[model.trained :].clone()
@@ -179,10 +181,16 @@ def _dense_steps_(
     begun: Forward | None,
 ) -> None:
     assert model.dense is not None
-    pieces = model.pieces(vectors)
+    layers, pieces = model.dense, model.pieces(vectors)
     velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
-    target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(vectors.dtype)
+    target = one_hot(y, pieces[layers[-1][0]].shape[-2]).to(vectors.dtype)
     share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
+    rate, momentum, decay = options.learning_rate, options.momentum, options.weight_decay
+    units, inputs = pieces[layers[0][0]].shape[-2:]
+    if batches is None and not decay and span_pays(y.shape[-1], inputs, units, options.steps):
+        z = dense_begin(layers, pieces, x) if begun is None else begun.tensors[0]
+        dense_span_(layers, pieces, velocity, z, x, target, share, options.steps, rate, momentum)
+        return
     for step in range(options.steps):
         x_step, target_step = x, target
         if batches is not None:
@@ -193,22 +201,9 @@ def _dense_steps_(
             else:
                 rows = torch.arange(len(x), device=x.device)[:, None]
                 x_step, target_step = x[rows, chosen], target[rows, chosen]
-        if step == 0 and begun is not None and batches is None:
-            activations = begun.tensors
-        else:
-            activations = dense_forward(model.dense, pieces, x_step)
-        dense_step_(
-            model.dense,
-            pieces,
-            velocity,
-            activations,
-            x_step,
-            target_step,
-            share,
-            options.learning_rate,
-            options.momentum,
-            options.weight_decay,
-        )
+        known = step == 0 and begun is not None and batches is None
+        z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, x_step)
+        dense_step_(layers, pieces, velocity, z, x_step, target_step, share, rate, momentum, decay)
 
 
 def descend_(

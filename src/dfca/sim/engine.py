@@ -498,13 +498,13 @@ def _losses_of(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
 
 def _chosen_pass(passes: Sequence[Forward], chosen: Tensor) -> Forward:
     """Put together the forward passes of what C clients chose, from those of all models; uses them up."""
-    merged = list(passes[0].tensors)
+    outputs, merged = passes[0].outputs, list(passes[0].tensors)
     for j in range(1, len(passes)):
         mine = (chosen == j).nonzero()[:, 0]
         if len(mine):
             for layer, tensor in enumerate(passes[j].tensors):
                 merged[layer][mine] = tensor[mine]
-    return Forward(merged[-1], merged)
+    return Forward(outputs, merged)
 
 
 def _rows(places: Sequence[int], device: torch.device) -> slice | Tensor:
