@@ -52,7 +52,7 @@ def test_mix_is_the_fold_of_the_same_messages_in_any_order(world: tuple, rule: s
     for ratio in (0, 1000):  # dense where there is no link, and sparse; dense
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(mixing, "SPARSE_FROM", ratio)
-            mixer = Mixer(links, sources, 0, torch.float64, torch.device("cpu"))
+            mixer = Mixer(links, sources, 0, len(models), torch.float64, torch.device("cpu"))
         in_place = models.clone()
         for columns in (slice(0, 3), slice(3, 7)):
             mixer.apply_(in_place[:, columns], models[sources, columns])

@@ -108,9 +108,17 @@ class Mixer:
     sources (S,) are the senders of the links, each once and in order.
     """
 
-    def __init__(self, links: Links, sources: Tensor, first: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for a block whose row 0 is the model of client `first`; all receivers have a row in it."""
+    def __init__(
+        self, links: Links, sources: Tensor, first: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Prepare for a block whose row 0 is the model of client `first`; all receivers have a row in it.
+
+        size: the rows of the block. Where more than half of them receive, all are mixed, the others with weight 1 on
+        their own model: cheaper than picking them out.
+        """
         rows, position = torch.unique(links.receiver, return_inverse=True)
+        if 2 * len(rows) > size:
+            rows, position = torch.arange(first, first + size), links.receiver - first
         column = torch.searchsorted(sources, links.sender)
         self.rows = (rows - first).to(device)
         own = torch.ones(len(rows), dtype=torch.float64).index_add_(0, position, -links.weight)

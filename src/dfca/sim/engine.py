@@ -246,8 +246,8 @@ class Engine:
         if passes and all(choice.points is None for choice in choices):
             begun = _chosen_pass(passes, chosen)
         looked_s = time.perf_counter() - begin
-        columns = torch.zeros_like(chosen) if part.shape[1] == 1 else torch.arange(len(chosen), device=bank.device)
-        vectors = part[chosen, columns]
+        rows = 0 if bank.shape[1] == 1 else torch.tensor(places, device=bank.device)
+        vectors = bank.view(-1, bank.shape[2]).index_select(0, chosen * bank.shape[1] + rows)
         self._train_stacked_(vectors, x, y, choices, self.local, [first + place for place in places], round, begun)
         return Done(positions, choices, means, vectors, looked_s)
 
@@ -488,6 +488,12 @@ def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> T
         return None
     masks = torch.stack([torch.ones_like(y[0], dtype=torch.bool) if m is None else m for m in points])
     return masks.to(dtype) / masks.sum(dim=1, keepdim=True)
+
+
+def finite(vectors: Tensor) -> list[bool]:
+    """Tell which vectors (C, P) hold finite numbers only: a finite sum says so, any other is looked at again."""
+    sums = torch.isfinite(vectors.sum(dim=1)).tolist()
+    return [fine or bool(torch.isfinite(vector).all()) for fine, vector in zip(sums, vectors, strict=True)]
 
 
 def _losses_of(outputs: Sequence[Tensor], y: Tensor) -> Tensor:

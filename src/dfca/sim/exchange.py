@@ -162,7 +162,7 @@ class Exchange:
         plan = Plan(j, needs)
         if orders is None:
             mine = Links(*(part[inside[shards.rank]] for part in links))
-            return plan, Mixer(mine, sources, shards.members.start, banks.dtype, banks.device)
+            return plan, Mixer(mine, sources, shards.members.start, banks.shape[1], banks.dtype, banks.device)
         row = {client: position for position, client in enumerate(sources.tolist())}
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 

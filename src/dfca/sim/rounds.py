@@ -29,7 +29,7 @@ from dfca.data.clients import ClientData, Split
 from dfca.errors import ConfigError, DataError, ModelError, unknown
 from dfca.sim.bank import PLACES, Bank, Place, tell, told_memory
 from dfca.sim.election import Outcome, elect
-from dfca.sim.engine import ENGINES, EngineName, Needs, make_engine
+from dfca.sim.engine import ENGINES, EngineName, Needs, finite, make_engine
 from dfca.sim.exchange import Exchange
 from dfca.sim.revival import Revival
 from dfca.sim.shards import PIECE_BYTES, Alone, Shards, members_of, pieces, within
@@ -451,13 +451,13 @@ class Simulation:
         )
         for done in work:
             some = slice(done.positions[0], done.positions[-1] + 1)
-            finite = torch.isfinite(done.vectors).all(dim=1).tolist()
-            means[some], found[some] = done.losses.to(means), torch.tensor(finite)
+            fine = finite(done.vectors)
+            means[some], found[some] = done.losses.to(means), torch.tensor(fine)
             choices += done.choices
             self.seconds["train"] -= done.looked_s
             self.seconds["assign"] += done.looked_s
-            for position, choice, vector, fine in zip(done.positions, done.choices, done.vectors, finite, strict=True):
-                if not fine:  # an update that diverged is undone
+            for position, choice, vector, usable in zip(done.positions, done.choices, done.vectors, fine, strict=True):
+                if not usable:  # an update that diverged is undone
                     continue
                 if sums is None:
                     self.banks[choice.cluster, here[position]] = vector

@@ -24,7 +24,7 @@ class AgreedError(DfcaError):
     """What went wrong on one rank, told on every one."""
 
 
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 4 * 2**20
 """What is copied, sent or written at once: large enough for full speed, small beside any bank."""
 
 
@@ -122,7 +122,7 @@ class Alone:
         for number, plan in enumerate(plans):
             models, rows = banks[plan.cluster], plan.needs[0].to(banks.device)
             for columns in blocks(models.shape[1], len(models) * models.element_size(), PIECE_BYTES):
-                yield number, columns, models[rows, columns]
+                yield number, columns, models[:, columns].index_select(0, rows)
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
         """See Shards."""
