@@ -22,12 +22,11 @@ from torch import Tensor
 WeightRule = Literal["uniform", "metropolis"]
 WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
 SPARSE_BYTES = 4 * 2**20
-"""What one block of a sparse product touches: near the cache. Three times faster than 32 MiB at N = 1000, degree 10."""
+"""What one block of a sparse product touches: near the cache."""
 BLOCK_COLUMNS = 512
 """The narrowest block: each row of it is a piece of memory that is worth going to."""
 SPARSE_FROM = 32
-"""Entries of the dense matrix per link from which on the sparse product is faster; they are equal at about 25 to 60 on
-two cores with N from 240 to 1000."""
+"""Entries of the dense matrix per link from which on the sparse product is used."""
 
 
 def fold(average: Tensor, count: int, incoming: Tensor) -> tuple[Tensor, int]:
