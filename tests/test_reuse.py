@@ -39,7 +39,7 @@ class Notes(Silence):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def start_cell(self, cell: Any, round: int) -> None:
+    def start_cell(self, cell: Any, round: int, time_s: float = 0.0) -> None:
         self.started.append(str(cell))
 
 
