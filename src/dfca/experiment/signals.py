@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from dfca.errors import RankLost
+
 
 class Interrupted(KeyboardInterrupt):
     """The user stopped the run; the message says where."""
@@ -33,9 +35,11 @@ class StopSignal:
             self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # torchrun terminates the ranks that outlive another: what they have to say comes first
+            last_words = isinstance(error, RankLost) and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if last_words else handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -202,7 +202,7 @@ def virtual_sheets(summary: Row, width: int | None = None) -> list[Sheet]:
             lambda group: _reached(group, "bytes_to_target", 1e-6 / clients),
         ),
         ("trained s\nper client", True, lambda group: _number(fmean(row["compute_s"] for row in group) / clients)),
-        ("idle %", True, lambda group: percent(fmean(row["idle_share"] for row in group))),
+        ("idle %", True, lambda group: percent(max(0.0, fmean(row["idle_share"] for row in group)))),
         ("age of\nmodels", True, lambda group: _mean(group, "staleness_mean")),
         ("rounds of\na client", any("client_rounds" in row for row in rows), lambda group: _rounds(group)),
         ("joiners at\n95 % after s", any(row.get("caught_up_s") for row in rows), lambda group: caught_up(group)),
