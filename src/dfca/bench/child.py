@@ -71,16 +71,10 @@ def peak_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def available_bytes() -> int | None:
-    """Read how much memory is free to take, None where the system does not tell."""
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return None
-    return next(1024 * int(line.split()[1]) for line in info.read_text().splitlines() if line.startswith("MemAvail"))
-
-
 def need_memory(world: World) -> None:
     """Raise Skip unless a world fits: 1.25 banks, the samples twice, 1 GiB."""
+    from dfca.sim.bank import available_bytes
+
     bank = 4 * world.clusters * world.clients * world.parameters
     data = 4 * world.clients * world.samples * world.inputs
     needed, free = int(1.25 * bank + 2 * data + 2**30), available_bytes()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
@@ -370,10 +372,11 @@ def notes(summary: Mapping[str, Any], clients: int | None = None) -> list[str]:
         finished, asked = counts(summary)
         if finished < asked:
             lines.append(f"{finished} of {asked} runs are finished")
-    failed = [run for run in summary["runs"] if run.get("error")]
-    if failed:
-        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
-        lines.append(f"failed: {failed[0]['algorithm']}, seed {failed[0]['seed']}: {failed[0]['error']}{more}")
+    failed = sorted((run["error"], run["algorithm"], run["seed"]) for run in summary["runs"] if run.get("error"))
+    for error, group in groupby(failed, key=itemgetter(0)):  # in which order they failed is up to the workers
+        (_, name, seed), *others = group
+        more = f"; and {len(others)} more" if others else ""
+        lines.append(f"failed: {name}, seed {seed}: {error}{more}")
     return lines
 
 

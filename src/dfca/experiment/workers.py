@@ -32,6 +32,7 @@ from dfca.experiment.config import Config
 from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.store import RunFolder
 from dfca.experiment.sweep import Cell, Point
+from dfca.sim.bank import available_bytes
 
 POLL_S = 0.2
 PATIENCE_S = 5.0
@@ -88,7 +89,7 @@ class Pool:
     def _hire(self) -> None:
         if self._careful and self._hands:
             sizes = [hand.peak_bytes for hand in self._hands]
-            available = _available_bytes()
+            available = available_bytes()
             if 0 in sizes or (available is not None and available < 2 * max(sizes)):
                 return
         hand = _Hand(self._threads)
@@ -289,12 +290,3 @@ def work(connection: Connection) -> None:
 def _peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _available_bytes() -> int | None:
-    """Ask the system how much memory is free for new processes; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
