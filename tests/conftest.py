@@ -13,7 +13,7 @@ from torch import nn
 from dfca import algorithms
 from dfca.core.local import LocalOptions
 from dfca.data.clients import Split
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,8 @@ from dfca.errors import ConfigError, ShortOfMemory
 from dfca.experiment.disk import Stream, atomic_save, sha256
 from dfca.sim import bank as bank_module
 from dfca.sim.bank import GIB, Bank, told_memory
-from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.rounds import Simulation
+from dfca.sim.setting import Setting
 
 
 def run(setting: Setting) -> Simulation:

@@ -17,7 +17,8 @@ from dfca.core.election import ElectionOptions
 from dfca.errors import RunError
 from dfca.sim.events import EventSimulation
 from dfca.sim.network import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
-from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.rounds import Simulation
+from dfca.sim.setting import Setting
 
 LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)
 QUICK = ElectionOptions(warmup_steps=5, patience=1)

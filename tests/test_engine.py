@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from dfca.core.algorithm import Choice
-from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest
+from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest, spans
 from dfca.core.params import FlatModel, initial
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.models import cnn, cnn1d, mlp
-from dfca.sim.engine import Engine, make_engine, one_thread_each
+from dfca.sim.engine import Engine, Task, make_engine, one_thread_each
 
 CLIENTS, SAMPLES, MODELS = 5, 12, 3
 
@@ -46,14 +46,14 @@ OPTIONS = {
 }
 
 
-def world(kind: str) -> tuple[FlatModel, torch.Tensor, ClientData]:
+def world(kind: str, samples: int = SAMPLES) -> tuple[FlatModel, torch.Tensor, ClientData]:
     """Make a model, banks (m, N, P) and samples, in double precision."""
     make, shape = KINDS[kind]
     flat = FlatModel(make().double())
     generator = stream(0, "samples", kind)
-    x = torch.randn(CLIENTS * SAMPLES, *shape, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 4, (CLIENTS * SAMPLES,), generator=generator)
-    data = ClientData(x, y, tuple(range(0, CLIENTS * SAMPLES + 1, SAMPLES)))
+    x = torch.randn(CLIENTS * samples, *shape, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (CLIENTS * samples,), generator=generator)
+    data = ClientData(x, y, tuple(range(0, CLIENTS * samples + 1, samples)))
     starts = [initial(flat, lambda: make().double(), 0, "start", kind, j) for j in range(MODELS * CLIENTS)]
     return flat, torch.stack(starts).view(MODELS, CLIENTS, -1), data
 
@@ -68,6 +68,10 @@ def hows(kind: str) -> list[str]:
             continue
         found.append(how)
     return found
+
+
+def pick_lowest(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
+    return Choice(lowest(means))
 
 
 CASES = [(kind, how, option) for kind in KINDS for how in hows(kind) for option in OPTIONS]
@@ -92,11 +96,8 @@ def test_work_is_choosing_the_lowest_loss_and_training_it(kind: str, how: str, o
     engine = Engine(flat, options, seed=7, how=how)
     places = [0, 1, 3]  # not all, not one after the other
 
-    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
-        return Choice(lowest(means))
-
     done = []
-    for part in engine.work(bank, places, data, choose, round=2):
+    for part in engine.work(Task(bank, data, pick_lowest, 2), places):
         assert torch.equal(bank[:, 2], before[:, 2])
         done.append(part)
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
@@ -122,11 +123,10 @@ def test_losses_known_before_change_nothing(kind: str, how: str) -> None:
     engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
     known = engine.losses(bank, data)
 
-    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
-        return Choice(lowest(means))
-
-    looked = torch.cat([part.vectors for part in engine.work(bank, range(CLIENTS), data, choose, 0)])
-    told = torch.cat([part.vectors for part in engine.work(bank, range(CLIENTS), data, choose, 0, known=known)])
+    looked = torch.cat([part.vectors for part in engine.work(Task(bank, data, pick_lowest, 0), range(CLIENTS))])
+    told = torch.cat(
+        [part.vectors for part in engine.work(Task(bank, data, pick_lowest, 0, known=known), range(CLIENTS))]
+    )
     torch.testing.assert_close(looked, told, rtol=1e-12, atol=1e-12)
 
 
@@ -140,7 +140,7 @@ def test_a_choice_of_points_trains_on_them_alone(kind: str, how: str) -> None:
         assert samples is not None
         return Choice(1, samples[1] <= samples[1].median())
 
-    for part in engine.work(bank, range(CLIENTS), data, choose, 0, needs="samples"):
+    for part in engine.work(Task(bank, data, choose, 0, "samples"), range(CLIENTS)):
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
             x, y = data.of(position)
             expected = local_steps(flat, bank[1, position], x[choice.points], y[choice.points], options)
@@ -153,10 +153,7 @@ def test_one_bank_of_a_server_serves_all_clients(how: str) -> None:
     engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
     server = bank[:, :1]
 
-    def choose(position: int, means: torch.Tensor, samples: torch.Tensor | None) -> Choice:
-        return Choice(lowest(means))
-
-    for part in engine.work(server, range(CLIENTS), data, choose, 0):
+    for part in engine.work(Task(server, data, pick_lowest, 0), range(CLIENTS)):
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
             expected = local_steps(flat, server[choice.cluster, 0], *data.of(position), LocalOptions(steps=2))
             torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
@@ -170,7 +167,7 @@ def test_a_job_that_fails_in_a_thread_fails_the_call() -> None:
         raise ValueError(f"no choice for {position}")
 
     with pytest.raises(ValueError, match="no choice for 0"):
-        list(engine.work(bank, range(CLIENTS), data, choose, 0))
+        list(engine.work(Task(bank, data, choose, 0), range(CLIENTS)))
 
 
 def test_the_number_of_threads_is_restored() -> None:
@@ -187,3 +184,36 @@ def test_threads_refuse_what_they_cannot_run() -> None:
         make_engine("threads", FlatModel(make()), LocalOptions(), 0, data, "cpu")
     with pytest.raises(ConfigError, match='threads are for device "cpu", not "cuda"'):
         make_engine("threads", FlatModel(nn.Linear(6, 4).double()), LocalOptions(), 0, data, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "deep mlp", "linear"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_in_the_bank_are_the_same_steps(kind: str, momentum: float) -> None:
+    flat, bank, data = world(kind, samples=3)
+    options = LocalOptions(steps=3, learning_rate=0.2, momentum=momentum)
+    engine, places = Engine(flat, options, seed=7, how="stacked"), [0, 1, 3]
+    assert spans(flat, 3, options)
+    expected = bank.clone()
+    for place in places:
+        x, y = data.of(place)
+        chosen = lowest(losses(flat, bank[:, place], x, y))
+        expected[chosen, place] = local_steps(flat, bank[chosen, place], x, y, options)
+    for part in engine.work(Task(bank, data, pick_lowest, 0, in_place=True), places):
+        assert part.vectors is None
+        assert all(part.fine)
+    torch.testing.assert_close(bank, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("huge", [float("nan"), float("inf"), 1e200])
+def test_steps_in_the_bank_that_are_not_finite_change_nothing(huge: float) -> None:
+    flat, bank, data = world("mlp", samples=3)
+    data.x.view(CLIENTS, -1)[1] = huge
+    before = bank.clone()
+    engine = Engine(flat, LocalOptions(steps=3, learning_rate=0.2), seed=7, how="stacked")
+    done = list(engine.work(Task(bank, data, pick_lowest, 0, in_place=True), range(CLIENTS)))
+    fine = [usable for part in done for usable in part.fine]
+    assert not fine[1]
+    assert torch.equal(bank[:, 1], before[:, 1])
+    assert fine == [True, False, True, True, True]
+    assert not torch.equal(bank, before)
+    assert torch.isfinite(bank).all()

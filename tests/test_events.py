@@ -20,7 +20,8 @@ from dfca.core.local import LocalOptions
 from dfca.errors import ConfigError, RunError
 from dfca.sim.events import EventSimulation
 from dfca.sim.network import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
-from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.rounds import Simulation
+from dfca.sim.setting import Setting
 from dfca.sim.stage import DELIVER
 from dfca.sim.staleness import Staleness, corrupted
 from dfca.sim.trace import EventResult, Record, read_trace, write_trace

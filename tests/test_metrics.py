@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
 
 from dfca import metrics
 from dfca.core.local import hits, losses
+from dfca.sim.evaluation import FEWEST_SCORED
 from dfca.sim.rounds import Simulation
 
 
@@ -74,7 +77,7 @@ def test_the_evaluator_picks_by_training_loss_and_scores_on_test_data() -> None:
     assert row["train_loss"] == pytest.approx(sum(own) / 6)
     assert row["live_clusters"] == len(set(picked))
     everywhere = []
-    for held_out, test in simulation.distributions:
+    for held_out, test in simulation.evaluator.distributions:
         for i in range(setting.clients):
             bank = simulation.bank(i)
             best = bank[int(losses(simulation.flat, bank, *held_out).argmin())]
@@ -121,12 +124,19 @@ def test_assignment_never_raises_the_global_loss() -> None:
 
 
 def test_evaluations_before_the_last_score_few_clients_everywhere() -> None:
-    simulation = Simulation(make_toy_setting("dfca-gi", rounds=4, evaluate_every=2))
-    clients = simulation.setting.clients
-    assert simulation._scored_clients(final=True) == range(clients)
-    few = simulation._scored_clients(final=False)
-    assert len(few) <= clients
-    assert few == simulation._scored_clients(final=False)
-    some = simulation._evaluate(few)["all_models_accuracy"]
-    scores = torch.stack(simulation._scores_on_distributions(range(clients)))
-    assert some == pytest.approx(float(scores[:, list(few)].mean()))
+    split = make_toy_split(clients=24)
+    simulation = Simulation(make_toy_setting("dfca-gi", split=split, rounds=2, evaluate_every=1))
+    evaluator, banks = simulation.evaluator, simulation.banks
+    few = evaluator.affordable(simulation.models)
+    assert FEWEST_SCORED <= len(few) < 24
+    assert few == evaluator.affordable(simulation.models)
+    scores = torch.stack(evaluator.on_distributions(banks, range(24)))
+
+    def everywhere(clients: Sequence[int] | None) -> float:
+        return float(evaluator.score(banks, simulation.assignments, clients).row["all_models_accuracy"])
+
+    assert everywhere(few) == pytest.approx(float(scores[:, list(few)].mean()))
+    assert everywhere(None) == everywhere(range(24)) == pytest.approx(float(scores.mean()))
+    before = everywhere(few)
+    banks[:, [i for i in range(24) if i not in few]] = 0.0  # only the last evaluation sees them
+    assert everywhere(few) == before != everywhere(None)

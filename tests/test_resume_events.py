@@ -13,7 +13,7 @@ from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 from dfca.errors import ConfigError, RunError
 from dfca.sim.events import EventSimulation
 from dfca.sim.network import Churn, Faults, LateJoiner, Partition, World
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 from dfca.sim.snapshot import Packer, Unpacker
 from dfca.sim.staleness import Staleness
 

@@ -13,7 +13,7 @@ import torch
 from dfca.core.client import Client, ClientState, Message, participates
 from dfca.core.elector import ElectionMessage, Elector, ElectorState
 from dfca.sim.fleet import make_clients as make_clients
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 
 
 def elect(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfca.core.rng import seeded
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 

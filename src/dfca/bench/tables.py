@@ -120,11 +120,12 @@ def _comparisons(name: str, part: Json) -> Sheet:
         verdict = {True: "yes", False: "no", None: DASH}[row["met"]]
         ratio = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
         rows.append([row["name"], *measured, ratio, wanted(row), verdict])
-        if "largest_difference" in row["details"]:
-            details = row["details"]
+        for steps, differ in row["details"].get("differences", {}).items():
+            after = f"{row['name']}: after {steps} step{'s' * (steps != '1')} our parameters differ"
             notes[
-                f"{row['name']}: parameters differ by at most {details['largest_difference']:.1e} after "
-                f"{details['world']['steps']} steps (wanted: {details['difference_bound']:.0e})."
+                f"{after} by {differ['ours']:.1e} from the plain layers' (wanted after one: "
+                f"{row['details']['difference_bound']:.0e}) and by {differ['ours from double']:.1e} from those in double "
+                f"precision, the plain layers' by {differ['plain from double']:.1e}."
             ] = True
     columns = ["work", "measured", "against", "ratio: median (lowest to highest)", "wanted", "met"]
     return Sheet(name, columns, rows, list(notes))

@@ -18,7 +18,7 @@ from dfca.core.local import LocalOptions, infer
 from dfca.core.params import FlatModel, initial
 from dfca.data.clients import ClientData, Split
 from dfca.models import cnn, mlp
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 
 NEVER = 10**9
 """A round that does not come: nothing is evaluated while it is timed."""

@@ -20,6 +20,7 @@ All tensors may have a leading dimension for clients: x (C, n, d), W (C, out, in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,105 +81,89 @@ def span_pays(samples: int, inputs: int, units: int, steps: int) -> bool:
     return steps > 0 and span < 2 * steps * inputs * units
 
 
-def dense_span_(
-    layers: Sequence[Layer],
-    pieces: Sequence[Tensor],
-    velocity: Sequence[Tensor] | None,
-    z: Tensor,
-    x: Tensor,
-    target: Tensor,
-    share: Tensor | float,
-    steps: int,
-    rate: float,
-    momentum: float,
-) -> None:
-    """Take full-batch steps in place, in the span of the samples, from z_1, which is used up; without decay."""
-    weight, bias = layers[0]
-    x = _flat(x, pieces[weight])
-    products = torch.matmul(x, x.mT).add_(1)  # 1 for the bias
-    speed = total = torch.empty(0)
-    for step in range(steps):
-        delta = _upper_step_(layers, pieces, velocity, z, target, share, rate, momentum)
-        if step == 0:
-            speed = delta
-            total = delta.clone() if momentum else delta
-        elif momentum:
-            speed = speed.mul_(momentum).add_(delta)
-            total += speed
-        else:
-            speed = delta
-            total += delta
-        if step < steps - 1:
-            _accumulate_(z, (products, speed), 1.0, -rate)
-    _accumulate_(pieces[weight], (total.mT, x), 1.0, -rate)
-    _accumulate_(pieces[bias], (total.sum(dim=-2),), 1.0, -rate)
+class Batch(NamedTuple):
+    """The samples of a step: x (..., n, d); target (..., n, classes), onehot(y); share, the weight of each sample in
+    the loss, 1/n or (..., n, 1)."""
+
+    x: Tensor
+    target: Tensor
+    share: Tensor | float
 
 
-def dense_step_(
-    layers: Sequence[Layer],
-    pieces: Sequence[Tensor],
-    velocity: Sequence[Tensor] | None,
-    z: Tensor,
-    x: Tensor,
-    target: Tensor,
-    share: Tensor | float,
-    rate: float,
-    momentum: float,
-    decay: float,
-) -> None:
-    """Take one step in place, from z_1.
+class Descent(NamedTuple):
+    """A network on its way down, and the rule: v <- momentum v + grad + decay theta, theta <- theta - rate v.
 
-    target: onehot(y), of the shape of z_L. share: the weight of each sample in the loss, 1/n or (..., n, 1).
-    velocity: like pieces; v <- momentum v + grad + decay theta, theta <- theta - rate v. None stands for momentum 0.
+    pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0.
     """
-    delta = _upper_step_(layers, pieces, velocity, z, target, share, rate, momentum, decay)
-    _descend_(layers[0], pieces, velocity, delta, _flat(x, pieces[layers[0][0]]), rate, momentum, decay)
+
+    layers: Sequence[Layer]
+    pieces: Sequence[Tensor]
+    velocity: Sequence[Tensor] | None
+    rate: float
+    momentum: float = 0.0
+    decay: float = 0.0
+
+    def step_(self, batch: Batch, z: Tensor) -> None:
+        """Take one step, from z_1."""
+        delta = self._upper_step_(batch, z)
+        self._descend_(self.layers[0], delta, _flat(batch.x, self.pieces[self.layers[0][0]]))
+
+    def span_(self, batch: Batch, z: Tensor, steps: int) -> None:
+        """Take full-batch steps in the span of the samples, from z_1, which is used up; without decay."""
+        weight = self.pieces[self.layers[0][0]]
+        lower_(weight, self.above_(batch, z, steps), _flat(batch.x, weight), self.rate)
+
+    def above_(self, batch: Batch, z: Tensor, steps: int) -> Tensor:
+        """Do the same, but leave W_1 as it is; returns the sum of d_1, with which `lower_` takes its steps at once."""
+        weight, bias = self.layers[0]
+        x = _flat(batch.x, self.pieces[weight])
+        products = torch.matmul(x, x.mT).add_(1)  # 1 for the bias
+        speed = total = torch.empty(0)
+        for step in range(steps):
+            delta = self._upper_step_(batch, z)
+            if step == 0:
+                speed = delta
+                total = delta.clone() if self.momentum else delta
+            elif self.momentum:
+                speed = speed.mul_(self.momentum).add_(delta)
+                total += speed
+            else:
+                speed = delta
+                total += delta
+            if step < steps - 1:
+                _accumulate_(z, (products, speed), 1.0, -self.rate)
+        _accumulate_(self.pieces[bias], (total.sum(dim=-2),), 1.0, -self.rate)
+        return total
+
+    def _upper_step_(self, batch: Batch, z: Tensor) -> Tensor:
+        """Take one step of all layers but the first, from z_1; returns d_1."""
+        inputs: list[Tensor] = []
+        for index in range(1, len(self.layers)):
+            inputs.append(z.relu() if index == 1 else z.relu_())
+            z = _affine(inputs[-1], *(self.pieces[place] for place in self.layers[index]))
+        delta = z.softmax(dim=-1).sub_(batch.target).mul_(batch.share)
+        for layer, h in zip(reversed(self.layers[1:]), reversed(inputs), strict=True):
+            below = torch.ops.aten.threshold_backward(torch.matmul(delta, self.pieces[layer[0]]), h, 0)
+            self._descend_(layer, delta, h)
+            delta = below
+        return delta
+
+    def _descend_(self, layer: Layer, delta: Tensor, h: Tensor) -> None:
+        """Take one layer's step: W <- W - rate (delta^T h), b <- b - rate sum(delta), with momentum and decay."""
+        for place, gradient in zip(layer, ((delta.mT, h), (delta.sum(dim=-2),)), strict=True):
+            if self.velocity is None:
+                _accumulate_(self.pieces[place], gradient, 1 - self.rate * self.decay, -self.rate)
+                continue
+            speed = self.velocity[place]
+            _accumulate_(speed, gradient, self.momentum, 1.0)
+            if self.decay:
+                speed.add_(self.pieces[place], alpha=self.decay)
+            self.pieces[place].sub_(speed, alpha=self.rate)
 
 
-def _upper_step_(
-    layers: Sequence[Layer],
-    pieces: Sequence[Tensor],
-    velocity: Sequence[Tensor] | None,
-    z: Tensor,
-    target: Tensor,
-    share: Tensor | float,
-    rate: float,
-    momentum: float,
-    decay: float = 0.0,
-) -> Tensor:
-    """Take one step of all layers but the first, from z_1; returns d_1."""
-    inputs: list[Tensor] = []
-    for index in range(1, len(layers)):
-        inputs.append(z.relu() if index == 1 else z.relu_())
-        z = _affine(inputs[-1], pieces[layers[index][0]], pieces[layers[index][1]])
-    delta = z.softmax(dim=-1).sub_(target).mul_(share)
-    for layer, h in zip(reversed(layers[1:]), reversed(inputs), strict=True):
-        below = torch.matmul(delta, pieces[layer[0]]).mul_(h > 0)
-        _descend_(layer, pieces, velocity, delta, h, rate, momentum, decay)
-        delta = below
-    return delta
-
-
-def _descend_(
-    layer: Layer,
-    pieces: Sequence[Tensor],
-    velocity: Sequence[Tensor] | None,
-    delta: Tensor,
-    h: Tensor,
-    rate: float,
-    momentum: float,
-    decay: float,
-) -> None:
-    """Take one layer's step: W <- W - rate (delta^T h), b <- b - rate sum(delta), with momentum and decay."""
-    for place, gradient in zip(layer, ((delta.mT, h), (delta.sum(dim=-2),)), strict=True):
-        if velocity is None:
-            _accumulate_(pieces[place], gradient, 1 - rate * decay, -rate)
-            continue
-        speed = velocity[place]
-        _accumulate_(speed, gradient, momentum, 1.0)
-        if decay:
-            speed.add_(pieces[place], alpha=decay)
-        pieces[place].sub_(speed, alpha=rate)
+def lower_(weight: Tensor, total: Tensor, x: Tensor, rate: float) -> None:
+    """Take the steps of the first layer at once: W_1 <- W_1 - rate total^T x."""
+    _accumulate_(weight, (total.mT, x), 1.0, -rate)
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

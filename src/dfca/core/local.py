@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from dfca.core.dense import dense_begin, dense_end, dense_outputs, dense_span_, dense_step_, span_pays
+from dfca.core.dense import Batch, Descent, dense_begin, dense_end, dense_outputs, lower_, span_pays
 from dfca.core.layers import Mode
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
@@ -169,6 +169,54 @@ def local_steps_(
     vectors[model.trained :] = rest
 
 
+def spans(model: FlatModel, samples: int, options: LocalOptions) -> bool:
+    """Tell whether the local steps of a model write its first layer only once, in the end (`core.dense`)."""
+    if model.dense is None or options.batch_size is not None or options.weight_decay:
+        return False
+    units, inputs = model.shapes[model.dense[0][0]]
+    return span_pays(samples, inputs, units, options.steps)
+
+
+@torch.no_grad()
+def local_steps_in_place_(
+    model: FlatModel,
+    bank: Tensor,
+    rows: Tensor,
+    x: Tensor,
+    y: Tensor,
+    options: LocalOptions,
+    begun: Forward,
+    largest: Tensor,
+) -> list[bool]:
+    """Train some rows (C,) of a bank (R, P) where they lie, for models that `spans`: nearly all of a model is its
+    first layer, so next to nothing is copied. x (C, n, *shape), y (C, n); begun: their forward passes; largest
+    (C,): the largest |x| of each.
+
+    Returns whose steps are fine. A model stays as it was if its steps are not finite, or so long that it might not be.
+    """
+    assert model.dense is not None
+    first, lying = model.dense[0][0], model.pieces(bank)
+    own = [piece[:0] if place == first else piece[rows] for place, piece in enumerate(lying)]
+    down, batch = _descent(model, own, x, y, options, None)
+    total = down.above_(batch, begun.tensors[0], options.steps)
+    reach = options.learning_rate * y.shape[1] * largest * total.abs().amax(dim=(1, 2)).double()
+    limits = torch.finfo(bank.dtype)
+    good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
+    for place, tensor in enumerate(own):
+        if place != first:
+            good &= tensor.flatten(1).isfinite().all(dim=1)
+    fine: list[bool] = good.tolist()
+    kept = rows if all(fine) else rows[good]
+    for place, tensor in enumerate(own):
+        if place != first:
+            lying[place][kept] = tensor if all(fine) else tensor[good]
+    flat = x.flatten(2)
+    for row, usable, delta, samples in zip(rows.tolist(), fine, total, flat, strict=True):
+        if usable:
+            lower_(lying[first][row], delta, samples, options.learning_rate)
+    return fine
+
+
 @torch.no_grad()
 def _dense_steps_(
     model: FlatModel,
@@ -182,28 +230,32 @@ def _dense_steps_(
 ) -> None:
     assert model.dense is not None
     layers, pieces = model.dense, model.pieces(vectors)
-    velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
-    target = one_hot(y, pieces[layers[-1][0]].shape[-2]).to(vectors.dtype)
-    share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
-    rate, momentum, decay = options.learning_rate, options.momentum, options.weight_decay
-    units, inputs = pieces[layers[0][0]].shape[-2:]
-    if batches is None and not decay and span_pays(y.shape[-1], inputs, units, options.steps):
+    down, whole = _descent(model, pieces, x, y, options, shares)
+    if batches is None and spans(model, y.shape[-1], options):
         z = dense_begin(layers, pieces, x) if begun is None else begun.tensors[0]
-        dense_span_(layers, pieces, velocity, z, x, target, share, options.steps, rate, momentum)
+        down.span_(whole, z, options.steps)
         return
     for step in range(options.steps):
-        x_step, target_step = x, target
+        batch = whole
         if batches is not None:
             chosen = batches.select(-2, step)
-            share = 1 / chosen.shape[-1]
-            if vectors.dim() == 1:
-                x_step, target_step = x[chosen], target[chosen]
-            else:
-                rows = torch.arange(len(x), device=x.device)[:, None]
-                x_step, target_step = x[rows, chosen], target[rows, chosen]
+            rows = () if vectors.dim() == 1 else (torch.arange(len(x), device=x.device)[:, None],)
+            batch = Batch(x[*rows, chosen], whole.target[*rows, chosen], 1 / chosen.shape[-1])
         known = step == 0 and begun is not None and batches is None
-        z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, x_step)
-        dense_step_(layers, pieces, velocity, z, x_step, target_step, share, rate, momentum, decay)
+        z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, batch.x)
+        down.step_(batch, z)
+
+
+def _descent(
+    model: FlatModel, pieces: Sequence[Tensor], x: Tensor, y: Tensor, options: LocalOptions, shares: Tensor | None
+) -> tuple[Descent, Batch]:
+    """Set out for the steps of networks of linear layers, on all samples."""
+    assert model.dense is not None
+    velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
+    target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(pieces[0].dtype)
+    share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
+    rule = (options.learning_rate, options.momentum, options.weight_decay)
+    return Descent(model.dense, pieces, velocity, *rule), Batch(x, target, share)
 
 
 def descend_(

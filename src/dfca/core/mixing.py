@@ -12,21 +12,21 @@ back can be doubly stochastic for it. Where all clients train one model the matr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 WeightRule = Literal["uniform", "metropolis"]
 WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
-SPARSE_BYTES = 4 * 2**20
-"""What one block of a sparse product touches: near the cache."""
+SPARSE_BYTES = 2 * 2**20
+"""What one block of a sparse sum touches: near the cache."""
 BLOCK_COLUMNS = 512
 """The narrowest block: each row of it is a piece of memory that is worth going to."""
-SPARSE_FROM = 32
-"""Entries of the dense matrix per link from which on the sparse product is used."""
+SPARSE_FROM = 10
+"""Entries of the dense matrix per link from which on links are summed one by one instead of by a matrix product."""
 
 
 def fold(average: Tensor, count: int, incoming: Tensor) -> tuple[Tensor, int]:
@@ -122,19 +122,16 @@ class Mixer:
         self.rows = (rows - first).to(device)
         own = torch.ones(len(rows), dtype=torch.float64).index_add_(0, position, -links.weight)
         self._own = own.to(dtype).to(device)[:, None]
-        shape, place = (len(rows), len(sources)), position * len(sources) + column
         weight = links.weight.to(dtype)
-        if len(rows) * len(sources) <= SPARSE_FROM * len(place):
-            dense = torch.zeros(shape[0] * shape[1], dtype=dtype).index_put_((place,), weight, accumulate=True)
-            self._others = dense.view(shape).to(device)
+        self._matrix: Tensor | None = None
+        if len(rows) * len(sources) <= SPARSE_FROM * len(column):
+            matrix = torch.zeros(len(rows), len(sources), dtype=dtype)
+            self._matrix = matrix.index_put_((position, column), weight, accumulate=True).to(device)
             return
-        order = place.argsort()
-        starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        starts[1:] = torch.bincount(position, minlength=len(rows)).cumsum(0)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            sparse = torch.sparse_csr_tensor(starts, column[order], weight[order], shape, check_invariants=True)
-            self._others = sparse.to(device)
+        order = (position * len(sources) + column).argsort()
+        heard = torch.bincount(position, minlength=len(rows))
+        bags = (column[order].int(), (heard.cumsum(0) - heard).int(), weight[order])
+        self._columns, self._starts, self._weights = (part.to(device) for part in bags)
 
     def apply_(self, block: Tensor, incoming: Tensor) -> None:
         """Mix what was sent, incoming (S, w), into a block (N, w)."""
@@ -146,11 +143,13 @@ class Mixer:
             self._mix_(block, incoming)
 
     def _mix_(self, mine: Tensor, incoming: Tensor) -> None:
-        if self._others.layout == torch.strided:
-            mine.mul_(self._own).addmm_(self._others, incoming)
+        if self._matrix is not None:
+            mine.mul_(self._own).addmm_(self._matrix, incoming)
             return
         for columns in blocks(mine.shape[1], (len(mine) + len(incoming)) * mine.element_size(), SPARSE_BYTES):
-            mine[:, columns].mul_(self._own).add_(self._others @ incoming[:, columns])
+            block, sent = mine[:, columns], incoming[:, columns]
+            heard = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
+            torch.addcmul(heard, block, self._own, out=block)
 
 
 class Folder:

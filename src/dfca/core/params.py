@@ -27,6 +27,7 @@ MODES: tuple[Mode, ...] = ("train", "objective", "score")
 class FlatModel:
     """A module's architecture as a pure function of a flat vector.
 
+    names, shapes: of the tensors in the vector, in their order.
     count: number of tensors that gradient steps change, the first of `names`.
     trained: number of floats that gradient steps change, the first of the vector.
     size: P, the length of the vector.
@@ -44,7 +45,7 @@ class FlatModel:
         rest = [(name, p) for name, p in parameters if not p.requires_grad]
         rest += [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
         self.names = [name for name, _ in trained + rest]
-        self._shapes = [tensor.shape for _, tensor in trained + rest]
+        self.shapes = [tensor.shape for _, tensor in trained + rest]
         self._sizes = [tensor.numel() for _, tensor in trained + rest]
         self.count = len(trained)
         self.trained = sum(self._sizes[: self.count])
@@ -69,7 +70,7 @@ class FlatModel:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         if missing := [name for name in self.names if name not in tensors]:
             raise ModelError(f"the module has no {missing[0]!r}; every model of a run must have one architecture")
-        for name, shape in zip(self.names, self._shapes, strict=True):
+        for name, shape in zip(self.names, self.shapes, strict=True):
             if tensors[name].shape != shape:
                 raise ModelError(
                     f"{name!r} must have shape {tuple(shape)}, got {tuple(tensors[name].shape)}; "
@@ -82,12 +83,12 @@ class FlatModel:
 
         Stacked vectors (C, P) give stacked tensors (C, *shape).
         """
-        named = zip(torch.split(vectors, self._sizes, dim=-1), self._shapes, strict=True)
+        named = zip(torch.split(vectors, self._sizes, dim=-1), self.shapes, strict=True)
         return [piece.view(*vectors.shape[:-1], *shape) for piece, shape in named]
 
     def rest_pieces(self, rest: Tensor) -> list[Tensor]:
         """View the part of a vector that is not trained (P - trained,) as the module's tensors."""
-        named = zip(torch.split(rest, self._sizes[self.count :]), self._shapes[self.count :], strict=True)
+        named = zip(torch.split(rest, self._sizes[self.count :]), self.shapes[self.count :], strict=True)
         return [piece.view(shape) for piece, shape in named]
 
     def run(self, pieces: Sequence[Tensor], x: Tensor, mode: Mode) -> Tensor:

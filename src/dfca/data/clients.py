@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -38,6 +39,12 @@ class ClientData:
     def sizes(self) -> tuple[int, ...]:
         """Count the samples of each client."""
         return tuple(end - start for start, end in pairwise(self.offsets))
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """Find the largest |x| of each client, (N,) in double precision; NaN where there is one."""
+        sides = (self.of(client)[0].aminmax() for client in range(self.clients))
+        return torch.stack([torch.maximum(-low, high) for low, high in sides]).double()
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return views of one client's samples: x `(n, *shape)`, y `(n,)`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import networkx as nx
 import torch
@@ -41,6 +42,15 @@ class Outcome:
     scalars_sent: int
 
 
+class Candidacy(NamedTuple):
+    """One turn of an election: where the candidate stands among the clients, its model (P,), and what the turn cost."""
+
+    position: int
+    model: Tensor
+    turn: Turn
+    scalars: int
+
+
 class Electorate:
     """The clients of one connected graph: every rank computes for its own, and hears the bids and votes of the others.
 
@@ -59,7 +69,7 @@ class Electorate:
         shards: Shards,
         *stage: int,
     ) -> None:
-        self.ids = sorted(graph)
+        self.ids, self._graph = sorted(graph), graph
         self._engine, self._start, self._steps, self._shards = engine, start, steps, shards
         self._here = [position for position, client in enumerate(self.ids) if client in shards.members]
         mine = [self.ids[position] - shards.members.start for position in self._here]
@@ -124,7 +134,24 @@ class Electorate:
             Vote(int(row[0]), row[1], row[2], int(row[3]), tuple(row[4 : 4 + c]), tuple(row[4 + c :])) for row in heard
         ]
 
-    def accept(self) -> None:
+    def turn(
+        self, standing: Collection[int], options: ElectionOptions, forced: bool = False, followed_only: bool = False
+    ) -> Candidacy:
+        """Hold one turn: the highest bid stands, and if it is accepted its model is one more centre.
+
+        forced: it is, whatever the verdict. followed_only: see `verdict`.
+        """
+        bids = self.bids(standing)
+        candidate = max(bids, key=lambda position: (bids[position], -position))
+        model = self.model(candidate)
+        found = verdict(self.votes(model), candidate, options, followed_only)
+        scalars = scalars_of_turn(self._graph, {self.ids[p]: value for p, value in bids.items()}, self.centres)
+        turn = Turn(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
+        if turn.accepted:
+            self._accept()
+        return Candidacy(candidate, model, turn, scalars)
+
+    def _accept(self) -> None:
         """Make the model that was voted on last one more centre."""
         self._on_bids = [torch.cat(pair) for pair in zip(self._on_bids, self._new[0], strict=True)]
         self._on_votes = [torch.cat(pair) for pair in zip(self._on_votes, self._new[1], strict=True)]
@@ -188,20 +215,15 @@ def elect(
         if not standing:
             misses = options.patience  # everybody has stood
             continue
-        bids = clients.bids(standing)
-        candidate = max(bids, key=lambda position: (bids[position], -ids[position]))
-        model = clients.model(candidate)
-        found = verdict(clients.votes(model), candidate, options)
-        accepted = found.accepted or forced
-        scalars += scalars_of_turn(graph, {ids[p]: value for p, value in bids.items()}, len(chosen))
-        turns.append(Turn(ids[candidate], bids[candidate], found.support, found.z, accepted))
-        if not accepted:
-            refused.add(candidate)
+        candidacy = clients.turn(standing, options, forced=forced)
+        turns.append(candidacy.turn)
+        scalars += candidacy.scalars
+        if not candidacy.turn.accepted:
+            refused.add(candidacy.position)
             misses += 1
             continue
         misses = misses if forced else 0
-        chosen[candidate] = model
-        clients.accept()
+        chosen[candidacy.position] = candidacy.model
     return Outcome(torch.stack([*chosen.values()]), tuple(turns), len(turns) * (len(ids) - 1), scalars)
 
 

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,10 @@ from dfca.core.local import (
     hits,
     infer,
     local_steps_,
+    local_steps_in_place_,
     lowest,
     sample_losses,
+    spans,
 )
 from dfca.core.params import FlatModel
 from dfca.core.rng import seeded, stream
@@ -61,16 +63,39 @@ Chooser = Callable[[int, Tensor, Tensor | None], Choice]
 """Chooses what a client trains: (position, mean losses (m,), losses per sample (m, n) or None) -> Choice."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """What some clients of a round have done: where they stand, what they chose by which losses (C, m), and the
-    trained models (C, P). looked_s: seconds that the choice took."""
+class Task(NamedTuple):
+    """What the clients of a round are to do: each chooses a model and trains it.
+
+    bank (m, C, P), or (m, 1, P) where all clients share one; data: the samples of the C clients, the first of which has
+    the id `first`; needs: what `choose` wants to see; known: mean losses, a row (m,) for every client that takes part,
+    where they were computed before; in_place: what is trained may be written to the bank at once.
+    """
+
+    bank: Tensor
+    data: ClientData
+    choose: Chooser
+    round: int
+    needs: Needs = "losses"
+    known: Tensor | None = None
+    first: int = 0
+    in_place: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Tell whether all clients have one bank."""
+        return self.bank.shape[1] == 1
+
+
+class Done(NamedTuple):
+    """What some clients of a round have done: where they stand, what they chose by which losses (C, m), and in how many
+    seconds; whose model is fine, and the trained models (C, P), or None where the fine ones are in the bank already."""
 
     positions: Sequence[int]
     choices: Sequence[Choice]
     losses: Tensor
-    vectors: Tensor
     looked_s: float
+    fine: Sequence[bool]
+    vectors: Tensor | None
 
 
 class Engine:
@@ -131,69 +156,41 @@ class Engine:
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
         return each_client(bank[:, 0] if shared else bank, x, y)
 
-    def work(
-        self,
-        bank: Tensor,
-        places: Sequence[int],
-        data: ClientData,
-        choose: Chooser,
-        round: int,
-        *,
-        needs: Needs = "losses",
-        known: Tensor | None = None,
-        first: int = 0,
-    ) -> Iterator[Done]:
+    def work(self, task: Task, places: Sequence[int]) -> Iterator[Done]:
         """Let clients choose and train, some at a time; the forward pass that picks a model is the first step's too.
 
-        places: which clients of the bank and of `data`, counted from the client with the id `first`; needs: what
-        `choose` wants to see; known: the mean losses (C, m), where they were computed before.
+        places: the clients of the task that take part.
         """
-        batched = self.local.batch_size is not None
-        if not self.stacked or data.stacked() is None or (batched and needs == "samples"):
-            some = partial(
-                self._work_alone, bank, data=data, choose=choose, round=round, needs=needs, known=known, first=first
-            )  # fmt: skip
-            yield from self._each(partial(some, position, place) for position, place in enumerate(places))
+        batched, stacked = self.local.batch_size is not None, task.data.stacked() if self.stacked else None
+        if stacked is None or (batched and task.needs == "samples"):
+            yield from self._each(partial(self._work_alone, task, *each) for each in enumerate(places))
             return
-        stacked = data.stacked()
-        assert stacked is not None
         for chunk in self._chunks(len(places), stacked[0], 1):
-            yield self._work_stacked(bank, chunk, places[chunk], stacked, choose, round, needs, known, first)
+            yield self._work_stacked(task, stacked, chunk, places[chunk])
 
-    def _work_alone(
-        self,
-        bank: Tensor,
-        position: int,
-        place: int,
-        data: ClientData,
-        choose: Chooser,
-        round: int,
-        needs: Needs,
-        known: Tensor | None,
-        first: int,
-    ) -> Done:
+    def _work_alone(self, task: Task, position: int, place: int) -> Done:
         begin = time.perf_counter()
-        model, (x, y) = self.model, data.of(place)
-        models = bank[:, 0 if bank.shape[1] == 1 else place]
+        model, (x, y) = self.model, task.data.of(place)
+        models = task.bank[:, 0 if task.shared else place]
         samples: Tensor | None = None
         begun: Forward | None = None
         lowest_one = -1
-        if known is not None:
-            means = known[position]
-        elif needs == "samples":
+        if task.known is not None:
+            means = task.known[position]
+        elif task.needs == "samples":
             samples = sample_losses(model, models, x, y)
             means = samples.mean(dim=1)
-        elif needs == "losses":
+        elif task.needs == "losses":
             means, lowest_one, begun = self._look(model, models, x, y)
         else:
             means = torch.zeros(len(models))
-        choice = choose(position, means, samples)
+        choice = task.choose(position, means, samples)
         looked_s = (time.perf_counter() - begin) / (self.workers if self.how == "threads" else 1)
         if choice.points is not None or choice.cluster != lowest_one:
             begun = None
         vector = models[choice.cluster].clone()
-        self._train_alone(model, vector, x, y, choice, self.local, first + place, round, begun)
-        return Done([position], [choice], means[None], vector[None], looked_s)
+        self._train_alone(model, vector, x, y, choice, self.local, task.first + place, task.round, begun)
+        return Done([position], [choice], means[None], looked_s, finite(vector[None]), vector[None])
 
     def _look(self, model: FlatModel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, int, Forward | None]:
         """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
@@ -210,26 +207,16 @@ class Engine:
                 best, kept = loss, (j, passed)
         return torch.stack(found).mean(dim=1), *kept
 
-    def _work_stacked(
-        self,
-        bank: Tensor,
-        chunk: slice,
-        places: Sequence[int],
-        stacked: tuple[Tensor, Tensor],
-        choose: Chooser,
-        round: int,
-        needs: Needs,
-        known: Tensor | None,
-        first: int,
-    ) -> Done:
+    def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Done:
         begin = time.perf_counter()
+        bank, needs = task.bank, task.needs
         pick = _rows(places, bank.device)
         x, y = stacked[0][pick], stacked[1][pick]
-        part = bank if bank.shape[1] == 1 else bank[:, pick]
+        part = bank if task.shared else bank[:, pick]
         samples: Sequence[Tensor | None] = [None] * len(places)
         passes: list[Forward] = []
-        if known is not None:
-            means = known[chunk]
+        if task.known is not None:
+            means = task.known[chunk]
         elif needs == "nothing":
             means = torch.zeros(len(places), len(bank))
         elif needs == "losses" and self.model.dense is not None and self.local.batch_size is None:
@@ -241,16 +228,22 @@ class Engine:
             samples = list(each) if needs == "samples" else samples
             means = each.mean(dim=2)
         positions = range(chunk.start, chunk.stop)
-        choices = [choose(p, m, s) for p, m, s in zip(positions, means, samples, strict=True)]
+        choices = [task.choose(p, m, s) for p, m, s in zip(positions, means, samples, strict=True)]
         chosen = torch.tensor([choice.cluster for choice in choices], device=bank.device)
         begun = None
         if passes and all(choice.points is None for choice in choices):
             begun = _chosen_pass(passes, chosen)
         looked_s = time.perf_counter() - begin
-        rows = 0 if bank.shape[1] == 1 else torch.tensor(places, device=bank.device)
-        vectors = bank.view(-1, bank.shape[2]).index_select(0, chosen * bank.shape[1] + rows)
-        self._train_stacked_(vectors, x, y, choices, self.local, [first + place for place in places], round, begun)
-        return Done(positions, choices, means, vectors, looked_s)
+        rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
+        models = bank.view(-1, bank.shape[2])
+        if task.in_place and begun is not None and spans(self.model, y.shape[1], self.local):
+            largest = task.data.largest[pick]
+            fine = local_steps_in_place_(self.model, models, rows, x, y, self.local, begun, largest)
+            return Done(positions, choices, means, looked_s, fine, None)
+        vectors = models.index_select(0, rows)
+        names = [task.first + place for place in places]
+        self._train_stacked_(vectors, x, y, choices, self.local, names, task.round, begun)
+        return Done(positions, choices, means, looked_s, finite(vectors), vectors)
 
     def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int = 0) -> Tensor:
         """Take plain steps on all samples of every client, from the one with the id `first` on: (C, P) -> (C, P)."""

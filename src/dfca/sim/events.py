@@ -54,8 +54,8 @@ from dfca.sim.elections import Elections
 from dfca.sim.fleet import Fleet
 from dfca.sim.mailroom import Mailroom
 from dfca.sim.network import FLOAT_BYTES, SERVER, World
-from dfca.sim.rounds import Setting
 from dfca.sim.server import Server
+from dfca.sim.setting import Setting
 from dfca.sim.snapshot import Packer, Unpacker
 from dfca.sim.stage import (
     ASK,
@@ -174,7 +174,7 @@ class EventSimulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return self.fleet.evaluator.notes
+        return self.fleet.still.notes
 
     def run(self) -> EventResult:
         """Run to the end.

@@ -64,6 +64,20 @@ class Exchange:
             setattr(self, name, tensors[name].clone())
         self.server_messages, self.scalars = facts["server_messages"], facts["scalars"]
 
+    def traffic(self, model_bytes: int, start_messages: int) -> dict[str, Any]:
+        """Say what was sent so far; start_messages are models that travelled before the first round."""
+        messages = int(self.messages_by_client.sum())
+        return {
+            "messages_sent": messages,
+            "bytes_sent": (messages + start_messages) * model_bytes + 4 * self.scalars,
+            "start_bytes": start_messages * model_bytes,
+            "scalars_sent": self.scalars,
+            "server_bytes_sent": self.server_messages * model_bytes,
+            "messages_by_client": self.messages_by_client.tolist(),
+            "messages_by_cluster": self.messages_by_cluster.tolist(),
+            "model_bytes": model_bytes,
+        }
+
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
         clients = self.stamps.shape[1]

@@ -22,9 +22,10 @@ from dfca.core.params import FlatModel
 from dfca.core.relay import Offer
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
-from dfca.sim.engine import Engine
+from dfca.sim.engine import Engine, Task
 from dfca.sim.network import SERVER
-from dfca.sim.rounds import Setting, Simulation, initial_module
+from dfca.sim.rounds import Simulation
+from dfca.sim.setting import Setting, initial_module
 from dfca.sim.snapshot import Packer, Unpacker
 from dfca.sim.trace import Ledger
 
@@ -55,18 +56,8 @@ def make_clients(setting: Setting) -> list[Client]:
     ]
 
 
-class _WatchedEngine(Engine):
-    """An engine that remembers the last scores, client by client."""
-
-    scores: Tensor = torch.empty(0)
-
-    def accuracy(self, deployed: Any, data: Any) -> Tensor:
-        self.scores = super().accuracy(deployed, data)
-        return self.scores
-
-
-class _Evaluator(Simulation):
-    """The evaluator of the synchronous simulator, and its start, for banks that other drivers fill.
+class _Still(Simulation):
+    """A simulation that does no rounds: its start, its banks and its evaluator, for a driver that fills the banks.
 
     An elected start is one row until the election has been held.
     """
@@ -77,20 +68,26 @@ class _Evaluator(Simulation):
             algorithm, clusters = replace(algorithm, start="shared"), 1
         super().__init__(replace(setting, algorithm=replace(algorithm, revives=False), clusters=clusters))
         self.setting = setting
-        engine = self.engine
-        self.engine = _WatchedEngine(engine.model, engine.local, engine.seed, engine.how)
 
     def score(self, ledger: Ledger, holding: Sequence[int], changed: int) -> dict[str, Any]:
         """Score the banks: one row. The mean accuracy is over the clients that hold models."""
-        self.round, self.changed, self.start_messages = ledger.rounds_done, changed, ledger.start_models
-        self.exchange.messages_by_client = torch.tensor(ledger.sent_by_client)
-        self.exchange.messages_by_cluster = torch.tensor(ledger.sent_by_cluster)
-        self.exchange.server_messages, self.exchange.scalars = ledger.server_models, ledger.scalars
-        row = self._evaluate()
-        assert isinstance(self.engine, _WatchedEngine)
-        scores = self.engine.scores[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
-        row["accuracy"], row["accuracy_std_over_clients"] = float(scores.mean()), float(scores.std(correction=0))
-        return {**row, "accuracy_by_client": self.engine.scores.tolist(), "clients": len(holding)}
+        exchange = self.exchange
+        exchange.messages_by_client = torch.tensor(ledger.sent_by_client)
+        exchange.messages_by_cluster = torch.tensor(ledger.sent_by_cluster)
+        exchange.server_messages, exchange.scalars = ledger.server_models, ledger.scalars
+        found = self.evaluator.score(self.banks, self.assignments)
+        held = found.accuracies[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
+        return {
+            "round": ledger.rounds_done,
+            **found.row,
+            "accuracy": float(held.mean()),
+            "accuracy_std_over_clients": float(held.std(correction=0)),
+            "accuracy_by_client": found.accuracies.tolist(),
+            "clients": len(holding),
+            "changed": changed,
+            **exchange.traffic(self.flat.size * self.banks.element_size(), ledger.start_models),
+            "election": None,
+        }
 
     def drift(self) -> None:
         """Let the clients hold their later samples."""
@@ -105,8 +102,8 @@ class Fleet:
 
     def __init__(self, setting: Setting, dry: bool) -> None:
         self.setting, self.seed, self.dry = setting, setting.seed, dry
-        self.evaluator = _Evaluator(setting)
-        self.size = self.evaluator.flat.size
+        self.still = _Still(setting)
+        self.size = self.still.flat.size
         self.shared = setting.algorithm.exchange == "server"
         self.silent = setting.algorithm.exchange == "none"
         self.relays = not self.silent and share_rule(setting.algorithm, setting.share) == "relay"
@@ -115,7 +112,7 @@ class Fleet:
         self.bare: set[int] = set()
         self.drifted = False
         self.changed = 0
-        engine = self.evaluator.engine
+        engine = self.still.engine
         self._alone = Engine(engine.model, engine.local, engine.seed, "loop")
         self._warm: dict[tuple[int, int | None], Tensor] = {}
         self._hold_samples()
@@ -131,12 +128,12 @@ class Fleet:
     @property
     def banks(self) -> Tensor:
         """What is evaluated: (m, N, P), or the server's (m, 1, P)."""
-        return self.evaluator.banks
+        return self.still.banks
 
     @property
     def models(self) -> int:
         """Count the models that a client keeps."""
-        return len(self.evaluator.banks)
+        return len(self.still.banks)
 
     # Rounds.
 
@@ -150,12 +147,14 @@ class Fleet:
         needs = client.algorithm.needs
         if self.models == 1 and not client.algorithm.revives:
             needs = "nothing"
-        bank, choose = state.bank[:, None], partial(self._choose, i, needs)
-        (done,) = self._alone.work(bank, [0], self._samples[i], choose, state.round, needs=needs, first=i)
+        choose = partial(self._choose, i, needs)
+        task = Task(state.bank[:, None], self._samples[i], choose, state.round, needs, first=i)
+        (done,) = self._alone.work(task, [0])
+        assert done.vectors is not None  # not in place
         (choice,), (trained,) = done.choices, done.vectors
         self.states[i], messages = client.end_round(state, choice.cluster, trained)
         if self.states[i].trained is None:
-            self.evaluator.diverged.add(i)
+            self.still.diverged.add(i)
         elif not self.shared:  # a server's client keeps nothing: the next download replaces all
             state.bank[choice.cluster].copy_(trained)
         self.changed += state.assignment is not None and state.assignment != choice.cluster
@@ -258,7 +257,7 @@ class Fleet:
         """Write the model that opens a cluster to a client's bank; a bank that is too small grows, for everybody."""
         while cluster >= self.models:
             grown = torch.cat([self.banks, self.banks[:1]])  # elsewhere a twin that no one picks
-            self.evaluator.banks = grown
+            self.still.banks = grown
             for c, state in enumerate(self.states):
                 later = state.with_model(len(grown) - 1, grown[:, c])
                 counts = (*later.counts[:-1], -1 if c in self.bare else 0)
@@ -288,11 +287,11 @@ class Fleet:
         """Let the clients hold their later samples."""
         assert self.setting.drift is not None
         self.drifted = True
-        self.evaluator.drift()
+        self.still.drift()
         self._hold_samples()
 
     def _hold_samples(self) -> None:
-        train, truth = self.evaluator.train, self.evaluator.truth
+        train, truth = self.still.train, self.still.truth
         self._samples = []
         for i in range(self.setting.clients):
             x, y = train.of(i)
@@ -302,7 +301,7 @@ class Fleet:
 
     def evaluate(self, ledger: Ledger, holding: Sequence[int]) -> dict[str, Any]:
         """Score everybody."""
-        row = {} if self.dry else self.evaluator.score(ledger, holding, self.changed)
+        row = {} if self.dry else self.still.score(ledger, holding, self.changed)
         self.changed = 0
         return row
 
@@ -312,15 +311,15 @@ class Fleet:
         bare = torch.empty(0)
         states = self.states if self.shared else [replace(state, bank=bare) for state in self.states]
         facts = {name: getattr(self, name) for name in ("seen", "bare", "drifted", "changed", "_warm")}
-        return {"states": packer.pack(states), "diverged": sorted(self.evaluator.diverged), **packer.pack(facts)}
+        return {"states": packer.pack(states), "diverged": sorted(self.still.diverged), **packer.pack(facts)}
 
     def restore(self, packed: dict[str, Any], unpacker: Unpacker) -> None:
         """Continue from what `pack` gave."""
         packed = dict(packed)
         if packed["drifted"]:
             self.drift()
-        self.evaluator.banks = unpacker.tensors["bank"].to(self.banks.device, copy=True)
-        self.evaluator.diverged = set(packed.pop("diverged"))
+        self.still.banks = unpacker.tensors["bank"].to(self.banks.device, copy=True)
+        self.still.diverged = set(packed.pop("diverged"))
         states = unpacker.unpack(packed.pop("states"))
         if self.shared:
             self.states = [*states[:-1], replace(states[-1], bank=self.banks[:, 0])]

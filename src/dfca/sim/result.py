@@ -20,7 +20,8 @@ from dfca.core.algorithm import Algorithm
 from dfca.core.local import LocalOptions
 from dfca.data.clients import Split
 from dfca.errors import ConfigError, ModelError, unknown
-from dfca.sim.rounds import Setting, Simulation
+from dfca.sim.rounds import Simulation
+from dfca.sim.setting import Setting
 from dfca.topology import TopologyOptions, make_graph
 
 _COLUMNS = ("round", "accuracy", "all_models_accuracy", "cluster_accuracy", "live_clusters", "train_loss", "bytes_sent")

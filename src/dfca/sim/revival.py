@@ -15,9 +15,9 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.election import ElectionOptions, verdict
+from dfca.core.election import ElectionOptions
 from dfca.data.clients import ClientData
-from dfca.sim.election import Electorate, Outcome, Turn, scalars_of_turn
+from dfca.sim.election import Electorate, Outcome, Turn
 from dfca.sim.engine import Engine
 from dfca.sim.shards import Shards
 
@@ -91,21 +91,16 @@ class Revival:
         opened: list[tuple[int, Tensor]] = []
         clusters, misses, scalars = len(banks), 0, 0
         while stand and misses < options.patience and (lost or clusters < options.most):
-            bids = clients.bids(stand)
-            candidate = max(bids, key=lambda p: (bids[p], -p))
-            stand.remove(candidate)
-            model = clients.model(candidate)
-            found = verdict(clients.votes(model), candidate, options, followed_only=True)
-            client, value = clients.ids[candidate], bids[candidate]
-            scalars += scalars_of_turn(graph, {clients.ids[p]: bid for p, bid in bids.items()}, clients.centres)
-            turns.append(Turn(client, value, found.support, found.z, found.accepted))
-            if not found.accepted:
+            candidacy = clients.turn(stand, options, followed_only=True)
+            stand.remove(candidacy.position)
+            turns.append(candidacy.turn)
+            scalars += candidacy.scalars
+            if not candidacy.turn.accepted:
                 misses += 1
                 continue
             misses, slot = 0, lost.pop(0) if lost else clusters
             clusters = max(clusters, slot + 1)
-            opened.append((slot, model))
-            clients.accept()
+            opened.append((slot, candidacy.model))
         return opened, Outcome(banks[:0, 0], tuple(turns), len(turns) * (len(graph) - 1), scalars)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:

@@ -7,11 +7,10 @@ does; this file does the same for N of them with closed forms and batched calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -19,110 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from dfca import metrics
-from dfca.core.algorithm import SHARES, Algorithm, Choice, Share, View
+from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective, participates, share_rule, weight_rule
-from dfca.core.local import LocalOptions, lowest
-from dfca.core.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.params import FlatModel, initial
-from dfca.core.rng import seeded, stream
+from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
-from dfca.errors import ConfigError, DataError, ModelError, unknown
-from dfca.sim.bank import PLACES, Bank, Place, tell, told_memory
+from dfca.errors import ConfigError, ModelError
+from dfca.sim.bank import Bank, tell, told_memory
 from dfca.sim.election import Outcome, elect
-from dfca.sim.engine import ENGINES, EngineName, Needs, finite, make_engine
+from dfca.sim.engine import Needs, Task, make_engine
+from dfca.sim.evaluation import Evaluator
 from dfca.sim.exchange import Exchange
 from dfca.sim.revival import Revival
-from dfca.sim.shards import PIECE_BYTES, Alone, Shards, members_of, pieces, within
+from dfca.sim.setting import Setting, initial_module
+from dfca.sim.shards import Alone, Shards, members_of, pieces, within
 
-AGGREGATIONS = ("batch", "sequential")
-EVALUATION_SHARE = 0.1
-"""What the evaluations of a run may cost beside its rounds, in passes of samples."""
-FEWEST_SCORED = 8
-"""So many clients are scored on every distribution in any case."""
 PHASES = ("start", "assign", "train", "mix", "evaluate")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Everything one simulation needs.
-
-    make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
-    elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
-    bank: where the models lie (`sim.bank`); bank_folder: the folder of a bank on disk, a temporary one if not given.
-    """
-
-    split: Split
-    graph: nx.Graph
-    make_model: Callable[[], nn.Module]
-    algorithm: Algorithm
-    clusters: int | None
-    rounds: int
-    seed: int = 0
-    local: LocalOptions = field(default_factory=LocalOptions)
-    participation: float = 1.0
-    weights: WeightRule = "uniform"
-    aggregation: str = "batch"
-    share: Share = "trained"
-    drift: tuple[int, Split] | None = None
-    evaluate_every: int = 10
-    evaluation_samples: int = 200
-    device: str = "cpu"
-    engine: EngineName = "auto"
-    dtype: torch.dtype = torch.float32
-    bank: Place = "auto"
-    bank_folder: Path | None = None
-
-    def __post_init__(self) -> None:
-        clients = self.clients
-        if self.clusters is not None and not 1 <= self.clusters <= clients:
-            raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
-        told = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
-        if self.clusters is None and told and self.split.clusters is None:
-            raise ConfigError(
-                f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
-            )
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
-        if not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
-        if self.evaluate_every < 1:
-            raise ConfigError(f"evaluation.every must be >= 1, got {self.evaluate_every}")
-        if self.evaluation_samples < 2:
-            raise ConfigError(f"evaluation.samples must be >= 2, got {self.evaluation_samples}")
-        for kind, value, known in (
-            ("weights", self.weights, WEIGHT_RULES),
-            ("aggregation", self.aggregation, AGGREGATIONS),
-            ("share", self.share, SHARES),
-            ("engine", self.engine, ENGINES),
-            ("bank", self.bank, PLACES),
-        ):
-            if value not in known:
-                raise unknown(kind, value, known)
-        if self.bank == "disk" and self.device != "cpu":
-            raise ConfigError(f'bank "disk" is for device "cpu", got device "{self.device}"; use bank "auto"')
-        if sorted(self.graph.nodes) != list(range(clients)):
-            raise ConfigError(
-                f"the graph must have the nodes 0..{clients - 1}, one per client; it has {len(self.graph)}"
-            )
-        if self.graph.is_directed() or self.graph.is_multigraph() or nx.number_of_selfloops(self.graph):
-            raise ConfigError(
-                "the graph must be undirected, without loops and double edges; convert it by nx.Graph(graph)"
-            )
-        if self.algorithm.informed and self.split.clusters is None:
-            raise DataError(
-                f"{self.algorithm.name} needs true clusters, and this split has none; leave it out of `algorithms`"
-            )
-
-    @property
-    def clients(self) -> int:
-        """Count the clients."""
-        return len(self.split.train.sizes)
-
-    @property
-    def true_clusters(self) -> int:
-        """Count the true clusters, those after a drift included; 1 where nobody knows."""
-        splits = [self.split, *(self.drift[1:] if self.drift else ())]
-        return max(1 if split.clusters is None else int(split.clusters.max()) + 1 for split in splits)
 
 
 class Simulation:
@@ -161,7 +72,8 @@ class Simulation:
             self.shards,
         )
         self.revival = Revival(setting.clients, self.models) if algorithm.revives else None
-        self.distributions = self._distributions(setting.split)
+        self.evaluator = Evaluator(setting, self.engine, self.shards)
+        self.evaluator.hold(setting.split, self.train, self.test)
         self.round = 0
         self.assignments = torch.full((setting.clients,), -1)
         self.changed = 0
@@ -246,7 +158,8 @@ class Simulation:
         if not due:
             return None
         with self._timed("evaluate"):
-            found = self._evaluate(self._scored_clients(final=now + 1 == setting.rounds))
+            final = now + 1 == setting.rounds
+            found = self._evaluate(None if final else self.evaluator.affordable(self.models))
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -382,19 +295,8 @@ class Simulation:
         split = self.setting.drift[1]
         self.train, self.test = self._hold(split)
         self.truth = split.clusters
-        self.distributions = self._distributions(split)
+        self.evaluator.hold(split, self.train, self.test)
         self._losses = None
-
-    def _distributions(self, split: Split) -> list[metrics.Distribution]:
-        setting, device, dtype = self.setting, self.setting.device, self.setting.dtype
-        found = metrics.distributions(
-            split, setting.evaluation_samples, setting.seed, self.members, self.shards.sum
-        )  # fmt: skip
-        kind = dtype if split.test.x.is_floating_point() else None
-        return [
-            metrics.Distribution(*((x.to(device, kind), y.to(device)) for x, y in distribution))
-            for distribution in found
-        ]
 
     def _revive(self, now: int) -> None:
         """Watch for lost clusters and new distributions; open the centres that an election accepts."""
@@ -446,18 +348,19 @@ class Simulation:
         found = torch.zeros(len(here), dtype=torch.bool)
         sums = torch.zeros_like(self.banks[:, 0]) if self.shared else None
         counts = torch.zeros(self.models, dtype=torch.int64)
-        work = self.engine.work(
-            self.banks, here, self.train, choose, now, needs=needs, known=known, first=self.members.start
-        )
-        for done in work:
+        task = Task(self.banks, self.train, choose, now, needs, known, self.members.start, in_place=not self.shared)
+        for done in self.engine.work(task, here):
             some = slice(done.positions[0], done.positions[-1] + 1)
-            fine = finite(done.vectors)
-            means[some], found[some] = done.losses.to(means), torch.tensor(fine)
+            means[some], found[some] = done.losses.to(means), torch.tensor(done.fine)
             choices += done.choices
             self.seconds["train"] -= done.looked_s
             self.seconds["assign"] += done.looked_s
-            for position, choice, vector, usable in zip(done.positions, done.choices, done.vectors, fine, strict=True):
-                if not usable:  # an update that diverged is undone
+            if done.vectors is None:
+                continue
+            for position, choice, vector, fine in zip(
+                done.positions, done.choices, done.vectors, done.fine, strict=True
+            ):
+                if not fine:  # an update that diverged is undone
                     continue
                 if sums is None:
                     self.banks[choice.cluster, here[position]] = vector
@@ -509,113 +412,19 @@ class Simulation:
         self.exchange.gossip_(self.banks, present, senders, self.assignments, now, drift)
         return [] if drift is None else drift.result(self.shards.sum).tolist()
 
-    def _scored_clients(self, final: bool) -> Sequence[int]:
-        """Choose the clients that are scored on every distribution: all in the end, and before that as many as keep an
-        evaluation within EVALUATION_SHARE of the sample passes of the rounds since the last one.
-
-        A round takes n (m + 3 steps) passes of a client's n samples (a gradient is worth two forward passes), scoring a
-        client with s samples of each of d distributions d (m + 1) s / 2, and its own test samples one each.
-        """
-        setting, clients = self.setting, self.setting.clients
-        each = sum(len(found.held_out[1]) * self.models + len(found.test[1]) for found in self.distributions)
-        if final or not each or self.shared:
-            return range(clients)
-        samples, tests = (sum(data.sizes) for data in (setting.split.train, setting.split.test))
-        passes = setting.evaluate_every * samples * (self.models + 3 * setting.local.steps)
-        many = int((EVALUATION_SHARE * passes - tests) / each)
-        order = torch.randperm(clients, generator=stream(setting.seed, "scored"))
-        return sorted(order[: max(min(clients, FEWEST_SCORED), many)].tolist())
-
     def _evaluate(self, scored_everywhere: Sequence[int] | None = None) -> dict[str, Any]:
-        """Score the state after a round. Keeps the training losses: the next round assigns by the same ones.
-
-        scored_everywhere: the clients whose models are scored on every distribution, all if not given.
-        """
-        truth = self.truth if self.setting.algorithm.models == "clusters" else None
-        losses, chosen, deployed = self._deploy()
-        scored = self.engine.accuracy(deployed, self.test)
-        picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
-        trained = self.assignments[list(self.members)]
-        trained = torch.where(trained < 0, chosen, trained).clamp_max(self.models - 1)
-        kept = losses.cpu().gather(1, trained[:, None])[:, 0]
-        elsewhere = self._scores_on_distributions(scored_everywhere or range(self.setting.clients))
-        columns = (chosen.double(), picked.double(), kept.double(), scored.cpu().double(), *elsewhere)
-        found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
-        picks, picked, kept, scores, everywhere = found[0].long(), found[1], found[2], found[3], found[4:]
-        model_bytes = self.flat.size * self.banks.element_size()
-        messages = int(self.exchange.messages_by_client.sum())
+        """Score the state after a round. Keeps the training losses: the next round assigns by the same ones."""
+        algorithm = self.setting.algorithm
+        scores = self.evaluator.score(self.banks, self.assignments, scored_everywhere)
+        if algorithm.personal is None and algorithm.needs == "losses":
+            self._losses = scores.losses
         return {
             "round": self.round,
-            "accuracy": float(scores.mean()),
-            "accuracy_std_over_clients": float(scores.std(correction=0)),
-            "all_models_accuracy": float(everywhere.nanmean()) if len(everywhere) else None,
-            "cluster_accuracy": None if truth is None else metrics.cluster_accuracy(picks, truth),
-            "adjusted_rand_index": None if truth is None else metrics.adjusted_rand_index(picks, truth),
-            "live_clusters": len(set(picks.tolist())),
-            "models": self.models,
+            **scores.row,
             "changed": self.changed,
-            "train_loss": float(picked.mean()),
-            "F_global": float(picked.sum()),
-            "F_before_assignment": float(kept.sum()),
-            "disagreement": self._disagreement(),
-            "messages_sent": messages,
-            "bytes_sent": (messages + self.start_messages) * model_bytes + 4 * self.exchange.scalars,
-            "start_bytes": self.start_messages * model_bytes,
-            "scalars_sent": self.exchange.scalars,
-            "server_bytes_sent": self.exchange.server_messages * model_bytes,
-            "messages_by_client": self.exchange.messages_by_client.tolist(),
-            "messages_by_cluster": self.exchange.messages_by_cluster.tolist(),
-            "model_bytes": model_bytes,
-            "assignments": picks.tolist(),
+            **self.exchange.traffic(self.flat.size * self.banks.element_size(), self.start_messages),
             "election": [asdict(turn) for turn in self.elections[0].turns] if self.elections else None,
         }
-
-    def _deploy(self) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
-        """Settle what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
-        algorithm, members = self.setting.algorithm, self.members
-        if (personal := algorithm.personal) is not None:
-            each = self.engine.sample_losses(self.banks, self.train)
-
-            def personalise(some: Sequence[int]) -> Tensor:
-                run = range(some[0], some[-1] + 1)
-                mixed = torch.stack([personal(self.banks[:, 0 if self.shared else i], each[i]) for i in run])
-                data = members_of(self.train, run)
-                return self.engine.finetuned(mixed, data, algorithm.finetune_steps, members[run.start])
-
-            losses = torch.stack([samples.mean(dim=1) for samples in each])
-            return losses, _lowest_of_rows(losses), personalise
-        losses = self.engine.losses(self.banks, self.train)
-        if algorithm.needs == "losses":
-            self._losses = losses
-        told = self.truth[members.start : members.stop] if algorithm.informed and self.truth is not None else None
-        picks = _lowest_of_rows(losses) if told is None else told
-        columns = picks.to(self.banks.device)
-        rows = torch.zeros_like(columns) if self.shared else torch.arange(len(members), device=self.banks.device)
-        return losses, picks, lambda some: self.banks[columns[some[0] : some[-1] + 1], rows[some[0] : some[-1] + 1]]
-
-    def _disagreement(self) -> list[float]:
-        if self.shared:
-            return [0.0] * self.models
-        return metrics.disagreement(self.banks, self.setting.clients, self.shards.sum).tolist()
-
-    def _scores_on_distributions(self, clients: Sequence[int]) -> list[Tensor]:
-        """Score the banks of some clients on every true distribution: (L,) each, NaN for other members."""
-        if not self.distributions:
-            return []
-        if self.shared:
-            return [
-                self.engine.score_on(self.banks, *distribution).expand(len(self.members))
-                for distribution in self.distributions
-            ]
-        scores = torch.full((len(self.distributions), len(self.members)), float("nan"), dtype=torch.float64)
-        here = torch.tensor(within(self.members, clients), dtype=torch.int64)
-        size = max(1, 16 * PIECE_BYTES // (self.models * self.flat.size * self.banks.element_size()))
-        for some in torch.split(here, size) if len(here) else ():
-            whole = int(some[-1] - some[0]) + 1 == len(some)  # one after the other: a view instead of a copy
-            part = self.banks[:, some[0] : some[-1] + 1] if whole else self.banks[:, some.to(self.banks.device)]
-            for row, distribution in zip(scores, self.distributions, strict=True):
-                row[some] = self.engine.score_on(part, *distribution)
-        return list(scores)
 
     def _truth(self, client: int) -> int:
         assert self.truth is not None  # Setting checked it
@@ -641,16 +450,6 @@ class Simulation:
         begin = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - begin
-
-
-def initial_module(setting: Setting) -> nn.Module:
-    """Build the module that cluster 0 starts from; the architecture of all."""
-    with seeded(setting.seed, "init", 0):
-        return setting.make_model()
-
-
-def _lowest_of_rows(losses: Tensor) -> Tensor:
-    return torch.tensor([lowest(row) for row in losses])
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from dfca.core.relay import Offer
 from dfca.sim.fleet import Fleet
 from dfca.sim.network import SERVER, World
 from dfca.sim.result import Metrics
-from dfca.sim.rounds import Setting
+from dfca.sim.setting import Setting
 from dfca.sim.snapshot import Packer, Unpacker, storable
 from dfca.sim.staleness import Staleness
 from dfca.sim.trace import Ledger
