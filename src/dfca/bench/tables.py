@@ -124,8 +124,8 @@ def _comparisons(name: str, part: Json) -> Sheet:
             after = f"{row['name']}: after {steps} step{'s' * (steps != '1')} our parameters differ"
             notes[
                 f"{after} by {differ['ours']:.1e} from the plain layers' (wanted after one: "
-                f"{row['details']['difference_bound']:.0e}) and by {differ['ours from double']:.1e} from those in double "
-                f"precision, the plain layers' by {differ['plain from double']:.1e}."
+                f"{row['details']['difference_bound']:.0e}), and by {differ['ours from double']:.1e} from those in "
+                f"double precision; the plain layers' differ from these by {differ['plain from double']:.1e}."
             ] = True
     columns = ["work", "measured", "against", "ratio: median (lowest to highest)", "wanted", "met"]
     return Sheet(name, columns, rows, list(notes))
