@@ -10,6 +10,7 @@ from dfca.core.algorithm import Choice
 from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest, spans
 from dfca.core.params import FlatModel, initial
 from dfca.core.rng import stream
+from dfca.data import clients
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.models import cnn, cnn1d, mlp
@@ -188,11 +189,16 @@ def test_threads_refuse_what_they_cannot_run() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "deep mlp", "linear"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_steps_in_the_bank_are_the_same_steps(kind: str, momentum: float) -> None:
+@pytest.mark.parametrize("room", [0, 2**20])
+def test_steps_in_the_bank_are_the_same_steps(
+    kind: str, momentum: float, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "PRODUCTS_BYTES", room)
     flat, bank, data = world(kind, samples=3)
     options = LocalOptions(steps=3, learning_rate=0.2, momentum=momentum)
     engine, places = Engine(flat, options, seed=7, how="stacked"), [0, 1, 3]
     assert spans(flat, 3, options)
+    assert (data.products is None) == (room == 0)
     expected = bank.clone()
     for place in places:
         x, y = data.of(place)

@@ -75,19 +75,26 @@ def dense_end(layers: Sequence[Layer], pieces: Sequence[Tensor], z: Tensor) -> T
     return z if len(layers) == 1 else dense_outputs(layers[1:], pieces, z.relu())
 
 
-def span_pays(samples: int, inputs: int, units: int, steps: int) -> bool:
-    """Tell whether steps in the span of the samples take fewer operations than steps on the weights."""
-    span = samples * inputs + (steps - 1) * samples * units + inputs * units
+def inner_products(x: Tensor) -> Tensor:
+    """Compute x x^T + 1 of flat samples (..., n, d), the 1 for the bias: (..., n, n)."""
+    return torch.matmul(x, x.mT).add_(1)
+
+
+def span_pays(samples: int, inputs: int, units: int, steps: int, known: bool = False) -> bool:
+    """Tell whether steps in the span of the samples take fewer operations than steps on the weights; known: the inner
+    products of the samples are."""
+    span = (0 if known else samples * inputs) + (steps - 1) * samples * units + inputs * units
     return steps > 0 and span < 2 * steps * inputs * units
 
 
 class Batch(NamedTuple):
     """The samples of a step: x (..., n, d); target (..., n, classes), onehot(y); share, the weight of each sample in
-    the loss, 1/n or (..., n, 1)."""
+    the loss, 1/n or (..., n, 1); products, their `inner_products` where they are known."""
 
     x: Tensor
     target: Tensor
     share: Tensor | float
+    products: Tensor | None = None
 
 
 class Descent(NamedTuple):
@@ -116,8 +123,9 @@ class Descent(NamedTuple):
     def above_(self, batch: Batch, z: Tensor, steps: int) -> Tensor:
         """Do the same, but leave W_1 as it is; returns the sum of d_1, with which `lower_` takes its steps at once."""
         weight, bias = self.layers[0]
-        x = _flat(batch.x, self.pieces[weight])
-        products = torch.matmul(x, x.mT).add_(1)  # 1 for the bias
+        products = batch.products
+        if products is None:
+            products = inner_products(_flat(batch.x, self.pieces[weight]))
         speed = total = torch.empty(0)
         for step in range(steps):
             delta = self._upper_step_(batch, z)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -169,36 +170,42 @@ def local_steps_(
     vectors[model.trained :] = rest
 
 
-def spans(model: FlatModel, samples: int, options: LocalOptions) -> bool:
-    """Tell whether the local steps of a model write its first layer only once, in the end (`core.dense`)."""
+def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
+    """Tell whether the local steps of a model write its first layer only once, in the end (`core.dense`); known: the
+    inner products of the samples are."""
     if model.dense is None or options.batch_size is not None or options.weight_decay:
         return False
     units, inputs = model.shapes[model.dense[0][0]]
-    return span_pays(samples, inputs, units, options.steps)
+    return span_pays(samples, inputs, units, options.steps, known)
+
+
+class Samples(NamedTuple):
+    """The samples of C clients, and what stays known of them from round to round.
+
+    x (C, n, *shape), y (C, n); largest (C,): the largest |x| of each; products (C, n, n): `inner_products`, or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    largest: Tensor
+    products: Tensor | None
 
 
 @torch.no_grad()
 def local_steps_in_place_(
-    model: FlatModel,
-    bank: Tensor,
-    rows: Tensor,
-    x: Tensor,
-    y: Tensor,
-    options: LocalOptions,
-    begun: Forward,
-    largest: Tensor,
+    model: FlatModel, bank: Tensor, rows: Tensor, samples: Samples, options: LocalOptions, begun: Forward
 ) -> list[bool]:
     """Train some rows (C,) of a bank (R, P) where they lie, for models that `spans`: nearly all of a model is its
-    first layer, so next to nothing is copied. x (C, n, *shape), y (C, n); begun: their forward passes; largest
-    (C,): the largest |x| of each.
+    first layer, so next to nothing is copied. begun: their forward passes.
 
     Returns whose steps are fine. A model stays as it was if its steps are not finite, or so long that it might not be.
     """
     assert model.dense is not None
     first, lying = model.dense[0][0], model.pieces(bank)
     own = [piece[:0] if place == first else piece[rows] for place, piece in enumerate(lying)]
+    x, y, largest, products = samples
     down, batch = _descent(model, own, x, y, options, None)
-    total = down.above_(batch, begun.tensors[0], options.steps)
+    total = down.above_(batch._replace(products=products), begun.tensors[0], options.steps)
     reach = options.learning_rate * y.shape[1] * largest * total.abs().amax(dim=(1, 2)).double()
     limits = torch.finfo(bank.dtype)
     good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
@@ -210,10 +217,9 @@ def local_steps_in_place_(
     for place, tensor in enumerate(own):
         if place != first:
             lying[place][kept] = tensor if all(fine) else tensor[good]
-    flat = x.flatten(2)
-    for row, usable, delta, samples in zip(rows.tolist(), fine, total, flat, strict=True):
+    for row, usable, delta, flat in zip(rows.tolist(), fine, total, x.flatten(2), strict=True):
         if usable:
-            lower_(lying[first][row], delta, samples, options.learning_rate)
+            lower_(lying[first][row], delta, flat, options.learning_rate)
     return fine
 
 

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from dfca.core.dense import inner_products
 from dfca.errors import ConfigError, DataError
+
+PRODUCTS_BYTES = 2**28
+"""What the inner products of all samples may take: they spare every round to compute them anew."""
 
 Samples = tuple[Any, Any] | Dataset[Any]
 
@@ -45,6 +49,14 @@ class ClientData:
         """Find the largest |x| of each client, (N,) in double precision; NaN where there is one."""
         sides = (self.of(client)[0].aminmax() for client in range(self.clients))
         return torch.stack([torch.maximum(-low, high) for low, high in sides]).double()
+
+    @cached_property
+    def products(self) -> Tensor | None:
+        """Compute the inner products of every client's samples, (N, n, n), unless they are more than PRODUCTS_BYTES."""
+        stacked = self.stacked()
+        if stacked is None or self.clients * self.sizes[0] ** 2 * self.x.element_size() > PRODUCTS_BYTES:
+            return None
+        return inner_products(stacked[0].flatten(2))
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return views of one client's samples: x `(n, *shape)`, y `(n,)`."""

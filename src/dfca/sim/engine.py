@@ -30,6 +30,7 @@ from dfca.core.algorithm import Choice
 from dfca.core.local import (
     Forward,
     LocalOptions,
+    Samples,
     descend_,
     draw_batches,
     forward,
@@ -236,14 +237,22 @@ class Engine:
         looked_s = time.perf_counter() - begin
         rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
         models = bank.view(-1, bank.shape[2])
-        if task.in_place and begun is not None and spans(self.model, y.shape[1], self.local):
-            largest = task.data.largest[pick]
-            fine = local_steps_in_place_(self.model, models, rows, x, y, self.local, begun, largest)
+        if task.in_place and begun is not None and self._spans(task.data):
+            products = None if task.data.products is None else task.data.products[pick]
+            here = Samples(x, y, task.data.largest[pick], products)
+            fine = local_steps_in_place_(self.model, models, rows, here, self.local, begun)
             return Done(positions, choices, means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
         names = [task.first + place for place in places]
         self._train_stacked_(vectors, x, y, choices, self.local, names, task.round, begun)
         return Done(positions, choices, means, looked_s, finite(vectors), vectors)
+
+    def _spans(self, data: ClientData) -> bool:
+        """Tell whether steps in the span of the samples pay; their inner products are only computed if they do."""
+        samples = data.sizes[0]
+        if not spans(self.model, samples, self.local, known=True):
+            return False
+        return spans(self.model, samples, self.local, known=data.products is not None)
 
     def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int = 0) -> Tensor:
         """Take plain steps on all samples of every client, from the one with the id `first` on: (C, P) -> (C, P)."""
