@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
+from sklearn.metrics import adjusted_rand_score
 
 from dfca import metrics
 from dfca.core.local import hits, losses
-from dfca.sim.evaluation import FEWEST_SCORED
+from dfca.sim.evaluation import FEWEST_SCORED, Scope
 from dfca.sim.rounds import Simulation
 
 
@@ -24,6 +25,11 @@ def test_adjusted_rand_index() -> None:
     truth = torch.tensor([0, 0, 1, 1])
     assert metrics.adjusted_rand_index(torch.tensor([1, 1, 0, 0]), truth) == 1.0
     assert metrics.adjusted_rand_index(torch.tensor([0, 1, 0, 1]), truth) < 0.1
+    generator = torch.Generator().manual_seed(0)
+    for kinds in (1, 2, 5, 12):
+        found, truth = (torch.randint(0, kinds, (12,), generator=generator) for _ in range(2))
+        assert metrics.adjusted_rand_index(found, truth) == pytest.approx(adjusted_rand_score(truth, found), abs=1e-12)
+    assert metrics.adjusted_rand_index(torch.arange(6), torch.arange(6)) == 1.0
 
 
 def test_confusion() -> None:
@@ -58,7 +64,7 @@ def test_distributions_are_disjoint_and_of_one_cluster() -> None:
 
 
 def test_the_evaluator_picks_by_training_loss_and_scores_on_test_data() -> None:
-    setting = make_toy_setting("dfca-li", rounds=2)
+    setting = make_toy_setting("dfca-li", rounds=2, evaluation_samples=2)  # so few that everybody is scored everywhere
     simulation = Simulation(setting)
     simulation.step()
     row = simulation.step()
@@ -127,13 +133,15 @@ def test_evaluations_before_the_last_score_few_clients_everywhere() -> None:
     split = make_toy_split(clients=24)
     simulation = Simulation(make_toy_setting("dfca-gi", split=split, rounds=2, evaluate_every=1))
     evaluator, banks = simulation.evaluator, simulation.banks
-    few = evaluator.affordable(simulation.models)
+    few = evaluator.scope(simulation.models, final=False).everywhere
     assert FEWEST_SCORED <= len(few) < 24
-    assert few == evaluator.affordable(simulation.models)
+    assert few == evaluator.scope(simulation.models, final=False).everywhere
+    assert len(few) <= len(evaluator.scope(simulation.models, final=True).everywhere)
     scores = torch.stack(evaluator.on_distributions(banks, range(24)))
 
     def everywhere(clients: Sequence[int] | None) -> float:
-        return float(evaluator.score(banks, simulation.assignments, clients).row["all_models_accuracy"])
+        scope = None if clients is None else Scope(range(24), clients)
+        return float(evaluator.score(banks, simulation.assignments, scope).row["all_models_accuracy"])
 
     assert everywhere(few) == pytest.approx(float(scores[:, list(few)].mean()))
     assert everywhere(None) == everywhere(range(24)) == pytest.approx(float(scores.mean()))

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from dfca.core.rng import stream
@@ -64,18 +65,26 @@ def distributions(
 
 def cluster_accuracy(assignments: Tensor, truth: Tensor) -> float:
     """Share of clients in the right cluster, under the best one-to-one matching of found and true clusters."""
-    from scipy.optimize import linear_sum_assignment
-
     counts = confusion(assignments, truth).numpy()
     rows, columns = linear_sum_assignment(counts, maximize=True)
     return float(counts[rows, columns].sum() / len(truth))
 
 
 def adjusted_rand_index(assignments: Tensor, truth: Tensor) -> float:
-    """Agreement of two partitions corrected for chance: 1 for equal ones, about 0 for random ones."""
-    from sklearn.metrics import adjusted_rand_score
+    """Agreement of two partitions corrected for chance: 1 for equal ones, about 0 for random ones.
 
-    return float(adjusted_rand_score(truth.numpy(), assignments.numpy()))
+    Of all pairs of clients, with C(n) = n (n - 1) / 2: together in both, in one, and what chance would give.
+    """
+    counts = confusion(assignments, truth).double()
+
+    def pairs(sizes: Tensor) -> float:
+        return float((sizes * (sizes - 1)).sum() / 2)
+
+    both, found, true = pairs(counts), pairs(counts.sum(dim=1)), pairs(counts.sum(dim=0))
+    if not len(truth) or found == true == both:
+        return 1.0
+    chance = found * true / pairs(counts.sum())
+    return (both - chance) / ((found + true) / 2 - chance)
 
 
 def confusion(assignments: Tensor, truth: Tensor) -> Tensor:

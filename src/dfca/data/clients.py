@@ -54,7 +54,7 @@ class ClientData:
     def products(self) -> Tensor | None:
         """Compute the inner products of every client's samples, (N, n, n), unless they are more than PRODUCTS_BYTES."""
         stacked = self.stacked()
-        if stacked is None or self.clients * self.sizes[0] ** 2 * self.x.element_size() > PRODUCTS_BYTES:
+        if stacked is None or not products_fit(self.clients, self.sizes[0], self.x.dtype):
             return None
         return inner_products(stacked[0].flatten(2))
 
@@ -81,6 +81,11 @@ class ClientData:
         """Move the samples to a device; floating-point ones take the type, if one is given."""
         kind = dtype if self.x.is_floating_point() else None
         return ClientData(self.x.to(device, kind), self.y.to(device), self.offsets)
+
+
+def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
+    """Tell whether the inner products of so many samples of each client are kept."""
+    return clients * samples**2 * dtype.itemsize <= PRODUCTS_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ from dfca.core.local import (
 )
 from dfca.core.params import FlatModel
 from dfca.core.rng import seeded, stream
-from dfca.data.clients import ClientData
+from dfca.data.clients import ClientData, products_fit
 from dfca.errors import ConfigError
 
 EngineName = Literal["auto", "stacked", "loop", "threads"]
@@ -247,6 +247,21 @@ class Engine:
         self._train_stacked_(vectors, x, y, choices, self.local, names, task.round, begun)
         return Done(positions, choices, means, looked_s, finite(vectors), vectors)
 
+    def passes(self, sizes: Sequence[int]) -> float:
+        """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
+
+        The same on every rank, whoever holds the clients.
+        """
+        model, steps, samples = self.model, self.local.steps, sizes[0]
+        if model.dense is not None and len(set(sizes)) == 1:
+            known = products_fit(len(sizes), samples, model.dtype)
+            if spans(model, samples, self.local, known):
+                units, inputs = model.shapes[model.dense[0][0]]
+                again = 0 if known else samples * inputs
+                return sum(sizes) * (again + (steps - 1) * samples * units + inputs * units) / model.size
+        each = (min(size, self.local.batch_size or size) for size in sizes)
+        return (2 if model.dense is not None else 3) * steps * sum(each)
+
     def _spans(self, data: ClientData) -> bool:
         """Tell whether steps in the span of the samples pay; their inner products are only computed if they do."""
         samples = data.sizes[0]
@@ -338,26 +353,22 @@ class Engine:
         scores = []
         for chunk in self._chunks(clients, held_out[0][None], models):
             part = bank[:, chunk]
-            losses = [
-                [float(cross_entropy(each, held_out[1])) for each in self._apply(vectors, held_out[0])]
-                for vectors in part
-            ]
-            picked = torch.tensor(
-                [lowest(column) for column in torch.tensor(losses, dtype=torch.float64).T], device=bank.device
-            )
+            losses = torch.stack([self._outcome(vectors, *held_out)[0] for vectors in part])
+            picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
-            scores += [(each.argmax(dim=1) == test[1]).cpu().double().mean() for each in self._apply(chosen, test[0])]
-        return torch.stack(scores)
+            scores.append(self._outcome(chosen, *test)[1])
+        return torch.cat(scores).cpu()
 
-    def _apply(self, vectors: Tensor, x: Tensor) -> Iterator[Tensor]:
-        """Run many deployed models (V, P) on one set of samples (n, *shape): V tensors (n, classes)."""
+    def _outcome(self, vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Run deployed models (C, P) on one set of samples (n, *shape): their mean losses and accuracies, (C,) each."""
         with torch.no_grad():
-            if not self.stacked:
-                yield from self._each(partial(infer, self.model, vector, x, "score") for vector in vectors)
-                return
-            for chunk in self._chunks(len(vectors), x[None], 1):
-                some = vectors[chunk]
-                yield from self._stacked_outputs(some, x.expand(len(some), *x.shape))
+            if self.stacked:
+                outputs = self._stacked_outputs(vectors, x.expand(len(vectors), *x.shape))
+            else:
+                jobs = (partial(infer, self.model, vector, x, "score") for vector in vectors)
+                outputs = torch.stack(list(self._each(jobs)))
+            losses = cross_entropy(outputs.transpose(1, 2), y.expand(len(vectors), -1), reduction="none")
+            return losses.double().mean(dim=1), (outputs.argmax(dim=2) == y).double().mean(dim=1)
 
     def _stacked_outputs(self, vectors: Tensor, x: Tensor) -> Tensor:
         """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, classes)."""

@@ -18,17 +18,28 @@ from dfca.sim.shards import PIECE_BYTES, Shards, members_of, within
 
 EVALUATION_SHARE = 0.1
 """What the evaluations of a run may cost beside its rounds, in passes of samples."""
-FEWEST_SCORED = 8
+LAST_SHARE = 0.75
+"""What the last of them may take of that."""
+FEWEST_SCORED = 4
 """So many clients are scored on every distribution in any case."""
+WALK = 25
+"""Walking through a model takes as long as so many passes of a sample (784-100-10 and 784-200-10)."""
 
 
 class Scores(NamedTuple):
     """What is found: row, the metrics; losses (L, m), of the members' models on their training samples; accuracies
-    (N,), of what every client would deploy."""
+    (N,), of what every client would deploy, NaN where it was not scored."""
 
     row: dict[str, Any]
     losses: Tensor
     accuracies: Tensor
+
+
+class Scope(NamedTuple):
+    """Whose models an evaluation scores: on their own test samples, and on every distribution."""
+
+    own: Sequence[int]
+    everywhere: Sequence[int]
 
 
 class Evaluator:
@@ -51,43 +62,62 @@ class Evaluator:
             for distribution in found
         ]
 
-    def affordable(self, models: int) -> Sequence[int]:
-        """Choose the clients that are scored on every distribution: as many as keep an evaluation within
-        EVALUATION_SHARE of the sample passes of the rounds since the last one.
+    def scope(self, models: int, final: bool) -> Scope:
+        """Choose whose models are scored: as many as keep all evaluations of a run within EVALUATION_SHARE of what its
+        rounds cost, counted in forward passes of one sample; never by a clock.
 
-        A round takes n (m + 3 steps) passes of a client's n samples (a gradient is worth two forward passes), scoring a
-        client with s samples of each of d distributions d (m + 1) s / 2, and its own test samples one each.
+        A round costs m passes of every training sample, and its steps. An evaluation costs those m passes too unless
+        the next round assigns by them, a walk through the banks, and one pass of each test sample; scoring a client
+        on d distributions with s samples each costs d (m + 1) s / 2. The last evaluation comes first: up to LAST_SHARE
+        of everything. Everybody is scored on its own test samples, also where it makes a model of its own for that
+        (`personal`), but before the end no more of those than half of an evaluation pays for.
         """
-        setting, clients = self.setting, self.setting.clients
-        each = sum(len(found.held_out[1]) * models + len(found.test[1]) for found in self.distributions)
-        if not each or self.shared:
-            return range(clients)
+        setting, clients, algorithm = self.setting, self.setting.clients, self.setting.algorithm
         samples, tests = (sum(data.sizes) for data in (setting.split.train, setting.split.test))
-        passes = setting.evaluate_every * samples * (models + 3 * setting.local.steps)
-        many = int((EVALUATION_SHARE * passes - tests) / each)
-        order = torch.randperm(clients, generator=stream(setting.seed, "scored"))
-        return sorted(order[: max(min(clients, FEWEST_SCORED), many)].tolist())
+        looks = 0 if algorithm.needs == "nothing" or models == 1 else models * samples
+        whole = EVALUATION_SHARE * setting.rounds * (looks + self.engine.passes(setting.split.train.sizes))
+        each = sum(len(found.held_out[1]) * models + len(found.test[1]) for found in self.distributions)
+        fixed = tests + WALK * models * clients
+        last = min(LAST_SHARE * whole, fixed + models * samples + each * clients)
+        others = -(-setting.rounds // setting.evaluate_every) - 1
+        budget = last if final else (whole - last) / max(1, others)
+        order = torch.randperm(clients, generator=stream(setting.seed, "scored")).tolist()
+        own, fewest = clients, min(clients, FEWEST_SCORED)
+        if algorithm.personal is not None and not final:
+            finetuned = 2 * algorithm.finetune_steps * samples / clients
+            own = min(clients, max(fewest, int(budget / 2 / finetuned)))
+            budget /= 2
+        if not each or self.shared:
+            return Scope(sorted(order[:own]), range(clients))
+        reused = algorithm.needs == "losses" and not final
+        many = int((budget - fixed - (0 if reused else models * samples)) / each)
+        return Scope(sorted(order[:own]), sorted(order[: min(clients, max(fewest, many))]))
 
-    def score(self, banks: Tensor, assignments: Tensor, everywhere: Sequence[int] | None = None) -> Scores:
-        """Score the banks of all clients; assignments (N,) are the models that they trained last, -1 for none.
+    def score(
+        self, banks: Tensor, assignments: Tensor, scope: Scope | None = None, losses: Tensor | None = None
+    ) -> Scores:
+        """Score the banks; assignments (N,) are the models that the clients trained last, -1 for none.
 
-        everywhere: the clients whose models are scored on every distribution, all if not given.
+        scope: whose models, everybody's if not given. losses (L, m): of the members' models on their training samples,
+        where they are known.
         """
         members, models = self.shards.members, len(banks)
         truth = self.truth if self.setting.algorithm.models == "clusters" else None
-        losses, chosen, deployed = self._deploy(banks)
-        scored = self.engine.accuracy(deployed, self.test)
+        losses, chosen, deployed = self._deploy(banks, losses)
+        scope = scope or Scope(range(self.setting.clients), range(self.setting.clients))
+        scored = self._on_own(deployed, within(members, scope.own))
         picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
         trained = assignments[list(members)]
         trained = torch.where(trained < 0, chosen, trained).clamp_max(models - 1)
         kept = losses.cpu().gather(1, trained[:, None])[:, 0]
-        elsewhere = self.on_distributions(banks, everywhere or range(self.setting.clients))
+        elsewhere = self.on_distributions(banks, scope.everywhere)
         columns = (chosen.double(), picked.double(), kept.double(), scored.cpu().double(), *elsewhere)
         found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
         picks, picked, kept, accuracies, others = found[0].long(), found[1], found[2], found[3], found[4:]
+        known = accuracies[~accuracies.isnan()]
         row = {
-            "accuracy": float(accuracies.mean()),
-            "accuracy_std_over_clients": float(accuracies.std(correction=0)),
+            "accuracy": float(known.mean()),
+            "accuracy_std_over_clients": float(known.std(correction=0)),
             "all_models_accuracy": float(others.nanmean()) if len(others) else None,
             "cluster_accuracy": None if truth is None else metrics.cluster_accuracy(picks, truth),
             "adjusted_rand_index": None if truth is None else metrics.adjusted_rand_index(picks, truth),
@@ -101,6 +131,18 @@ class Evaluator:
         }
         return Scores(row, losses, accuracies)
 
+    def _on_own(self, deployed: Callable[[Sequence[int]], Tensor], here: Sequence[int]) -> Tensor:
+        """Score what some members deploy on their own test samples: (L,), NaN for the others."""
+        if len(here) == len(self.shards.members):
+            return self.engine.accuracy(deployed, self.test)
+        scores = torch.full((len(self.shards.members),), float("nan"), dtype=torch.float64)
+        if here:
+            some = self.test.subset(here)
+            scores[list(here)] = self.engine.accuracy(
+                lambda places: torch.cat([deployed([here[place]]) for place in places]), some
+            ).cpu()
+        return scores
+
     def on_distributions(self, banks: Tensor, clients: Sequence[int]) -> list[Tensor]:
         """Score the banks of some clients on every true distribution: (L,) each, NaN for other members."""
         members, (models, _, size) = self.shards.members, banks.shape
@@ -110,7 +152,7 @@ class Evaluator:
             return [self.engine.score_on(banks, *found).expand(len(members)) for found in self.distributions]
         scores = torch.full((len(self.distributions), len(members)), float("nan"), dtype=torch.float64)
         here = torch.tensor(within(members, clients), dtype=torch.int64)
-        rows = max(1, 16 * PIECE_BYTES // (models * size * banks.element_size()))
+        rows = max(1, 2 * PIECE_BYTES // (models * size * banks.element_size()))
         for some in torch.split(here, rows) if len(here) else ():
             whole = int(some[-1] - some[0]) + 1 == len(some)  # one after the other: a view instead of a copy
             part = banks[:, some[0] : some[-1] + 1] if whole else banks[:, some.to(banks.device)]
@@ -118,7 +160,7 @@ class Evaluator:
                 row[some] = self.engine.score_on(part, *distribution)
         return list(scores)
 
-    def _deploy(self, banks: Tensor) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
+    def _deploy(self, banks: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
         """Settle what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
         algorithm, members = self.setting.algorithm, self.shards.members
         if (personal := algorithm.personal) is not None:
@@ -132,7 +174,8 @@ class Evaluator:
 
             losses = torch.stack([samples.mean(dim=1) for samples in each])
             return losses, _lowest_of_rows(losses), personalise
-        losses = self.engine.losses(banks, self.train)
+        if losses is None:
+            losses = self.engine.losses(banks, self.train)
         told = self.truth[members.start : members.stop] if algorithm.informed and self.truth is not None else None
         picks = _lowest_of_rows(losses) if told is None else told
         columns = picks.to(banks.device)

@@ -27,7 +27,7 @@ from dfca.errors import ConfigError, ModelError
 from dfca.sim.bank import Bank, tell, told_memory
 from dfca.sim.election import Outcome, elect
 from dfca.sim.engine import Needs, Task, make_engine
-from dfca.sim.evaluation import Evaluator
+from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.exchange import Exchange
 from dfca.sim.revival import Revival
 from dfca.sim.setting import Setting, initial_module
@@ -157,9 +157,12 @@ class Simulation:
         self.round = now + 1
         if not due:
             return None
+        final = now + 1 == setting.rounds
+        if setting.algorithm.needs == "losses":
+            with self._timed("evaluate" if final else "assign"):  # the next round assigns by the same losses
+                self._losses = self.engine.losses(self.banks, self.train)
         with self._timed("evaluate"):
-            final = now + 1 == setting.rounds
-            found = self._evaluate(None if final else self.evaluator.affordable(self.models))
+            found = self._evaluate(self.evaluator.scope(self.models, final))
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -412,12 +415,9 @@ class Simulation:
         self.exchange.gossip_(self.banks, present, senders, self.assignments, now, drift)
         return [] if drift is None else drift.result(self.shards.sum).tolist()
 
-    def _evaluate(self, scored_everywhere: Sequence[int] | None = None) -> dict[str, Any]:
-        """Score the state after a round. Keeps the training losses: the next round assigns by the same ones."""
-        algorithm = self.setting.algorithm
-        scores = self.evaluator.score(self.banks, self.assignments, scored_everywhere)
-        if algorithm.personal is None and algorithm.needs == "losses":
-            self._losses = scores.losses
+    def _evaluate(self, scope: Scope | None = None) -> dict[str, Any]:
+        """Score the state after a round."""
+        scores = self.evaluator.score(self.banks, self.assignments, scope, self._losses)
         return {
             "round": self.round,
             **scores.row,
