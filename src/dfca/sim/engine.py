@@ -211,6 +211,7 @@ class Engine:
     def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Done:
         begin = time.perf_counter()
         bank, needs = task.bank, task.needs
+        whole = self.model.dense is not None and self.local.batch_size is None
         pick = _rows(places, bank.device)
         x, y = stacked[0][pick], stacked[1][pick]
         part = bank if task.shared else bank[:, pick]
@@ -220,7 +221,9 @@ class Engine:
             means = task.known[chunk]
         elif needs == "nothing":
             means = torch.zeros(len(places), len(bank))
-        elif needs == "losses" and self.model.dense is not None and self.local.batch_size is None:
+            if len(bank) == 1 and whole:
+                passes = [forward(self.model, part[0].expand(len(x), -1), x)]
+        elif needs == "losses" and whole:
             passes = [forward(self.model, models.expand(len(x), -1), x) for models in part]
             means = _losses_of([each.outputs for each in passes], y).mean(dim=2)
         else:
