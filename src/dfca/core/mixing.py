@@ -25,7 +25,7 @@ SPARSE_BYTES = 2 * 2**20
 """What one block of a sparse sum touches: near the cache."""
 BLOCK_COLUMNS = 512
 """The narrowest block: each row of it is a piece of memory that is worth going to."""
-SPARSE_FROM = 10
+SPARSE_FROM = 16
 """Entries of the dense matrix per link from which on links are summed one by one instead of by a matrix product."""
 
 
