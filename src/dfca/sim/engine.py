@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -412,10 +412,14 @@ class Engine:
                 yield job()
             return
         ahead: deque[Future[T]] = deque()
-        with one_thread_each():
+        with (
+            one_thread_each(),
+            # of this call: a job may make calls of its own, which would wait for the threads that wait for them
+            ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
             try:
                 for job in jobs:
-                    ahead.append(self._pool.submit(job))
+                    ahead.append(pool.submit(job))
                     if len(ahead) > self.workers:
                         yield ahead.popleft().result()
                 while ahead:
@@ -423,12 +427,6 @@ class Engine:
             finally:
                 for future in ahead:
                     future.cancel()
-                wait(ahead)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        """Keep the threads from round to round: what they have allocated and prepared serves again."""
-        return ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def _chunks(self, clients: int, x: Tensor, models: int) -> Iterator[slice]:
         """Cut clients into chunks whose parameters and activations stay within CHUNK_BYTES."""
