@@ -80,11 +80,14 @@ def inner_products(x: Tensor) -> Tensor:
     return torch.matmul(x, x.mT).add_(1)
 
 
-def span_pays(samples: int, inputs: int, units: int, steps: int, known: bool = False) -> bool:
-    """Tell whether steps in the span of the samples take fewer operations than steps on the weights; known: the inner
-    products of the samples are."""
-    span = (0 if known else samples * inputs) + (steps - 1) * samples * units + inputs * units
-    return steps > 0 and span < 2 * steps * inputs * units
+def span_cost(samples: int, inputs: int, units: int, steps: int, known: bool) -> int:
+    """Count the multiplications per sample of steps in the span of the samples; known: their inner products are."""
+    return (0 if known else samples * inputs) + (steps - 1) * samples * units + inputs * units
+
+
+def span_pays(samples: int, inputs: int, units: int, steps: int, known: bool) -> bool:
+    """Tell whether steps in the span of the samples take fewer operations than steps on the weights."""
+    return steps > 0 and span_cost(samples, inputs, units, steps, known) < 2 * steps * inputs * units
 
 
 class Batch(NamedTuple):

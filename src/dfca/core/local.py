@@ -182,7 +182,8 @@ def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = F
 class Samples(NamedTuple):
     """The samples of C clients, and what stays known of them from round to round.
 
-    x (C, n, *shape), y (C, n); largest (C,): the largest |x| of each; products (C, n, n): `inner_products`, or None.
+    x (C, n, *shape), y (C, n); largest (C,), on the CPU: the largest |x| of each; products (C, n, n): `inner_products`,
+    or None.
     """
 
     x: Tensor
@@ -206,12 +207,12 @@ def local_steps_in_place_(
     x, y, largest, products = samples
     down, batch = _descent(model, own, x, y, options, None)
     total = down.above_(batch._replace(products=products), begun.tensors[0], options.steps)
-    reach = options.learning_rate * y.shape[1] * largest * total.abs().amax(dim=(1, 2)).double()
+    reach = options.learning_rate * y.shape[1] * largest * total.abs().amax(dim=(1, 2)).cpu().double()
     limits = torch.finfo(bank.dtype)
     good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
     for place, tensor in enumerate(own):
         if place != first:
-            good &= tensor.flatten(1).isfinite().all(dim=1)
+            good &= tensor.flatten(1).isfinite().all(dim=1).cpu()
     fine: list[bool] = good.tolist()
     kept = rows if all(fine) else rows[good]
     for place, tensor in enumerate(own):

@@ -46,9 +46,9 @@ class ClientData:
 
     @cached_property
     def largest(self) -> Tensor:
-        """Find the largest |x| of each client, (N,) in double precision; NaN where there is one."""
+        """Find the largest |x| of each client, (N,) in double precision on the CPU; NaN where there is one."""
         sides = (self.of(client)[0].aminmax() for client in range(self.clients))
-        return torch.stack([torch.maximum(-low, high) for low, high in sides]).double()
+        return torch.stack([torch.maximum(-low, high) for low, high in sides]).cpu().double()
 
     @cached_property
     def products(self) -> Tensor | None:

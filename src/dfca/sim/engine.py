@@ -27,6 +27,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
+from dfca.core.dense import span_cost
 from dfca.core.local import (
     Forward,
     LocalOptions,
@@ -242,7 +243,7 @@ class Engine:
         models = bank.view(-1, bank.shape[2])
         if task.in_place and begun is not None and self._spans(task.data):
             products = None if task.data.products is None else task.data.products[pick]
-            here = Samples(x, y, task.data.largest[pick], products)
+            here = Samples(x, y, task.data.largest[list(places)], products)
             fine = local_steps_in_place_(self.model, models, rows, here, self.local, begun)
             return Done(positions, choices, means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
@@ -260,8 +261,7 @@ class Engine:
             known = products_fit(len(sizes), samples, model.dtype)
             if spans(model, samples, self.local, known):
                 units, inputs = model.shapes[model.dense[0][0]]
-                again = 0 if known else samples * inputs
-                return sum(sizes) * (again + (steps - 1) * samples * units + inputs * units) / model.size
+                return sum(sizes) * span_cost(samples, inputs, units, steps, known) / model.size
         each = (min(size, self.local.batch_size or size) for size in sizes)
         return (2 if model.dense is not None else 3) * steps * sum(each)
 
@@ -360,7 +360,7 @@ class Engine:
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
             scores.append(self._outcome(chosen, *test)[1])
-        return torch.cat(scores).cpu()
+        return torch.cat(scores)
 
     def _outcome(self, vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Run deployed models (C, P) on one set of samples (n, *shape): their mean losses and accuracies, (C,) each."""
@@ -371,7 +371,7 @@ class Engine:
                 jobs = (partial(infer, self.model, vector, x, "score") for vector in vectors)
                 outputs = torch.stack(list(self._each(jobs)))
             losses = cross_entropy(outputs.transpose(1, 2), y.expand(len(vectors), -1), reduction="none")
-            return losses.double().mean(dim=1), (outputs.argmax(dim=2) == y).double().mean(dim=1)
+            return losses.cpu().double().mean(dim=1), (outputs.argmax(dim=2) == y).cpu().double().mean(dim=1)
 
     def _stacked_outputs(self, vectors: Tensor, x: Tensor) -> Tensor:
         """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, classes)."""

@@ -28,11 +28,9 @@ WALK = 25
 
 
 class Scores(NamedTuple):
-    """What is found: row, the metrics; losses (L, m), of the members' models on their training samples; accuracies
-    (N,), of what every client would deploy, NaN where it was not scored."""
+    """What is found: row, the metrics; accuracies (N,), of what every client would deploy, NaN where it was not scored."""
 
     row: dict[str, Any]
-    losses: Tensor
     accuracies: Tensor
 
 
@@ -130,7 +128,7 @@ class Evaluator:
             "disagreement": self._disagreement(banks),
             "assignments": picks.tolist(),
         }
-        return Scores(row, losses, accuracies)
+        return Scores(row, accuracies)
 
     def _on_own(self, deployed: Callable[[Sequence[int]], Tensor], here: Sequence[int]) -> Tensor:
         """Score what some members deploy on their own test samples: (L,), NaN for the others."""
