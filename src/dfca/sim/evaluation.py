@@ -28,7 +28,7 @@ WALK = 25
 
 
 class Scores(NamedTuple):
-    """What is found: row, the metrics; accuracies (N,), of what every client would deploy, NaN where it was not scored."""
+    """What is found: row, the metrics; accuracies (N,), of what clients would deploy, NaN where not scored."""
 
     row: dict[str, Any]
     accuracies: Tensor
