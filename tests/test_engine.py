@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from dfca.data import clients
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.models import cnn, cnn1d, mlp
+from dfca.sim import engine as engines
 from dfca.sim.engine import Engine, Task, make_engine, one_thread_each
 
 CLIENTS, SAMPLES, MODELS = 5, 12, 3
@@ -208,6 +211,28 @@ def test_steps_in_the_bank_are_the_same_steps(
         assert part.vectors is None
         assert all(part.fine)
     torch.testing.assert_close(bank, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_small_calls_go_on_together_and_give_the_same(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat, bank, data = world("mlp", samples=3)
+    options, found = LocalOptions(steps=3, learning_rate=0.2), []
+    for workers in (1, 2):
+        threads = set()
+
+        def choose(position: int, means: torch.Tensor, samples: None, threads: set[int] = threads) -> Choice:
+            threads.add(threading.get_ident())
+            return pick_lowest(position, means, samples)
+
+        monkeypatch.setattr(engines, "CHUNK_BYTES", 1)
+        engine, mine = Engine(flat, options, seed=7, how="stacked"), bank.clone()
+        engine.workers = workers
+        done = list(engine.work(Task(mine, data, choose, 0, in_place=in_place), range(CLIENTS)))
+        assert (threading.get_ident() in threads) == (workers == 1)
+        assert [position for part in done for position in part.positions] == list(range(CLIENTS))
+        found.append(mine if in_place else torch.cat([part.vectors for part in done]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    assert not in_place or not torch.equal(found[1], bank)
 
 
 @pytest.mark.parametrize("huge", [float("nan"), float("inf"), 1e200])

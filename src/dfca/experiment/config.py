@@ -63,8 +63,9 @@ class MixingConfig(Section):
     """How models of neighbours are averaged.
 
     `batch` is the default: in a synchronous round both aggregations are equal up to rounding, and the closed form is
-    one matrix product. `share` is what a client hands on: the model that it "trained" (the paper's rule), "all" its
-    models, or "relay": also the freshest copy of a model to a neighbour that has no trainer of it beside it.
+    one matrix product; a `sequential` round is computed by it too where weights are "metropolis", or models are relayed
+    or all shared. `share` is what a client hands on: the model that it "trained" (the paper's rule), "all" its models,
+    or "relay": also the freshest copy of a model to a neighbour that has no trainer of it beside it.
     """
 
     weights: Literal["uniform", "metropolis"] = "uniform"

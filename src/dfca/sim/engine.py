@@ -3,8 +3,8 @@ the same time on one core each (`threads`).
 
 All compute what `core.local` defines; a test says so. Stacked calls pay off where a client's own tensors are too small
 to keep the machine busy. A loop keeps them in cache, serves models whose layers do not batch well (grouped convolution)
-or that draw random numbers while training (dropout), and clients with unequal numbers of samples. Threads are for
-models with many small operations that do not scale over cores, such as convolutions with pooling and batch norm.
+or that draw random numbers while training (dropout), and clients with unequal numbers of samples. Threads do the same
+where there are several cores, for operations scale worse over cores than clients do.
 
 The choice depends on the model, the data, the device and the number of threads alone, never on a clock: the same run
 gives the same bits.
@@ -56,6 +56,9 @@ STACKED_WORK = 2e7
 layers, which need no `vmap`, are faster stacked at any size (784-200-10 and 784-2048-10, 20 to 1,000 samples)."""
 CHUNK_BYTES = 64 * 2**20
 """Parameters and activations of one stacked call: small enough to stay near the cache, large enough to batch."""
+ALONE_FROM = 16
+"""A stacked call of so many clients keeps all cores busy. Smaller calls, of larger models, go on at the same time on
+one core each, which takes 0.83 to 0.92 of the time (784-400-10 to 784-2048-10, 300 to 1,000 samples, 2 cores)."""
 
 _STACKABLE = (nn.Linear, nn.Flatten, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LayerNorm, nn.Identity)
 
@@ -98,6 +101,16 @@ class Done(NamedTuple):
     looked_s: float
     fine: Sequence[bool]
     vectors: Tensor | None
+
+
+class Lesson(NamedTuple):
+    """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which round (-1:
+    after the last)."""
+
+    x: Tensor
+    y: Tensor
+    options: LocalOptions
+    round: int = -1
 
 
 class Engine:
@@ -167,8 +180,13 @@ class Engine:
         if stacked is None or (batched and task.needs == "samples"):
             yield from self._each(partial(self._work_alone, task, *each) for each in enumerate(places))
             return
-        for chunk in self._chunks(len(places), stacked[0], 1):
-            yield self._work_stacked(task, stacked, chunk, places[chunk])
+        chunks = self._chunks(len(places), stacked[0], 1)
+        several = len(chunks) >= max(2, self.workers) and chunks[0].stop < ALONE_FROM
+        together = several and why_not_threads(self.model, task.bank.device.type) is None
+        if together:
+            self._spans(task.data)  # what is computed once is there before threads need it
+        jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
+        yield from self._each(jobs, together)
 
     def _work_alone(self, task: Task, position: int, place: int) -> Done:
         begin = time.perf_counter()
@@ -187,11 +205,11 @@ class Engine:
         else:
             means = torch.zeros(len(models))
         choice = task.choose(position, means, samples)
-        looked_s = (time.perf_counter() - begin) / (self.workers if self.how == "threads" else 1)
+        looked_s = self._share_of(begin)
         if choice.points is not None or choice.cluster != lowest_one:
             begun = None
         vector = models[choice.cluster].clone()
-        self._train_alone(model, vector, x, y, choice, self.local, task.first + place, task.round, begun)
+        self._train_alone(vector, Lesson(x, y, self.local, task.round), choice, task.first + place, begun)
         return Done([position], [choice], means[None], looked_s, finite(vector[None]), vector[None])
 
     def _look(self, model: FlatModel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, int, Forward | None]:
@@ -238,7 +256,7 @@ class Engine:
         begun = None
         if passes and all(choice.points is None for choice in choices):
             begun = _chosen_pass(passes, chosen)
-        looked_s = time.perf_counter() - begin
+        looked_s = self._share_of(begin)
         rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
         models = bank.view(-1, bank.shape[2])
         if task.in_place and begun is not None and self._spans(task.data):
@@ -248,7 +266,7 @@ class Engine:
             return Done(positions, choices, means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
         names = [task.first + place for place in places]
-        self._train_stacked_(vectors, x, y, choices, self.local, names, task.round, begun)
+        self._train_stacked_(vectors, Lesson(x, y, self.local, task.round), choices, names, begun)
         return Done(positions, choices, means, looked_s, finite(vectors), vectors)
 
     def passes(self, sizes: Sequence[int]) -> float:
@@ -277,48 +295,40 @@ class Engine:
         options, vectors = replace(self.local, steps=steps, batch_size=None, momentum=0.0), vectors.clone()
         stacked = data.stacked() if self.stacked else None
         if stacked is None:
-            one = partial(self._train_alone, self.model, choice=Choice(0), options=options, round=-1)
-            jobs = (partial(one, vector, *data.of(i), client=first + i) for i, vector in enumerate(vectors))
+            jobs = (
+                partial(self._train_alone, vector, Lesson(*data.of(i), options), Choice(0), first + i)
+                for i, vector in enumerate(vectors)
+            )
             for _ in self._each(jobs):
                 pass
             return vectors
         for chunk in self._chunks(len(vectors), stacked[0], 1):
             some, names = vectors[chunk], range(first + chunk.start, first + chunk.stop)
-            self._train_stacked_(
-                some, stacked[0][chunk], stacked[1][chunk], [Choice(0)] * len(some), options, names, -1
-            )
+            lesson = Lesson(stacked[0][chunk], stacked[1][chunk], options)
+            self._train_stacked_(some, lesson, [Choice(0)] * len(some), names)
         return vectors
 
     def _train_alone(
-        self,
-        model: FlatModel,
-        vector: Tensor,
-        x: Tensor,
-        y: Tensor,
-        choice: Choice,
-        options: LocalOptions,
-        client: int,
-        round: int,
-        begun: Forward | None = None,
+        self, vector: Tensor, lesson: Lesson, choice: Choice, client: int, begun: Forward | None = None
     ) -> None:
         """Train one client's model in place: vector (P,)."""
+        x, y, options, round = lesson
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]
-        with seeded(self.seed, "noise", client, round) if model.noisy else nullcontext():
-            local_steps_(model, vector, x, y, options, self._batches(len(y), options, client, round), begun=begun)
+        batches = self._batches(len(y), options, client, round)
+        with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
+            local_steps_(self.model, vector, x, y, options, batches, begun=begun)
 
     def _train_stacked_(
         self,
         vectors: Tensor,
-        x: Tensor,
-        y: Tensor,
+        lesson: Lesson,
         choices: Sequence[Choice],
-        options: LocalOptions,
         clients: Sequence[int],
-        round: int,
         begun: Forward | None = None,
     ) -> None:
-        """Train C models in place at once: vectors (C, P), x (C, n, *shape), y (C, n)."""
+        """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
+        x, y, options, round = lesson
         drawn = [self._batches(y.shape[1], options, client, round) for client in clients]
         batches = [batch for batch in drawn if batch is not None]
         indices = torch.stack(batches).to(x.device) if batches else None
@@ -405,9 +415,13 @@ class Engine:
             x_step, y_step = (x, y) if indices is None else (x[rows, indices[:, step]], y[rows, indices[:, step]])
             velocity = descend_(theta, gradients(theta, rest, x_step, y_step, shares), velocity, options)
 
-    def _each(self, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """Carry out jobs and yield what they return, in their order; on one core each where there are threads."""
-        if self.how != "threads":
+    def _share_of(self, begin: float) -> float:
+        """Tell the seconds since then, less where this thread is one of several at work."""
+        return (time.perf_counter() - begin) * torch.get_num_threads() / self.workers
+
+    def _each(self, jobs: Iterable[Callable[[], T]], together: bool = False) -> Iterator[T]:
+        """Carry out jobs and yield what they return, in their order; together or by `threads`, on one core each."""
+        if self.workers == 1 or not (together or self.how == "threads"):
             for job in jobs:
                 yield job()
             return
@@ -428,13 +442,13 @@ class Engine:
                 for future in ahead:
                     future.cancel()
 
-    def _chunks(self, clients: int, x: Tensor, models: int) -> Iterator[slice]:
+    def _chunks(self, clients: int, x: Tensor, models: int) -> list[slice]:
         """Cut clients into chunks whose parameters and activations stay within CHUNK_BYTES."""
         samples = x.shape[1] if x.dim() > 1 else 1
         width = x[0, 0].numel() + self.model.size // max(1, x[0, 0].numel())
         each = x.element_size() * models * (2 * self.model.size + samples * width)
         size = max(1, min(clients, CHUNK_BYTES // each))
-        return (slice(begin, min(clients, begin + size)) for begin in range(0, clients, size))
+        return [slice(begin, min(clients, begin + size)) for begin in range(0, clients, size)]
 
 
 def make_engine(
@@ -454,8 +468,7 @@ def make_engine(
     pays = model.dense is not None or samples * model.size < STACKED_WORK or device != "cpu"
     if pays and why_not_stacked(model, data) is None:
         return Engine(model, local, seed, "stacked")
-    scales = model.dense is not None  # its matrix products use all cores by themselves
-    if torch.get_num_threads() > 1 and not scales and why_not_threads(model, device) is None:
+    if torch.get_num_threads() > 1 and why_not_threads(model, device) is None:
         return Engine(model, local, seed, "threads")
     return Engine(model, local, seed, "loop")
 
