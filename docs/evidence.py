@@ -41,8 +41,10 @@ SHOWN = {  # which figures of a result stand on the page
         "graphs-against-topology.p",
     ),
     "theory": ("contraction", "drift"),
+    "table1-mnist-paper": ("accuracy-by-round", "cluster-accuracy-by-round"),
 }
 PRESETS = (*TABLES, "figure-connectivity", "theory")
+PAPER_SCALE = "table1-mnist-paper"
 NOT_YET = (
     "*Not measured yet: `dfca run {name} --scale desk`, then `dfca report runs/{name} --save results/{name}.json`.*"
 )
@@ -50,7 +52,7 @@ NOT_YET = (
 
 def blocks() -> dict[str, Callable[[], str]]:
     """Give the blocks of the page by name."""
-    made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew}
+    made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew, "paper-scale": paper_scale}
     for name in PRESETS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
     return made
@@ -61,8 +63,24 @@ def block(name: str) -> str:
     run = result(name)
     if run is None:
         return NOT_YET.format(name=name)
+    return described(name, run)
+
+
+def paper_scale() -> str:
+    """Show the runs of Table 1 on MNIST that were made at the paper's own size."""
+    run = result(PAPER_SCALE)
+    if run is None:
+        return (
+            "*Not finished yet: `dfca run table1-mnist --scale paper --algorithms dfca-gi --seeds 1`, "
+            f"then `dfca report runs/table1-mnist --save results/{PAPER_SCALE}.json`.*"
+        )
+    return described("table1-mnist", run, PAPER_SCALE)
+
+
+def described(name: str, run: Run, file: str = "") -> str:
+    """Write the size, the table and the pictures of runs of an experiment."""
     parts = [size(name, run), formats.markdown(run.summary).strip()]
-    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(name, run)]
+    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(file or name, run)]
     return "\n\n".join(parts)
 
 
@@ -170,3 +188,21 @@ def skew() -> str:
         lines.append(f"| {label.replace('data.', '')} | {' > '.join(ours)} | {' > '.join(theirs)} | {lost} | {found} |")
     head = "| point | order, measured | order, published | runs that lost a cluster | runs that found all clusters |"
     return "\n".join([head, "|---|---|---|---|---|", *lines])
+
+
+def beside(name: str) -> str:
+    """Put the accuracy of each algorithm beside the published one."""
+    run = result(name)
+    if run is None:
+        return NOT_YET.format(name=name)
+    rows = [row for row in tables.summary_rows(run.summary) if row["accuracy_mean"] is not None]
+    paper = load_experiment(name, "paper").config.values()
+    lines = [
+        "| accuracy % | " + " | ".join(f"`{row['algorithm']}`" for row in rows) + " |",
+        "|" + "---|" * (len(rows) + 1),
+    ]
+    for what, config, key in (("measured", run.config, "accuracy"), ("published", paper, "published")):
+        values = [tables.percent(row[f"{key}_mean"], row[f"{key}_std"]) for row in rows]
+        units = f"{config['model']['hidden']} units"
+        lines.append(f"| {what}: {config['clients']} clients, {units} | " + " | ".join(values) + " |")
+    return "\n".join(lines)

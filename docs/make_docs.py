@@ -316,7 +316,7 @@ def main() -> None:
     torch.set_num_threads(1)
     draw_quickstart()
     draw_bids()
-    fill(ROOT / "README.md", {"quickstart": quickstart})
+    fill(ROOT / "README.md", {"quickstart": quickstart, "beside": partial(evidence.beside, "table1-mnist")})
     measured = [beyond_init, beyond_k, beyond_wild, beyond_sparse, drift]
     fill(ROOT / "docs" / "beyond.md", {"measured": lambda: "\n\n".join(make() for make in measured)})
     fill(ROOT / "docs" / "results.md", evidence.blocks())

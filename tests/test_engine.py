@@ -7,7 +7,9 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
+from dfca.core import dense
 from dfca.core.algorithm import Choice
 from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest, spans
 from dfca.core.params import FlatModel, initial
@@ -60,6 +62,44 @@ def world(kind: str, samples: int = SAMPLES) -> tuple[FlatModel, torch.Tensor, C
     data = ClientData(x, y, tuple(range(0, CLIENTS * samples + 1, samples)))
     starts = [initial(flat, lambda: make().double(), 0, "start", kind, j) for j in range(MODELS * CLIENTS)]
     return flat, torch.stack(starts).view(MODELS, CLIENTS, -1), data
+
+
+def by_autograd(
+    flat: FlatModel,
+    vector: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    options: LocalOptions,
+    batches: torch.Tensor | None,
+) -> torch.Tensor:
+    """Take the steps by `torch.optim.SGD`."""
+    theta = vector.clone().requires_grad_()
+    sgd = torch.optim.SGD([theta], options.learning_rate, options.momentum, weight_decay=options.weight_decay)
+    for step in range(options.steps):
+        some = slice(None) if batches is None else batches[step]
+        sgd.zero_grad()
+        cross_entropy(flat.run(flat.pieces(theta), x[some], "train"), y[some]).backward()
+        sgd.step()
+    return theta.detach()
+
+
+@pytest.mark.parametrize("samples", [4, 5, 12])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_mini_batches_in_the_span_are_the_same_steps(
+    samples: int, steps: int, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "WEIGHT_TRAFFIC", 10**6)  # it pays at any size
+    flat, bank, data = world("deep mlp", samples)
+    options = LocalOptions(
+        steps, 0.2, batch_size=3, momentum=momentum
+    )  # batches of 4 and 5 samples straddle two passes
+    assert spans(flat, samples, options)
+    for client in range(CLIENTS):
+        batches = draw_batches(samples, options, stream(1, client))
+        found = local_steps(flat, bank[0, client], *data.of(client), options, batches)
+        expected = by_autograd(flat, bank[0, client], *data.of(client), options, batches)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def hows(kind: str) -> list[str]:
@@ -193,12 +233,15 @@ def test_threads_refuse_what_they_cannot_run() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "deep mlp", "linear"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("room", [0, 2**20])
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3])
+@pytest.mark.parametrize("models", [1, MODELS])
 def test_steps_in_the_bank_are_the_same_steps(
-    kind: str, momentum: float, room: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, momentum: float, room: int, batch_size: int | None, models: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "PRODUCTS_BYTES", room)
     flat, bank, data = world(kind, samples=3)
-    options = LocalOptions(steps=3, learning_rate=0.2, momentum=momentum)
+    bank = bank[:models].contiguous()
+    options = LocalOptions(steps=4, learning_rate=0.2, momentum=momentum, batch_size=batch_size)
     engine, places = Engine(flat, options, seed=7, how="stacked"), [0, 1, 3]
     assert spans(flat, 3, options)
     assert (data.products is None) == (room == 0)
@@ -206,8 +249,10 @@ def test_steps_in_the_bank_are_the_same_steps(
     for place in places:
         x, y = data.of(place)
         chosen = lowest(losses(flat, bank[:, place], x, y))
-        expected[chosen, place] = local_steps(flat, bank[chosen, place], x, y, options)
-    for part in engine.work(Task(bank, data, pick_lowest, 0, in_place=True), places):
+        batches = draw_batches(3, options, stream(7, "batches", place, 0))
+        expected[chosen, place] = by_autograd(flat, bank[chosen, place], x, y, options, batches)
+    needs = "nothing" if models == 1 else "losses"
+    for part in engine.work(Task(bank, data, pick_lowest, 0, needs, in_place=True), places):
         assert part.vectors is None
         assert all(part.fine)
     torch.testing.assert_close(bank, expected, rtol=1e-11, atol=1e-11)

@@ -12,7 +12,12 @@ weights, need not be touched before the last one: its outputs move by the sample
 
     z_1 <- z_1 - gamma (x x^T + 1) d_1,     and in the end   W_1 <- W_1 - gamma (sum of d_1 over the steps)^T x
 
-The same numbers up to rounding, at 2 n^2 h operations per step instead of 4 n d h (n samples, d inputs, h units).
+The same numbers up to rounding, at 2 n^2 h operations per step instead of 4 n d h (n samples, d inputs, h units). With
+mini-batches z_1 of a batch is what it was at the start, less what the samples of the batches before have moved it by:
+
+    z_1[b] <- z_1[b] - gamma (x_b x^T + 1) D,   D[b] <- D[b] + d_1,   in the end   W_1 <- W_1 - gamma D^T x
+
+so that the weights pass through the processor once instead of once per step.
 
 All tensors may have a leading dimension for clients: x (C, n, d), W (C, out, in); one call then trains C models.
 """
@@ -27,6 +32,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfca.core.layers import flattened
+
+WEIGHT_TRAFFIC = 16
+"""What it costs to read a weight, and to read and write it again, in multiplications: measured as 10 to 50 where the
+weights do not fit into the cache next to the core."""
 
 Layer = tuple[int, int]
 """Where the weight and the bias of a linear layer stand among the model's tensors."""
@@ -80,14 +89,23 @@ def inner_products(x: Tensor) -> Tensor:
     return torch.matmul(x, x.mT).add_(1)
 
 
-def span_cost(samples: int, inputs: int, units: int, steps: int, known: bool) -> int:
-    """Count the multiplications per sample of steps in the span of the samples; known: their inner products are."""
-    return (0 if known else samples * inputs) + (steps - 1) * samples * units + inputs * units
+def span_cost(samples: int, batch: int | None, inputs: int, units: int, steps: int, known: bool) -> int:
+    """Count the multiplications of steps in the span of the samples, beyond the first forward pass; known: their inner
+    products are. batch None: all samples."""
+    used = samples if batch is None else min(samples, steps * batch)
+    moved = (steps - 1) * samples**2 if batch is None else sum(batch * min(used, s * batch) for s in range(steps))
+    return (0 if known else used**2 * inputs) + moved * units + used * inputs * units
 
 
-def span_pays(samples: int, inputs: int, units: int, steps: int, known: bool) -> bool:
-    """Tell whether steps in the span of the samples take fewer operations than steps on the weights."""
-    return steps > 0 and span_cost(samples, inputs, units, steps, known) < 2 * steps * inputs * units
+def span_pays(samples: int, batch: int | None, inputs: int, units: int, steps: int, known: bool) -> bool:
+    """Tell whether steps in the span of the samples take less time than steps on the weights."""
+    if steps == 0:
+        return False
+    cost = span_cost(samples, batch, inputs, units, steps, known)
+    if batch is None:
+        return cost < 2 * steps * samples * inputs * units
+    first = min(samples, steps * batch) * inputs * units
+    return first + cost < steps * (2 * batch + WEIGHT_TRAFFIC) * inputs * units
 
 
 class Batch(NamedTuple):
@@ -98,6 +116,38 @@ class Batch(NamedTuple):
     target: Tensor
     share: Tensor | float
     products: Tensor | None = None
+
+
+class Turns(NamedTuple):
+    """The order in which mini-batches use samples: order (..., m), by their first use; rows (..., steps, b), where the
+    samples of each batch stand in it. Those that are not used stand at the end, or are left out."""
+
+    order: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, batches: Tensor, samples: int, rest: bool = False) -> Turns:
+        """Find it for batches (..., steps, b) that come back to a sample only when all `samples` had their turn; with
+        the rest of the samples, or without."""
+        flat = batches.flatten(-2)
+        order = flat[..., :samples]
+        place = torch.full((*flat.shape[:-1], samples), samples, dtype=flat.dtype, device=flat.device)
+        place.scatter_(-1, order, torch.arange(order.shape[-1], device=flat.device).expand_as(order))
+        rows = place.gather(-1, flat).view_as(batches)
+        return cls(place.argsort(dim=-1, stable=True) if rest else order, rows)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Put samples into the order: (..., n, *shape) -> (..., m, *shape)."""
+        return take(tensor, self.order)
+
+    def used(self, tensor: Tensor) -> Tensor:
+        """Drop those that are not used: (..., m, c) -> (..., u, c)."""
+        return tensor[..., : self.rows.shape[-2] * self.rows.shape[-1], :]
+
+    def products(self, products: Tensor) -> Tensor:
+        """Put inner products into the order, of what is used: (..., n, n) -> (..., u, u)."""
+        order = self.order[..., : self.rows.shape[-2] * self.rows.shape[-1]]
+        return take(take(products, order).mT, order)  # they are symmetric
 
 
 class Descent(NamedTuple):
@@ -116,19 +166,14 @@ class Descent(NamedTuple):
     def step_(self, batch: Batch, z: Tensor) -> None:
         """Take one step, from z_1."""
         delta = self._upper_step_(batch, z)
-        self._descend_(self.layers[0], delta, _flat(batch.x, self.pieces[self.layers[0][0]]))
-
-    def span_(self, batch: Batch, z: Tensor, steps: int) -> None:
-        """Take full-batch steps in the span of the samples, from z_1, which is used up; without decay."""
-        weight = self.pieces[self.layers[0][0]]
-        lower_(weight, self.above_(batch, z, steps), _flat(batch.x, weight), self.rate)
+        self._descend_(self.layers[0], delta, batch.x)
 
     def above_(self, batch: Batch, z: Tensor, steps: int) -> Tensor:
-        """Do the same, but leave W_1 as it is; returns the sum of d_1, with which `lower_` takes its steps at once."""
-        weight, bias = self.layers[0]
-        products = batch.products
+        """Take full-batch steps in the span of the samples, from z_1, which is used up; without decay. Leaves W_1 as it
+        is: returns the sum of d_1, with which `lower_` takes its steps at once."""
+        bias, products = self.layers[0][1], batch.products
         if products is None:
-            products = inner_products(_flat(batch.x, self.pieces[weight]))
+            products = inner_products(batch.x)
         speed = total = torch.empty(0)
         for step in range(steps):
             delta = self._upper_step_(batch, z)
@@ -143,6 +188,29 @@ class Descent(NamedTuple):
                 total += delta
             if step < steps - 1:
                 _accumulate_(z, (products, speed), 1.0, -self.rate)
+        _accumulate_(self.pieces[bias], (total.sum(dim=-2),), 1.0, -self.rate)
+        return total
+
+    def above_in_turn_(self, batch: Batch, z: Tensor, rows: Tensor) -> Tensor:
+        """Do the same in mini-batches: batch and z_1 are of the samples used, in the order of `Turns`; returns D."""
+        bias, products = self.layers[0][1], batch.products
+        if products is None:
+            products = inner_products(batch.x)
+        steps, size = rows.shape[-2:]
+        total = torch.zeros_like(z)
+        speed = torch.zeros_like(z) if self.momentum else total
+        for step in range(steps):
+            first, end = step * size, (step + 1) * size
+            mine: slice | Tensor = slice(first, end) if end <= z.shape[-2] else rows.select(-2, step)
+            now = take(z, mine)
+            if step:
+                now = _plus(now, take(products, mine)[..., :first], total[..., :first, :], -self.rate)
+            delta = self._upper_step_(Batch(batch.x, take(batch.target, mine), 1 / size), now)
+            if self.momentum:
+                speed.mul_(self.momentum)
+            _add_rows_(speed, mine, delta)
+            if self.momentum:
+                total += speed
         _accumulate_(self.pieces[bias], (total.sum(dim=-2),), 1.0, -self.rate)
         return total
 
@@ -175,6 +243,37 @@ class Descent(NamedTuple):
 def lower_(weight: Tensor, total: Tensor, x: Tensor, rate: float) -> None:
     """Take the steps of the first layer at once: W_1 <- W_1 - rate total^T x."""
     _accumulate_(weight, (total.mT, x), 1.0, -rate)
+
+
+def take(tensor: Tensor, rows: slice | Tensor) -> Tensor:
+    """Give some rows: tensor (n, ...) and rows (b,), or stacked (C, n, ...) and (C, b).
+
+    A slice of (n, m) or (C, n, m) gives a view.
+    """
+    if isinstance(rows, slice):
+        return tensor[..., rows, :]
+    return tensor[rows] if rows.dim() == 1 else tensor[_clients(rows), rows]
+
+
+def _clients(rows: Tensor) -> Tensor:
+    return torch.arange(len(rows), device=rows.device)[:, None]
+
+
+def _add_rows_(total: Tensor, rows: slice | Tensor, terms: Tensor) -> None:
+    """Add to some rows; one that comes twice gets both terms."""
+    if isinstance(rows, slice):
+        total[..., rows, :] += terms
+    elif rows.dim() == 1:
+        total.index_add_(0, rows, terms)
+    else:
+        flat = (rows + _clients(rows) * total.shape[1]).flatten()
+        total.view(-1, total.shape[2]).index_add_(0, flat, terms.flatten(0, 1))
+
+
+def _plus(total: Tensor, left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """Compute total + factor left right."""
+    product = torch.addmm if total.dim() == 2 else torch.baddbmm
+    return product(total, left, right, alpha=factor)
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from dfca.core.dense import Batch, Descent, dense_begin, dense_end, dense_outputs, lower_, span_pays
+from dfca.core.dense import Batch, Descent, Turns, dense_begin, dense_end, dense_outputs, lower_, span_pays, take
 from dfca.core.layers import Mode
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
@@ -44,6 +44,10 @@ class LocalOptions:
             raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
         if not self.weight_decay >= 0:
             raise ConfigError(f"local.weight_decay must be >= 0, got {self.weight_decay}")
+
+    def batch_of(self, samples: int) -> int | None:
+        """Tell how many of so many samples a step takes; None: all."""
+        return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
 
 
 def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
@@ -108,13 +112,17 @@ def lowest(values: Tensor) -> int:
 
 
 def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator) -> Tensor | None:
-    """Draw the sample indices of each local step, (steps, batch), or None for full batches."""
-    if options.batch_size is None or options.batch_size >= samples:
+    """Draw the sample indices of each local step, (steps, batch), or None for full batches.
+
+    A sample comes again only when all others had their turn.
+    """
+    size = options.batch_of(samples)
+    if size is None:
         return None
-    needed = options.steps * options.batch_size
+    needed = options.steps * size
     epochs = -(-needed // samples)
     order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)] or [torch.empty(0).long()])
-    return order[:needed].view(options.steps, options.batch_size)
+    return order[:needed].view(options.steps, size)
 
 
 def local_steps(
@@ -173,10 +181,10 @@ def local_steps_(
 def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
     """Tell whether the local steps of a model write its first layer only once, in the end (`core.dense`); known: the
     inner products of the samples are."""
-    if model.dense is None or options.batch_size is not None or options.weight_decay:
+    if model.dense is None or options.weight_decay:
         return False
     units, inputs = model.shapes[model.dense[0][0]]
-    return span_pays(samples, inputs, units, options.steps, known)
+    return span_pays(samples, options.batch_of(samples), inputs, units, options.steps, known)
 
 
 class Samples(NamedTuple):
@@ -194,20 +202,34 @@ class Samples(NamedTuple):
 
 @torch.no_grad()
 def local_steps_in_place_(
-    model: FlatModel, bank: Tensor, rows: Tensor, samples: Samples, options: LocalOptions, begun: Forward
+    model: FlatModel,
+    bank: Tensor,
+    rows: Tensor,
+    samples: Samples,
+    options: LocalOptions,
+    begun: Forward,
+    turns: Turns | None = None,
 ) -> list[bool]:
     """Train some rows (C,) of a bank (R, P) where they lie, for models that `spans`: nearly all of a model is its
-    first layer, so next to nothing is copied. begun: their forward passes.
+    first layer, so next to nothing is copied. begun: their forward passes; turns: of mini-batches, in whose order x, y
+    and begun then are.
 
     Returns whose steps are fine. A model stays as it was if its steps are not finite, or so long that it might not be.
     """
     assert model.dense is not None
     first, lying = model.dense[0][0], model.pieces(bank)
     own = [piece[:0] if place == first else piece[rows] for place, piece in enumerate(lying)]
-    x, y, largest, products = samples
-    down, batch = _descent(model, own, x, y, options, None)
-    total = down.above_(batch._replace(products=products), begun.tensors[0], options.steps)
-    reach = options.learning_rate * y.shape[1] * largest * total.abs().amax(dim=(1, 2)).cpu().double()
+    down, batch = _descent(model, own, samples.x, samples.y, options, None)
+    products, z = samples.products, begun.tensors[0]
+    if turns is None:
+        total = down.above_(batch._replace(products=products), z, options.steps)
+    else:
+        if products is not None:
+            products = turns.products(products)
+        batch, z = Batch(turns.used(batch.x), turns.used(batch.target), batch.share, products), turns.used(z)
+        total = down.above_in_turn_(batch, z, turns.rows)
+    least, most = total.flatten(1).aminmax(dim=1)
+    reach = options.learning_rate * z.shape[1] * samples.largest * torch.maximum(-least, most).cpu().double()
     limits = torch.finfo(bank.dtype)
     good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
     for place, tensor in enumerate(own):
@@ -218,7 +240,7 @@ def local_steps_in_place_(
     for place, tensor in enumerate(own):
         if place != first:
             lying[place][kept] = tensor if all(fine) else tensor[good]
-    for row, usable, delta, flat in zip(rows.tolist(), fine, total, x.flatten(2), strict=True):
+    for row, usable, delta, flat in zip(rows.tolist(), fine, total, batch.x, strict=True):
         if usable:
             lower_(lying[first][row], delta, flat, options.learning_rate)
     return fine
@@ -238,16 +260,21 @@ def _dense_steps_(
     assert model.dense is not None
     layers, pieces = model.dense, model.pieces(vectors)
     down, whole = _descent(model, pieces, x, y, options, shares)
-    if batches is None and spans(model, y.shape[-1], options):
-        z = dense_begin(layers, pieces, x) if begun is None else begun.tensors[0]
-        down.span_(whole, z, options.steps)
+    if spans(model, y.shape[-1], options):
+        if batches is None:
+            z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
+            total = down.above_(whole, z, options.steps)
+        else:
+            turns = Turns.of(batches, y.shape[-1])
+            whole = Batch(turns.take(whole.x), turns.take(whole.target), whole.share)
+            total = down.above_in_turn_(whole, dense_begin(layers, pieces, whole.x), turns.rows)
+        lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
         return
     for step in range(options.steps):
         batch = whole
         if batches is not None:
             chosen = batches.select(-2, step)
-            rows = () if vectors.dim() == 1 else (torch.arange(len(x), device=x.device)[:, None],)
-            batch = Batch(x[*rows, chosen], whole.target[*rows, chosen], 1 / chosen.shape[-1])
+            batch = Batch(take(whole.x, chosen), take(whole.target, chosen), 1 / chosen.shape[-1])
         known = step == 0 and begun is not None and batches is None
         z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, batch.x)
         down.step_(batch, z)
@@ -262,7 +289,7 @@ def _descent(
     target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(pieces[0].dtype)
     share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
     rule = (options.learning_rate, options.momentum, options.weight_decay)
-    return Descent(model.dense, pieces, velocity, *rule), Batch(x, target, share)
+    return Descent(model.dense, pieces, velocity, *rule), Batch(x.flatten(y.dim()), target, share)
 
 
 def descend_(

@@ -126,7 +126,11 @@ class Mixer:
         self._matrix: Tensor | None = None
         if len(rows) * len(sources) <= SPARSE_FROM * len(column):
             matrix = torch.zeros(len(rows), len(sources), dtype=dtype)
-            self._matrix = matrix.index_put_((position, column), weight, accumulate=True).to(device)
+            matrix.index_put_((position, column), weight, accumulate=True)
+            self._all_send = torch.equal(rows, sources)
+            if self._all_send:  # what a client keeps of its own model is one more weight
+                matrix.diagonal().add_(own.to(dtype))
+            self._matrix = matrix.to(device)
             return
         order = (position * len(sources) + column).argsort()
         heard = torch.bincount(position, minlength=len(rows))
@@ -144,7 +148,10 @@ class Mixer:
 
     def _mix_(self, mine: Tensor, incoming: Tensor) -> None:
         if self._matrix is not None:
-            mine.mul_(self._own).addmm_(self._matrix, incoming)
+            if self._all_send:
+                mine.addmm_(self._matrix, incoming, beta=0)
+            else:
+                mine.mul_(self._own).addmm_(self._matrix, incoming)
             return
         for columns in blocks(mine.shape[1], (len(mine) + len(incoming)) * mine.element_size(), SPARSE_BYTES):
             block, sent = mine[:, columns], incoming[:, columns]

@@ -58,7 +58,7 @@ class Virtual:
     def __init__(self, cell: Cell, setting: Setting, folder: RunFolder) -> None:
         config = cell.point.config
         assert config.world is not None
-        self._config, self._world = config, config.world.over(config.clients)
+        self._world = config.world.over(config.clients)
         # The timeline is of the first seed: one picture per point and algorithm.
         drawn = cell.seed == config.seeds[0]
         self._simulation = simulation_of(cell, setting, trace=drawn or config.world.trace)

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
-from dfca.core.dense import span_cost
+from dfca.core.dense import Turns, span_cost
 from dfca.core.local import (
     Forward,
     LocalOptions,
@@ -184,6 +185,7 @@ class Engine:
         several = len(chunks) >= max(2, self.workers) and chunks[0].stop < ALONE_FROM
         together = several and why_not_threads(self.model, task.bank.device.type) is None
         if together:
+            chunks = _even(len(places), self.workers * -(-4 * len(chunks) // self.workers))  # a core has less cache
             self._spans(task.data)  # what is computed once is there before threads need it
         jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
         yield from self._each(jobs, together)
@@ -230,19 +232,22 @@ class Engine:
     def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Done:
         begin = time.perf_counter()
         bank, needs = task.bank, task.needs
-        whole = self.model.dense is not None and self.local.batch_size is None
-        pick = _rows(places, bank.device)
+        pick, names = _rows(places, bank.device), [task.first + place for place in places]
         x, y = stacked[0][pick], stacked[1][pick]
+        lesson = Lesson(x, y, self.local, task.round)
         part = bank if task.shared else bank[:, pick]
         samples: Sequence[Tensor | None] = [None] * len(places)
         passes: list[Forward] = []
+        usable, turns = self._usable(task, lesson, names)
+        if turns is not None:
+            x, y = turns.take(x), turns.take(y)
         if task.known is not None:
             means = task.known[chunk]
         elif needs == "nothing":
             means = torch.zeros(len(places), len(bank))
-            if len(bank) == 1 and whole:
+            if len(bank) == 1 and usable:
                 passes = [forward(self.model, part[0].expand(len(x), -1), x)]
-        elif needs == "losses" and whole:
+        elif needs == "losses" and usable:
             passes = [forward(self.model, models.expand(len(x), -1), x) for models in part]
             means = _losses_of([each.outputs for each in passes], y).mean(dim=2)
         else:
@@ -262,12 +267,20 @@ class Engine:
         if task.in_place and begun is not None and self._spans(task.data):
             products = None if task.data.products is None else task.data.products[pick]
             here = Samples(x, y, task.data.largest[list(places)], products)
-            fine = local_steps_in_place_(self.model, models, rows, here, self.local, begun)
+            fine = local_steps_in_place_(self.model, models, rows, here, self.local, begun, turns)
             return Done(positions, choices, means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
-        names = [task.first + place for place in places]
-        self._train_stacked_(vectors, Lesson(x, y, self.local, task.round), choices, names, begun)
+        self._train_stacked_(vectors, lesson, choices, names, begun)
         return Done(positions, choices, means, looked_s, finite(vectors), vectors)
+
+    def _usable(self, task: Task, lesson: Lesson, clients: Sequence[int]) -> tuple[bool, Turns | None]:
+        """Tell whether training can go on from a forward pass, and in which order that pass should see the samples."""
+        batches = None if self.model.dense is None else self._stacked_batches(lesson, clients)
+        if batches is None:
+            return self.model.dense is not None, None
+        if task.known is not None or not task.in_place or not self._spans(task.data):
+            return False, None
+        return True, Turns.of(batches, lesson.y.shape[1], rest=task.needs == "losses")
 
     def passes(self, sizes: Sequence[int]) -> float:
         """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
@@ -279,9 +292,10 @@ class Engine:
             known = products_fit(len(sizes), samples, model.dtype)
             if spans(model, samples, self.local, known):
                 units, inputs = model.shapes[model.dense[0][0]]
-                return sum(sizes) * span_cost(samples, inputs, units, steps, known) / model.size
-        each = (min(size, self.local.batch_size or size) for size in sizes)
-        return (2 if model.dense is not None else 3) * steps * sum(each)
+                each = span_cost(samples, self.local.batch_of(samples), inputs, units, steps, known)
+                return len(sizes) * each / model.size
+        looked_at = sum(self.local.batch_of(size) or size for size in sizes)
+        return (2 if model.dense is not None else 3) * steps * looked_at
 
     def _spans(self, data: ClientData) -> bool:
         """Tell whether steps in the span of the samples pay; their inner products are only computed if they do."""
@@ -328,10 +342,8 @@ class Engine:
         begun: Forward | None = None,
     ) -> None:
         """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
-        x, y, options, round = lesson
-        drawn = [self._batches(y.shape[1], options, client, round) for client in clients]
-        batches = [batch for batch in drawn if batch is not None]
-        indices = torch.stack(batches).to(x.device) if batches else None
+        x, y, options, _ = lesson
+        indices = self._stacked_batches(lesson, clients)
         shares = _shares([choice.points for choice in choices], y, vectors.dtype)
         if self.model.dense is not None:
             local_steps_(self.model, vectors, x, y, options, indices, shares, begun)
@@ -342,6 +354,13 @@ class Engine:
         if options.batch_size is None:
             return None
         return draw_batches(samples, options, stream(self.seed, "batches", client, round))
+
+    def _stacked_batches(self, lesson: Lesson, clients: Sequence[int]) -> Tensor | None:
+        """Draw the batches of C clients: (C, steps, b), or None for full batches."""
+        samples = lesson.y.shape[1]
+        drawn = [self._batches(samples, lesson.options, client, lesson.round) for client in clients]
+        batches = [batch for batch in drawn if batch is not None]
+        return torch.stack(batches).to(lesson.y.device) if batches else None
 
     def accuracy(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
         """Score one deployed model per client on its data, (N,); `deployed` gathers the vectors (C, P) of some."""
@@ -511,6 +530,12 @@ def one_thread_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _even(clients: int, parts: int) -> list[slice]:
+    """Cut clients into parts that differ by one at the most; no more parts than clients."""
+    ends = [clients * part // parts for part in range(parts + 1)]
+    return [slice(begin, end) for begin, end in pairwise(ends) if begin < end]
 
 
 def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -187,11 +187,6 @@ class EventResult:
     rejected: int
     trace: list[Record] | None
 
-    @property
-    def events(self) -> int:
-        """Count the records."""
-        return sum(self.records.values())
-
     def time_to(self, accuracy: float) -> float | None:
         """Tell when the mean accuracy was first seen at or above a target, in seconds; None: never."""
         return self._first(accuracy, "time_s")
