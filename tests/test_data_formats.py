@@ -306,7 +306,7 @@ def test_leaf_json_is_read_by_writer(tmp_path):
     origin.write_bytes(leaf_json({"f2": bob, "f1": ann}))
     import_file(origin)
     dataset = load("femnist")
-    assert np.array_equal(dataset.x[:, 0], np.concatenate([ann[0], bob[0]]))
+    assert np.array_equal(dataset.x[:, 0], 255 - np.concatenate([ann[0], bob[0]]))  # LEAF's images are dark on white
     assert dataset.y.tolist() == [1, 2, 2, 3, 4]
     assert dataset.owner.tolist() == [0, 0, 1, 1, 1]
     assert (dataset.x_test, dataset.y_test) == (None, None)

@@ -61,3 +61,9 @@ def test_har_has_a_subject_per_client_and_gravity_turns_with_the_phone():
         axis, sign = [(0, 1), (1, 1), (0, -1), (1, -1)][cluster]
         assert int(gravity.abs().argmax()) == axis
         assert float(gravity[axis]) * sign > 0.7
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist", "femnist"])
+def test_nothing_is_zero_in_every_data_set_of_handwriting(name):
+    real(name)
+    assert np.median(load(name).x[:1000]) == 0

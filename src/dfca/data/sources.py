@@ -252,7 +252,7 @@ def _to_samples(
     outside = y[(y < 0) | (y >= source.classes)]
     if len(outside):
         raise DataError(f"{origin}: labels must be in 0..{source.classes - 1}, {y_field} has {int(outside[0])}")
-    return x, y.astype(np.int64)
+    return 255 - x if source.on_white else x, y.astype(np.int64)
 
 
 def _channels_first(source: Source, x: np.ndarray) -> np.ndarray:
