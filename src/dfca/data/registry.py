@@ -24,8 +24,8 @@ class RemoteFile:
 class Source:
     """A data set: its shape (channels first), its official files, and how to get it where there are none.
 
-    on_white: its images are dark on white. They are given to models inverted, 0 where nothing is, like all others: where
-    nearly every input is 1, a few steps at the paper's learning rates leave no unit of an MLP alive.
+    on_white: its images are dark on white. Models get them inverted, 0 where nothing is, like all others: where nearly
+    every input is 1, a few steps at the paper's learning rates leave no unit of an MLP alive.
     """
 
     name: str
