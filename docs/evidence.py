@@ -25,6 +25,7 @@ TABLES = (
     "table4-femnist-k",
     "har",
 )
+PAPER_SCALE = "table1-mnist-paper"
 SHOWN = {  # which figures of a result stand on the page
     "table1-mnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
     "table2-emnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
@@ -41,10 +42,9 @@ SHOWN = {  # which figures of a result stand on the page
         "graphs-against-topology.p",
     ),
     "theory": ("contraction", "drift"),
-    "table1-mnist-paper": ("accuracy-by-round", "cluster-accuracy-by-round"),
+    PAPER_SCALE: ("accuracy-by-round", "cluster-accuracy-by-round"),
 }
 PRESETS = (*TABLES, "figure-connectivity", "theory")
-PAPER_SCALE = "table1-mnist-paper"
 NOT_YET = (
     "*Not measured yet: `dfca run {name} --scale desk`, then `dfca report runs/{name} --save results/{name}.json`.*"
 )
@@ -77,10 +77,10 @@ def paper_scale() -> str:
     return described("table1-mnist", run, PAPER_SCALE)
 
 
-def described(name: str, run: Run, file: str = "") -> str:
-    """Write the size, the table and the pictures of runs of an experiment."""
+def described(name: str, run: Run, stored_as: str = "") -> str:
+    """Write the size, the table and the pictures of runs of an experiment; stored_as: their file, if not its name."""
     parts = [size(name, run), formats.markdown(run.summary).strip()]
-    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(file or name, run)]
+    parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(stored_as or name, run)]
     return "\n\n".join(parts)
 
 

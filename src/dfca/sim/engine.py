@@ -275,12 +275,14 @@ class Engine:
 
     def _usable(self, task: Task, lesson: Lesson, clients: Sequence[int]) -> tuple[bool, Turns | None]:
         """Tell whether training can go on from a forward pass, and in which order that pass should see the samples."""
-        batches = None if self.model.dense is None else self._stacked_batches(lesson, clients)
-        if batches is None:
+        samples = lesson.y.shape[1]
+        if self.model.dense is None or self.local.batch_of(samples) is None:
             return self.model.dense is not None, None
         if task.known is not None or not task.in_place or not self._spans(task.data):
             return False, None
-        return True, Turns.of(batches, lesson.y.shape[1], rest=task.needs == "losses")
+        batches = self._stacked_batches(lesson, clients)
+        assert batches is not None
+        return True, Turns.of(batches, samples, rest=task.needs == "losses")
 
     def passes(self, sizes: Sequence[int]) -> float:
         """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
