@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from writing import table
+
 from dfca.experiment.tables import one_line
 from dfca.experiment.virtual_page import Story, pictures
 from dfca.experiment.virtual_plots import standalone
@@ -50,9 +52,7 @@ def measured(name: str) -> str:
 
 def verdicts() -> str:
     """Hold the numbers that the simulator was asked for against what came out."""
-    lines = ["| asked for | measured |", "|---|---|"]
-    lines += [f"| {asked} | {told} |" for asked, told in _verdicts()]
-    return "\n".join(lines)
+    return table(["asked for", "measured"], _verdicts())
 
 
 def _table(results: Row) -> str:
@@ -63,18 +63,14 @@ def _table(results: Row) -> str:
     lines = []
     titles = [one_line(title) for title in sheet.columns]
     titles.insert(at + 1, "accuracy in the end %")
-    lines.append(
-        "| " + " | ".join(f"`{title}`" if number < at else title for number, title in enumerate(titles)) + " |"
-    )
-    lines.append("|" + "---|" * len(titles))
     value = axis.values[0]
     for line in sheet.rows:
         cells = [entry.text for entry in line]
         value = float(cells[0]) if axis.key and cells[0] else value
         group = rows_of(rows, axis, value, cells[at])
         cells.insert(at + 1, f"{100 * fmean(row['accuracy'] for row in group):.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return table([f"`{title}`" if number < at else title for number, title in enumerate(titles)], lines)
 
 
 def _draw(name: str, results: Row) -> Iterator[str]:

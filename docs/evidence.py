@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from writing import table
+
 from dfca.experiment import formats, plots, tables
 from dfca.experiment.figures import Drawing, draw_all
 from dfca.experiment.load import load_experiment
@@ -136,7 +138,7 @@ def claims() -> str:
     """Put the paper's claims beside the measurements, one line per result."""
     head = ["result", "gi − ifca", "li − ifca", "gi, li − dfedavgm", "gi, li − fedspd", "right cluster: dfca, dfca-fi"]
     head += ["lost a cluster: gi, li, ifca", "local … oracle"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for name in TABLES:
         run = result(name)
         if run is None:
@@ -145,8 +147,8 @@ def claims() -> str:
         for label in dict.fromkeys(row["label"] for row in rows):
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
             where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
-            lines.append("| " + " | ".join([where, *_claims(at)]) + " |")
-    return "\n".join(lines) if len(lines) > 2 else NOT_YET.format(name="table1-mnist")
+            lines.append([where, *_claims(at)])
+    return table(head, lines) if lines else NOT_YET.format(name="table1-mnist")
 
 
 def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -185,9 +187,9 @@ def skew() -> str:
         theirs = sorted(at, key=lambda name: -at[name]["published_mean"])
         lost = ", ".join(f"{name} {at[name]['lost']}" for name in names if name in at)
         found = ", ".join(f"{name} {at[name]['found']}" for name in names if name in at)
-        lines.append(f"| {label.replace('data.', '')} | {' > '.join(ours)} | {' > '.join(theirs)} | {lost} | {found} |")
-    head = "| point | order, measured | order, published | runs that lost a cluster | runs that found all clusters |"
-    return "\n".join([head, "|---|---|---|---|---|", *lines])
+        lines.append([label.replace("data.", ""), " > ".join(ours), " > ".join(theirs), lost, found])
+    head = ["point", "order, measured", "order, published", "runs that lost a cluster", "runs that found all clusters"]
+    return table(head, lines)
 
 
 def beside(name: str) -> str:
@@ -197,12 +199,9 @@ def beside(name: str) -> str:
         return NOT_YET.format(name=name)
     rows = [row for row in tables.summary_rows(run.summary) if row["accuracy_mean"] is not None]
     paper = load_experiment(name, "paper").config.values()
-    lines = [
-        "| accuracy % | " + " | ".join(f"`{row['algorithm']}`" for row in rows) + " |",
-        "|" + "---|" * (len(rows) + 1),
-    ]
+    lines = []
     for what, config, key in (("measured", run.config, "accuracy"), ("published", paper, "published")):
         values = [tables.percent(row[f"{key}_mean"], row[f"{key}_std"]) for row in rows]
         units = f"{config['model']['hidden']} units"
-        lines.append(f"| {what}: {config['clients']} clients, {units} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+        lines.append([f"{what}: {config['clients']} clients, {units}", *values])
+    return table(["accuracy %", *(f"`{row['algorithm']}`" for row in rows)], lines)

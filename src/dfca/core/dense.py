@@ -192,20 +192,27 @@ class Descent(NamedTuple):
         return total
 
     def above_in_turn_(self, batch: Batch, z: Tensor, rows: Tensor) -> Tensor:
-        """Do the same in mini-batches: batch and z_1 are of the samples used, in the order of `Turns`; returns D."""
+        """Do the same in mini-batches: batch and z_1 are of the samples used, in the order of `Turns`; returns D, which
+        may lie where z_1 was."""
         bias, products = self.layers[0][1], batch.products
         if products is None:
             products = inner_products(batch.x)
         steps, size = rows.shape[-2:]
-        total = torch.zeros_like(z)
+        once = steps * size <= z.shape[-2] and not self.momentum  # then d_1 of a sample may lie where its z_1 was
+        total = z if once else torch.zeros_like(z)
         speed = torch.zeros_like(z) if self.momentum else total
         for step in range(steps):
             first, end = step * size, (step + 1) * size
             mine: slice | Tensor = slice(first, end) if end <= z.shape[-2] else rows.select(-2, step)
             now = take(z, mine)
             if step:
-                now = _plus(now, take(products, mine)[..., :first], total[..., :first, :], -self.rate)
+                moved = (take(products, mine)[..., :first], total[..., :first, :])
+                now = now if once or not isinstance(mine, slice) else now.clone()  # z_1 of the start is needed again
+                _accumulate_(now, moved, 1.0, -self.rate)
             delta = self._upper_step_(Batch(batch.x, take(batch.target, mine), 1 / size), now)
+            if once:
+                now.copy_(delta)
+                continue
             if self.momentum:
                 speed.mul_(self.momentum)
             _add_rows_(speed, mine, delta)
@@ -252,11 +259,14 @@ def take(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     """
     if isinstance(rows, slice):
         return tensor[..., rows, :]
-    return tensor[rows] if rows.dim() == 1 else tensor[_clients(rows), rows]
+    if rows.dim() == 1:
+        return tensor.index_select(0, rows)
+    return tensor.flatten(0, 1).index_select(0, _in_line(rows, tensor.shape[1])).view(*rows.shape, *tensor.shape[2:])
 
 
-def _clients(rows: Tensor) -> Tensor:
-    return torch.arange(len(rows), device=rows.device)[:, None]
+def _in_line(rows: Tensor, samples: int) -> Tensor:
+    """Number rows (C, b) of C clients with so many samples each as if they stood in one line: (C b,)."""
+    return (rows + samples * torch.arange(len(rows), device=rows.device)[:, None]).flatten()
 
 
 def _add_rows_(total: Tensor, rows: slice | Tensor, terms: Tensor) -> None:
@@ -266,14 +276,7 @@ def _add_rows_(total: Tensor, rows: slice | Tensor, terms: Tensor) -> None:
     elif rows.dim() == 1:
         total.index_add_(0, rows, terms)
     else:
-        flat = (rows + _clients(rows) * total.shape[1]).flatten()
-        total.view(-1, total.shape[2]).index_add_(0, flat, terms.flatten(0, 1))
-
-
-def _plus(total: Tensor, left: Tensor, right: Tensor, factor: float) -> Tensor:
-    """Compute total + factor left right."""
-    product = torch.addmm if total.dim() == 2 else torch.baddbmm
-    return product(total, left, right, alpha=factor)
+        total.view(-1, total.shape[2]).index_add_(0, _in_line(rows, total.shape[1]), terms.flatten(0, 1))
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
 class Forward:
     """A forward pass that the first local step can go on from.
 
-    outputs (n, classes); tensors: of a network of linear layers, z_1 (`core.dense`), which may be used up; of any other
+    outputs (n, classes), or empty where nobody looked at them; tensors: of a network of linear layers, z_1 (`core.dense`), which may be used up; of any other
     model, the leaves that its gradients belong to; rest: what is averaged but not trained, after the pass (running
     statistics).
     """
@@ -71,16 +71,17 @@ class Forward:
     rest: Tensor | None = None
 
 
-def forward(model: FlatModel, vectors: Tensor, x: Tensor) -> Forward:
+def forward(model: FlatModel, vectors: Tensor, x: Tensor, look: bool = True) -> Forward:
     """Run models on x as in a training step, and keep what its gradient needs; the vectors stay as they are.
 
-    vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape).
+    vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape); look: whether the outputs are looked
+    at, or only the first step goes on from here.
     """
     if model.dense is not None:
         with torch.no_grad():
             pieces = model.pieces(vectors)
             z = dense_begin(model.dense, pieces, x)
-            return Forward(dense_end(model.dense, pieces, z), [z])
+            return Forward(dense_end(model.dense, pieces, z) if look else z[:0], [z])
     own = vectors.clone()  # what a gradient needs must not change, and banks do
     leaves = [piece.detach().requires_grad_() for piece in model.pieces(own)[: model.count]]
     rest = vectors[model.trained :].clone()
@@ -228,8 +229,8 @@ def local_steps_in_place_(
             products = turns.products(products)
         batch, z = Batch(turns.used(batch.x), turns.used(batch.target), batch.share, products), turns.used(z)
         total = down.above_in_turn_(batch, z, turns.rows)
-    least, most = total.flatten(1).aminmax(dim=1)
-    reach = options.learning_rate * z.shape[1] * samples.largest * torch.maximum(-least, most).cpu().double()
+    length = torch.linalg.vector_norm(total, dim=(1, 2)).cpu().double()
+    reach = options.learning_rate * z.shape[1] ** 0.5 * samples.largest * length  # of any weight, by Cauchy and Schwarz
     limits = torch.finfo(bank.dtype)
     good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
     for place, tensor in enumerate(own):

@@ -246,7 +246,7 @@ class Engine:
         elif needs == "nothing":
             means = torch.zeros(len(places), len(bank))
             if len(bank) == 1 and usable:
-                passes = [forward(self.model, part[0].expand(len(x), -1), x)]
+                passes = [forward(self.model, part[0].expand(len(x), -1), x, look=False)]
         elif needs == "losses" and usable:
             passes = [forward(self.model, models.expand(len(x), -1), x) for models in part]
             means = _losses_of([each.outputs for each in passes], y).mean(dim=2)
@@ -562,13 +562,13 @@ def _losses_of(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
 
 def _chosen_pass(passes: Sequence[Forward], chosen: Tensor) -> Forward:
     """Put together the forward passes of what C clients chose, from those of all models; uses them up."""
-    outputs, merged = passes[0].outputs, list(passes[0].tensors)
+    merged = list(passes[0].tensors)
     for j in range(1, len(passes)):
         mine = (chosen == j).nonzero()[:, 0]
         if len(mine):
             for layer, tensor in enumerate(passes[j].tensors):
                 merged[layer][mine] = tensor[mine]
-    return Forward(outputs, merged)
+    return Forward(merged[0][:0], merged)
 
 
 def _rows(places: Sequence[int], device: torch.device) -> slice | Tensor:

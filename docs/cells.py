@@ -1,0 +1,35 @@
+"""The finished cells of a result file, and some of them by algorithm and point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+Runs = list[dict[str, Any]]
+
+
+def load(name: str) -> Runs:
+    """Read the finished cells of a result file, each with its point; none where there is no such file."""
+    path = ROOT / "results" / f"{name}.json"
+    if not path.exists():
+        return []
+    return [run for run in json.loads(path.read_text())["runs"] if run.get("finished")]
+
+
+def found(run: dict[str, Any]) -> bool:
+    """Tell whether every client ended in its cluster."""
+    return run["cluster_accuracy"] is not None and run["cluster_accuracy"] >= 0.999
+
+
+def of(runs: Runs, **wanted: Any) -> Runs:
+    """Select cells by algorithm and by keys of their point (dots as double underscores)."""
+    algorithm = wanted.pop("algorithm", None)
+    keys = {key.replace("__", "."): value for key, value in wanted.items()}
+    return [
+        run
+        for run in runs
+        if (algorithm is None or run["algorithm"] == algorithm)
+        and all(run.get("point", {}).get(key) == value for key, value in keys.items())
+    ]
