@@ -61,9 +61,9 @@ def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
 class Forward:
     """A forward pass that the first local step can go on from.
 
-    outputs (n, classes), or empty where nobody looked at them; tensors: of a network of linear layers, z_1 (`core.dense`), which may be used up; of any other
-    model, the leaves that its gradients belong to; rest: what is averaged but not trained, after the pass (running
-    statistics).
+    outputs (n, classes), or empty where nobody looked at them; tensors: of a network of linear layers, z_1
+    (`core.dense`), which may be used up; of any other model, the leaves that its gradients belong to; rest: what is
+    averaged but not trained, after the pass (running statistics).
     """
 
     outputs: Tensor

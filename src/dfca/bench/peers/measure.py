@@ -38,7 +38,7 @@ class Plan:
 def plan(quick: bool, cache: Path) -> Plan:
     """Choose the sizes."""
     threads = torch.get_num_threads()
-    work = Work(clients=20, hidden=200, samples=200, batch=50, degree=10, rounds=4, threads=threads)
+    work = Work(clients=20, hidden=200, samples=200, batch=50, degree=10, rounds=8, threads=threads)
     if quick:
         return Plan((replace(work, rounds=3),), PEERS, 1, cache)
     works = tuple(replace(work, clients=n, hidden=h) for h in (200, 2048) for n in (20, 100))
