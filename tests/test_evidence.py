@@ -101,6 +101,12 @@ def test_figures_of_a_run_are_files_of_three_kinds_with_the_same_bytes(tmp_path:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+def test_the_page_of_clients_that_all_hold_the_same(tmp_path: Path) -> None:
+    small = ["clients=6", "data.distributions=1", "data.samples_per_client=20", "model.hidden=4", "rounds=2"]
+    run(load_experiment("quickstart", None, small, ["dfca-gi"], seeds=1), tmp_path / "run", workers=1)
+    assert "accuracy" in write_report(tmp_path / "run").read_text()
+
+
 def test_figures_of_a_sweep(sparse: Run, measured: Run, tmp_path: Path) -> None:
     names = {path.stem for path in save_figures(sparse, tmp_path / "a")}
     assert names >= {"accuracy-against-topology.p", "graphs-against-topology.p", "samples"}

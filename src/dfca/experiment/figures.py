@@ -149,7 +149,8 @@ def sample_drawing(run: Run) -> Drawing | None:
 
 
 def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
-    config, _ = read_stored(run.config_text)
+    base, sweep = read_stored(run.config_text)
+    config = sweep.expand(base)[0].config  # of the first point, where there are several
     seed, k = run.seeds[0], config.distributions
     owned = config.data.partition == "owner"
     few = config.data.model_copy(update={"samples_per_client": SAMPLES, "test_samples_per_client": 2})
@@ -159,7 +160,7 @@ def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
         first = [split.clusters.tolist().index(cluster) for cluster in range(k)]
         return [(f"group {j + 1}", split.train.of(client)[0][:SAMPLES].numpy()) for j, client in enumerate(first)]
     scene = scene_of(point)
-    if scene is None:
+    if scene is None or not owned:
         return []
     found = np.asarray(scene.colourings[0][0])
     groups = []
