@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -116,6 +117,56 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_any_number_of_ranks
         return accuracy(folder)
 
     assert finish(1 if victim else 3, out) == pytest.approx(finish(1, whole), abs=0.02)
+
+
+HANGING = """
+import sys, time
+import torch.distributed as dist
+from dfca.errors import RankLost
+from dfca.experiment.signals import StopSignal
+from dfca.sim import distributed, way_out
+
+way_out.GRACE_S, way_out.PATIENCE_S = 1.0, 0.2
+if sys.argv[1] == "parting":
+    dist.destroy_process_group = lambda: time.sleep(60)
+with distributed.joined("cpu"), StopSignal() as stop, stop.deferred():
+    ranks = distributed.Ranks(2)
+    ranks.either(False)
+    print("met", flush=True)
+    while True:
+        ranks.either(False)
+"""
+
+
+@pytest.mark.parametrize("place", ["waiting", "parting"])
+def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(place: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = environment() | {
+        "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)
+    }  # fmt: skip
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HANGING, place]
+    ranks = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "met\n"
+        # A stopped process keeps its connections, so that the other one waits for it.
+        ranks[1].send_signal(signal.SIGSTOP if place == "waiting" else signal.SIGKILL)
+        if place == "waiting":
+            ranks[0].send_signal(signal.SIGTERM)
+        _, said = ranks[0].communicate(timeout=60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 1
+    assert [line for line in said.splitlines() if line.startswith("error: rank 0 lost another rank (it was killed")]
 
 
 def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ The numbers are those of one process up to float rounding: sums over ranks are a
 
 A rank that is gone closes its connections, and every call of the others that waits for it raises `RankLost`; a machine
 that is silent for `TIMEOUT` counts as gone. What went wrong there is left in the store of the launcher, where there is
-one.
+one. gloo was seen, once in many, to wait on for a rank that was killed: under torchrun, which then tells the others to
+end, `WayOut` leaves such a call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from dfca.core.mixing import blocks
 from dfca.errors import ConfigError, DfcaError, RankLost
 from dfca.sim.shards import PIECE_BYTES, AgreedError, Plan, pieces, share_out
+from dfca.sim.way_out import WayOut
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank may wait for another one: longer than the slowest of them works alone."""
@@ -56,20 +58,24 @@ def joined(device: str) -> Iterator[None]:
     Raises:
         RankLost: if they cannot be reached, or do not come.
     """
-    with _watched():
-        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT)
-    try:
-        yield
+    with _way_out if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
         with _watched():
-            dist.barrier()  # nobody leaves while others still work: to them it would look dead
-    except BaseException as error:
-        if not isinstance(error, RankLost):
+            backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        try:
+            yield
+            with _watched():
+                dist.barrier()  # nobody leaves while others still work: to them it would look dead
+        except RankLost:
+            _way_out.tell()
+            raise
+        except BaseException as error:
             with suppress(Exception):
                 _store().set(_key(dist.get_rank()), " ".join(str(error).split()) or type(error).__name__)
-        raise
-    finally:
-        dist.destroy_process_group()
+            raise
+        finally:
+            with _way_out.calling():
+                dist.destroy_process_group()
 
 
 def my_device(device: str) -> str:
@@ -243,16 +249,27 @@ class Ranks:
 def _watched() -> Iterator[None]:
     """Turn what torch says when another rank is gone into one sentence."""
     try:
-        yield
+        with _way_out.calling():
+            yield
     except RuntimeError as error:
-        words = _last_words()
-        why = words or "it was killed, ran out of memory, or its machine cannot be reached"
-        lost = RankLost(
-            f"rank {my_rank()} lost another rank ({why}); what is stored is kept: the same command continues from the "
-            "last checkpoint, also with another number of ranks"
-        )
+        with _way_out.calling():
+            words = _last_words()
+        lost = RankLost(_sentence(words or "it was killed, ran out of memory, or its machine cannot be reached"))
         lost.explained = bool(words)
         raise lost from error
+
+
+def _sentence(why: str) -> str:
+    return (
+        f"rank {my_rank()} lost another rank ({why}); what is stored is kept: the same command continues from the "
+        "last checkpoint, also with another number of ranks"
+    )
+
+
+_way_out = WayOut(
+    lambda: _sentence("it was killed, ran out of memory, or does not answer while torchrun ends the run"),
+    RankLost.status,
+)
 
 
 def _last_words() -> str:

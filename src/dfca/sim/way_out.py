@@ -1,0 +1,93 @@
+"""The way out of a call that never returns.
+
+Python hears a signal between two of its own steps. A rank that hangs inside gloo therefore does not hear the SIGTERM by
+which torchrun ends the ranks that outlive another one, and is killed 30 s later without a word. A thread hears it
+instead, through the file that the C half of the signal handler writes to, and leaves in time to say why.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+GRACE_S = 20.0
+"""Seconds from SIGTERM on in which a call may still return; torchrun kills after 30."""
+
+PATIENCE_S = 5.0
+"""Seconds that one call must have taken to count as one that never returns."""
+
+
+class WayOut:
+    """End this process with a sentence if it was told to end and a marked call does not return; only while entered."""
+
+    def __init__(self, sentence: Callable[[], str], status: int) -> None:
+        self._sentence, self._status = sentence, status
+        self._called_at: float | None = None
+        self._told_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._told_at, self._over = None, False
+        self._heard, self._written = os.pipe()
+        os.set_blocking(self._heard, False)
+        os.set_blocking(self._written, False)
+        # Only the main thread may listen to signals.
+        self._listens = threading.current_thread() is threading.main_thread()
+        self._before = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False) if self._listens else -1
+        self._thread = threading.Thread(target=self._watch, name="way out", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        assert self._thread is not None
+        if self._listens:
+            signal.set_wakeup_fd(self._before)
+        self._over = True
+        os.write(self._written, b"\0")
+        self._thread.join()
+        self._thread = None
+        os.close(self._heard)
+        os.close(self._written)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Mark a call that may never return."""
+        self._called_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._called_at = None
+
+    def tell(self) -> None:
+        """Count from now on, as from a SIGTERM."""
+        if self._thread is not None and self._told_at is None:
+            self._told_at = time.monotonic()
+            os.write(self._written, b"\0")
+
+    def _watch(self) -> None:
+        while not self._over:
+            select.select([self._heard], [], [], None if self._told_at is None else PATIENCE_S / 10)
+            if signal.SIGTERM in self._read() and self._told_at is None:
+                self._told_at = time.monotonic()
+            now, called_at = time.monotonic(), self._called_at
+            if self._told_at is None or called_at is None:
+                continue
+            if now - self._told_at >= GRACE_S and now - called_at >= PATIENCE_S:
+                self._leave()
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._heard, 512)
+        except BlockingIOError:
+            return b""
+
+    def _leave(self) -> NoReturn:
+        sys.stderr.write(f"error: {self._sentence()}\n")
+        sys.stderr.flush()
+        os._exit(self._status)  # the main thread hangs: it cannot tidy up
