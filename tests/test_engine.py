@@ -19,7 +19,8 @@ from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.models import cnn, cnn1d, mlp
 from dfca.sim import engine as engines
-from dfca.sim.engine import Engine, Task, make_engine, one_thread_each
+from dfca.sim.cores import one_thread_each
+from dfca.sim.engine import Engine, Task, make_engine
 
 CLIENTS, SAMPLES, MODELS = 5, 12, 3
 

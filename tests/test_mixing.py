@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dfca import algorithms
 from dfca.core import mixing
 from dfca.core.mixing import (
     WEIGHT_RULES,
@@ -19,6 +20,8 @@ from dfca.core.mixing import (
     metropolis_weight,
     mix,
 )
+from dfca.sim import shards
+from dfca.sim.exchange import Exchange
 
 
 def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> Links:
@@ -68,6 +71,30 @@ def test_mix_is_the_fold_of_the_same_messages_in_any_order(world: tuple, rule: s
             else:
                 average = fold_weighted(average, models[i], models[m], metropolis_weight(degrees[i], degrees[m]))
         torch.testing.assert_close(average, mixed[i])
+
+
+@pytest.mark.parametrize("sparse_from", [0, 1000])
+def test_any_number_of_cores_mixes_the_same_bits(sparse_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixing, "SPARSE_FROM", sparse_from)
+    monkeypatch.setattr(shards, "CORE_BYTES", 1)
+    graph = nx.random_regular_graph(4, 12, seed=0)
+    everybody, clusters = torch.ones(12, dtype=torch.bool), torch.arange(12) % 2
+    bank = torch.randn(2, 12, 9 * mixing.BLOCK_COLUMNS + 5, generator=torch.Generator().manual_seed(0))
+    exchange = Exchange(graph, algorithms.get("dfca-gi"), 2, "uniform", "batch", "trained", 0, shards.Alone(12))
+    mixed = []
+    for cores in (1, 2, 3):
+        torch.set_num_threads(cores)
+        try:
+            mixed.append(bank.clone())
+            exchange.gossip_(mixed[-1], range(12), everybody, clusters, now=0)
+        finally:
+            torch.set_num_threads(1)
+    adjacency = torch.from_numpy(nx.to_numpy_array(graph)).bool()
+    for j in range(2):
+        expected = mix(bank[j], links_of(adjacency, clusters == j, everybody, "uniform"))
+        torch.testing.assert_close(mixed[0][j], expected)
+    assert torch.equal(mixed[0], mixed[1])
+    assert torch.equal(mixed[0], mixed[2])
 
 
 @settings(max_examples=40, deadline=None)

@@ -209,9 +209,8 @@ class Descent(NamedTuple):
                 moved = (take(products, mine)[..., :first], total[..., :first, :])
                 now = now if once or not isinstance(mine, slice) else now.clone()  # z_1 of the start is needed again
                 _accumulate_(now, moved, 1.0, -self.rate)
-            delta = self._upper_step_(Batch(batch.x, take(batch.target, mine), 1 / size), now)
+            delta = self._upper_step_(Batch(batch.x, take(batch.target, mine), 1 / size), now, once)
             if once:
-                now.copy_(delta)
                 continue
             if self.momentum:
                 speed.mul_(self.momentum)
@@ -221,18 +220,18 @@ class Descent(NamedTuple):
         _accumulate_(self.pieces[bias], (total.sum(dim=-2),), 1.0, -self.rate)
         return total
 
-    def _upper_step_(self, batch: Batch, z: Tensor) -> Tensor:
-        """Take one step of all layers but the first, from z_1; returns d_1."""
-        inputs: list[Tensor] = []
+    def _upper_step_(self, batch: Batch, z: Tensor, replace: bool = False) -> Tensor:
+        """Take one step of all layers but the first, from z_1; returns d_1, which takes its place if `replace`."""
+        first, inputs = z, []
         for index in range(1, len(self.layers)):
-            inputs.append(z.relu() if index == 1 else z.relu_())
+            inputs.append(z.relu() if index == 1 and not replace else z.relu_())
             z = _affine(inputs[-1], *(self.pieces[place] for place in self.layers[index]))
         delta = z.softmax(dim=-1).sub_(batch.target).mul_(batch.share)
         for layer, h in zip(reversed(self.layers[1:]), reversed(inputs), strict=True):
-            below = torch.ops.aten.threshold_backward(torch.matmul(delta, self.pieces[layer[0]]), h, 0)
+            below = torch.matmul(delta, self.pieces[layer[0]])
             self._descend_(layer, delta, h)
-            delta = below
-        return delta
+            delta = torch.ops.aten.threshold_backward.grad_input(below, h, 0, grad_input=h)
+        return first.copy_(delta) if replace and delta is not first else delta
 
     def _descend_(self, layer: Layer, delta: Tensor, h: Tensor) -> None:
         """Take one layer's step: W <- W - rate (delta^T h), b <- b - rate sum(delta), with momentum and decay."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dfca.core.mixing import blocks
 from dfca.errors import ConfigError, DfcaError, RankLost
-from dfca.sim.shards import PIECE_BYTES, AgreedError, Plan, pieces, share_out
+from dfca.sim.shards import PIECE_BYTES, AgreedError, Mix, Plan, pieces, share_out
 from dfca.sim.way_out import WayOut
 
 TIMEOUT = timedelta(minutes=30)
@@ -156,8 +156,8 @@ class Ranks:
         told.status = status
         raise told from problem
 
-    def fetch(self, banks: Tensor, plans: Sequence[Plan]) -> Iterator[tuple[int, slice, Tensor]]:
-        """See Shards. The next block is under way while the caller mixes the last one."""
+    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+        """See Shards. The next block is under way while the last one is mixed."""
         tasks = []
         for number, plan in enumerate(plans):
             mine = self.members
@@ -178,7 +178,7 @@ class Ranks:
                 number, columns, incoming, work, _ = under_way
                 with _watched():
                     work.wait()
-                yield number, columns, incoming
+                mix_(number, columns, incoming)
             under_way = ahead
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:

@@ -13,13 +13,10 @@ gives the same bits.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -48,6 +45,7 @@ from dfca.core.params import FlatModel
 from dfca.core.rng import seeded, stream
 from dfca.data.clients import ClientData, products_fit
 from dfca.errors import ConfigError
+from dfca.sim import cores
 
 EngineName = Literal["auto", "stacked", "loop", "threads"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "loop", "threads")
@@ -189,7 +187,7 @@ class Engine:
         together = several and why_not_threads(self.model, task.bank.device.type) is None
         if together:
             smaller = CORE_CHUNKS if self.local.batch_of(task.data.sizes[0]) is None else 1
-            chunks = _even(len(places), self.workers * -(-smaller * len(chunks) // self.workers))
+            chunks = cores.even(len(places), self.workers * -(-smaller * len(chunks) // self.workers))
             self._spans(task.data)  # what is computed once is there before threads need it
         jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
         yield from self._each(jobs, together)
@@ -446,26 +444,7 @@ class Engine:
 
     def _each(self, jobs: Iterable[Callable[[], T]], together: bool = False) -> Iterator[T]:
         """Carry out jobs and yield what they return, in their order; together or by `threads`, on one core each."""
-        if self.workers == 1 or not (together or self.how == "threads"):
-            for job in jobs:
-                yield job()
-            return
-        ahead: deque[Future[T]] = deque()
-        with (
-            one_thread_each(),
-            # of this call: a job may make calls of its own, which would wait for the threads that wait for them
-            ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-        ):
-            try:
-                for job in jobs:
-                    ahead.append(pool.submit(job))
-                    if len(ahead) > self.workers:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                for future in ahead:
-                    future.cancel()
+        return cores.each(jobs, self.workers if together or self.how == "threads" else 1)
 
     def _chunks(self, clients: int, x: Tensor, models: int) -> list[slice]:
         """Cut clients into chunks whose parameters and activations stay within CHUNK_BYTES."""
@@ -525,23 +504,6 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     except RuntimeError as error:  # a forward that looks at its numbers, or draws some
         return f"its forward cannot run for many clients at once ({str(error).splitlines()[0]})"
     return None
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let torch use one thread per call meanwhile: the calls themselves run at the same time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _even(clients: int, parts: int) -> list[slice]:
-    """Cut clients into parts that differ by one at the most; no more parts than clients."""
-    ends = [clients * part // parts for part in range(parts + 1)]
-    return [slice(begin, end) for begin, end in pairwise(ends) if begin < end]
 
 
 def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -113,7 +113,8 @@ class Exchange:
         else:
             rounds = self._plan(banks, receivers, senders, assignments, now)
         plans, mixers = [plan for plan, _ in rounds], [mixer for _, mixer in rounds]
-        for number, columns, incoming in self.shards.fetch(banks, plans):
+
+        def mix_(number: int, columns: slice, incoming: Tensor) -> None:
             cluster = plans[number].cluster
             block = banks[cluster, :, columns]
             if drift is not None:
@@ -121,6 +122,8 @@ class Exchange:
             mixers[number].apply_(block, incoming)
             if drift is not None:
                 drift.after(cluster, columns, block)
+
+        self.shards.exchange(banks, plans, mix_)
 
     def _plan(
         self, banks: Tensor, receivers: Tensor, senders: Tensor, assignments: Tensor, now: int

@@ -7,10 +7,11 @@ What all clients know is small (assignments, scores, votes) and is the same on e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from dfca.core.mixing import blocks
 from dfca.data.clients import ClientData, Split
 from dfca.errors import DfcaError
+from dfca.sim.cores import each, even
 
 
 class AgreedError(DfcaError):
@@ -28,12 +30,19 @@ class AgreedError(DfcaError):
 PIECE_BYTES = 4 * 2**20
 """What is copied, sent or written at once: large enough for full speed, small beside any bank."""
 
+CORE_BYTES = 2**20
+"""The models of a block that one core mixes."""
+
 
 class Plan(NamedTuple):
     """What travels of one cluster: needs[r] (S_r,) are the clients, in order, whose models rank r mixes."""
 
     cluster: int
     needs: Sequence[Tensor]
+
+
+Mix = Callable[[int, slice, Tensor], None]
+"""Mixes a block: which plan, its columns, the rows that this rank mixes (S, w), which are a snapshot."""
 
 
 class Shards(Protocol):
@@ -65,12 +74,9 @@ class Shards(Protocol):
     def agreed(self) -> AbstractContextManager[None]:
         """Let the block fail on every rank with an AgreedError if it fails on one; no calls inside."""
 
-    def fetch(self, banks: Tensor, plans: Sequence[Plan]) -> Iterator[tuple[int, slice, Tensor]]:
-        """Send the models of each plan, a block of columns at a time; banks (m, L, P).
-
-        Yields (which plan, columns, the rows that this rank mixes (S, w)). The rows are snapshots, good until the next
-        ones: the columns may be written once they are yielded.
-        """
+    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+        """Send the models of each plan, a block of columns at a time, and let `mix_` write what becomes of them; banks
+        (m, L, P)."""
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
         """Yield all rows of all banks in order (cluster, client) as pieces on the CPU, on the first rank alone."""
@@ -118,14 +124,22 @@ class Alone:
         """See Shards."""
         return nullcontext()
 
-    def fetch(self, banks: Tensor, plans: Sequence[Plan]) -> Iterator[tuple[int, slice, Tensor]]:
-        """See Shards."""
-        for number, plan in enumerate(plans):
-            models, rows = banks[plan.cluster], plan.needs[0].to(banks.device)
-            taken = models.new_empty(0)  # new memory for every block takes a fifth longer
-            for columns in blocks(models.shape[1], len(models) * models.element_size(), PIECE_BYTES):
-                torch.index_select(models[:, columns], 0, rows, out=taken.resize_(0))
-                yield number, columns, taken
+    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+        """See Shards. Blocks are small enough for the cache of one core, and several cores mix one each."""
+        sources = [plan.needs[0].to(banks.device) for plan in plans]
+        cuts = blocks(banks.shape[2], banks.shape[1] * banks.element_size(), CORE_BYTES)
+        tasks = list(product(range(len(plans)), cuts))
+
+        def work(some: slice) -> None:
+            taken = banks.new_empty(0)  # new memory for every block takes a fifth longer
+            for number, columns in tasks[some]:
+                models = banks[plans[number].cluster, :, columns]
+                torch.index_select(models, 0, sources[number], out=taken.resize_(0))
+                mix_(number, columns, taken)
+
+        workers = torch.get_num_threads() if banks.device.type == "cpu" and len(tasks) >= 4 else 1
+        for _ in each((partial(work, some) for some in even(len(tasks), 4 * workers)), workers):
+            pass
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
         """See Shards."""
