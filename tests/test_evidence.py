@@ -31,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("runs") / "connectivity"
     small = ["clients=12", "data.name=digits", "data.samples_per_client=20", "model.hidden=4", "rounds=2"]
-    small.append('grid={"topology.p"=[0.1,0.9]}')
+    small += ["evaluation.every=1", 'grid={"topology.p"=[0.1,0.9]}']
     run(load_experiment("figure-connectivity", "desk", small, ["dfca-gi", "dfca-li"], seeds=2), out, workers=1)
     return load_run(out)
 

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from rich.console import Console
 from dfca.errors import RunError
 from dfca.experiment import formats, plots, report, tables
 from dfca.experiment.reading import load_run
-from dfca.experiment.report import curve_of, write_report
+from dfca.experiment.report import curve_of, curves_of, write_report
 from dfca.experiment.results import load_results, save_results
 from dfca.experiment.scenes import match_clusters
 from dfca.topology import TopologyOptions, describe, make_graph
@@ -527,6 +528,13 @@ def test_curves_are_means_over_the_finished_runs(folder: Path) -> None:
     assert curve.std is not None
     assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
     assert curve_of(run, "local", "cluster_accuracy") is None
+
+
+def test_one_evaluation_is_no_curve(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", algorithms=("dfca-gi", "ifca")))
+    assert set(curves_of(run, "accuracy")) == {"dfca-gi", "ifca"}
+    last = max(line["round"] for line in run.metrics)
+    assert curves_of(replace(run, metrics=[line for line in run.metrics if line["round"] == last]), "accuracy") == {}
 
 
 def test_matching_by_hand() -> None:

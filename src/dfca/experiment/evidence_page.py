@@ -52,4 +52,4 @@ def _shown(drawing: object) -> str:
     assert isinstance(drawing, Drawing)
     width = drawing.figure.get_figwidth()
     picture = figure(plots.to_svg(drawing.figure), drawing.caption)
-    return picture.replace("<figure>", f'<figure style="max-width:{5.2 * width:.0f}rem">', 1)
+    return picture.replace("<svg", f'<svg style="max-width:{5.2 * width:.0f}rem"', 1)

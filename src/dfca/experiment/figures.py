@@ -17,7 +17,7 @@ from dfca.errors import DfcaError, RunError
 from dfca.experiment import connectivity, tables, theory
 from dfca.experiment.load import read_stored
 from dfca.experiment.reading import Run
-from dfca.experiment.report import BY_ROUND, curve_of, style_of
+from dfca.experiment.report import BY_ROUND, curves_of, style_of
 from dfca.experiment.scenes import last_assignments, scene_of
 from dfca.metrics import confusion
 
@@ -179,8 +179,7 @@ def _of_point(run: Run, suffix: str) -> Iterator[Drawing]:
 
     style = style_of(run)
     for measure, label, caption in BY_ROUND:
-        series = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
-        if series:
+        if series := curves_of(run, measure):
             yield Drawing(
                 f"{measure.replace('_', '-')}-by-round{suffix}", caption, plots.draw_curves(series, style, label)
             )

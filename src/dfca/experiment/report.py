@@ -240,8 +240,7 @@ def by_round(run: Run, style: Mapping[str, Style]) -> str:
 
     figures = []
     for measure, label, caption in BY_ROUND:
-        series = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
-        if series:
+        if series := curves_of(run, measure):
             figures.append(figure(plots.curves(series, style, label), caption))
     return f'<div class="pair">{"".join(figures)}</div>' if figures else ""
 
@@ -276,7 +275,7 @@ def _cost(run: Run, style: Mapping[str, Style]) -> str:
     from dfca.experiment import plots
 
     figures = []
-    spread = {name: curve for name in run.algorithms if (curve := curve_of(run, name, "disagreement"))}
+    spread = curves_of(run, "disagreement")
     apart = {name: curve for name, curve in spread.items() if any(curve.mean)}
     if apart:
         none = [name for name in spread if name not in apart]
@@ -338,6 +337,12 @@ def _algorithms(kinds: Mapping[str, tables.Kind]) -> str:
 
 
 # --- numbers
+
+
+def curves_of(run: Run, measure: str) -> dict[str, Curve]:
+    """Take the curves of all algorithms by round; none where each has one point, which the tables show."""
+    curves = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
+    return curves if any(len(curve.x) > 1 for curve in curves.values()) else {}
 
 
 def curve_of(run: Run, algorithm: str, measure: str) -> Curve | None:

@@ -123,6 +123,13 @@ def _curves(run: Run, style: Mapping[str, Style]) -> str:
     points = run.summary["points"]
     if len(points) > FEW:
         return ""
-    drawn = [(point["label"], by_round(run.at(point), style) + confusions(run.at(point), "")) for point in points]
-    parts = [f"<h3>{escape(label)}</h3>{figures}" for label, figures in drawn if figures]
-    return f'<h2>By round</h2><p class="soft">{ABOUT_CURVES}</p>{"".join(parts)}' if parts else ""
+    parts = [run.at(point) for point in points]
+    curves, matrices = [by_round(part, style) for part in parts], [confusions(part, "") for part in parts]
+    shown = "".join(
+        f"<h3>{escape(point['label'])}</h3>{curve}{matrix}"
+        for point, curve, matrix in zip(points, curves, matrices, strict=True)
+        if curve or matrix
+    )
+    if not any(curves):
+        return f"<h2>Found clusters and true groups</h2>{shown}" if shown else ""
+    return f'<h2>By round</h2><p class="soft">{ABOUT_CURVES}</p>{shown}'
