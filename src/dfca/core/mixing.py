@@ -21,6 +21,8 @@ from torch.nn.functional import embedding_bag
 
 WeightRule = Literal["uniform", "metropolis"]
 WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
+CORE_BYTES = 2**20
+"""The models of a block that one core mixes: they are read and written twice, the second time in the cache."""
 SPARSE_BYTES = 2 * 2**20
 """What one block of a sparse sum touches: near the cache."""
 BLOCK_COLUMNS = 512
@@ -104,7 +106,7 @@ def mix(models: Tensor, links: Links) -> Tensor:
 class Mixer:
     """`mix` in place, for some rows of a bank and a block of columns at a time: no second copy of the bank.
 
-    sources (S,) are the senders of the links, each once and in order.
+    sources (S,) are the senders of the links, each once, in the order in which they come in.
     """
 
     def __init__(
@@ -118,7 +120,8 @@ class Mixer:
         rows, position = torch.unique(links.receiver, return_inverse=True)
         if 2 * len(rows) > size:
             rows, position = torch.arange(first, first + size), links.receiver - first
-        column = torch.searchsorted(sources, links.sender)
+        names, places = sources.sort()
+        column = places[torch.searchsorted(names, links.sender)]
         self.rows = (rows - first).to(device)
         own = torch.ones(len(rows), dtype=torch.float64).index_add_(0, position, -links.weight)
         self._own = own.to(dtype).to(device)[:, None]
@@ -147,14 +150,15 @@ class Mixer:
             self._mix_(block, incoming)
 
     def _mix_(self, mine: Tensor, incoming: Tensor) -> None:
-        if self._matrix is not None:
-            if self._all_send:
-                mine.addmm_(self._matrix, incoming, beta=0)
-            else:
-                mine.mul_(self._own).addmm_(self._matrix, incoming)
-            return
-        for columns in blocks(mine.shape[1], (len(mine) + len(incoming)) * mine.element_size(), SPARSE_BYTES):
+        rows, limit = (len(mine), CORE_BYTES) if self._matrix is not None else (len(mine) + len(incoming), SPARSE_BYTES)
+        for columns in blocks(mine.shape[1], rows * mine.element_size(), limit):
             block, sent = mine[:, columns], incoming[:, columns]
+            if self._matrix is not None and self._all_send:
+                block.addmm_(self._matrix, sent, beta=0)
+                continue
+            if self._matrix is not None:
+                block.mul_(self._own).addmm_(self._matrix, sent)
+                continue
             heard = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
             torch.addcmul(heard, block, self._own, out=block)
 

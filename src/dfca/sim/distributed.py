@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -81,6 +81,26 @@ def joined(device: str) -> Iterator[None]:
 def my_device(device: str) -> str:
     """Give each rank its own GPU."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and launched() else device
+
+
+class _Route(NamedTuple):
+    """Whose models of a cluster go where: rows kept for this rank itself, rows sent to the others in turn, how many
+    of them to each rank, and how many come from each."""
+
+    kept: Tensor
+    sent: Tensor
+    counts: list[int]
+    given: list[int]
+
+
+class _UnderWay(NamedTuple):
+    """A block that is being exchanged; what goes out must live until it has arrived."""
+
+    number: int
+    columns: slice
+    incoming: Tensor
+    work: Any
+    outgoing: Tensor
 
 
 class Ranks:
@@ -156,29 +176,27 @@ class Ranks:
         told.status = status
         raise told from problem
 
+    def order(self, need: Tensor) -> Tensor:
+        """See Shards: this rank's own clients come first."""
+        here = (need >= self.members.start) & (need < self.members.stop)
+        return torch.cat([need[here], need[~here]])
+
     def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
         """See Shards. The next block is under way while the last one is mixed."""
         tasks = []
         for number, plan in enumerate(plans):
-            mine = self.members
-            wanted = [need[(need >= mine.start) & (need < mine.stop)] - mine.start for need in plan.needs]
-            need = plan.needs[self.rank]
-            given = [int(((need >= share.start) & (need < share.stop)).sum()) for share in self._shares]
-            rows = torch.cat(wanted).to(banks.device)
-            counts = [len(some) for some in wanted]
-            column_bytes = max(1, len(rows), len(need)) * banks.element_size()
-            # All ranks cut alike: by the rows that travel at most.
-            widest = max(len(each) for each in plan.needs) * banks.element_size() or column_bytes
-            cuts = blocks(banks.shape[2], widest, PIECE_BYTES)
-            tasks += [(number, columns, banks[plan.cluster], rows, counts, given) for columns in cuts]
-        under_way: tuple[int, slice, Tensor, Any, Tensor] | None = None
+            route = self._route(plan, banks.device)
+            # All ranks cut alike: by the rows that one of them mixes at most.
+            widest = max(len(need) for need in plan.needs)
+            cuts = blocks(banks.shape[2], max(1, widest) * banks.element_size(), PIECE_BYTES)
+            tasks += [(number, columns, banks[plan.cluster], route) for columns in cuts]
+        under_way: _UnderWay | None = None
         for task in [*tasks, None]:
             ahead = None if task is None else self._send(*task)
             if under_way is not None:
-                number, columns, incoming, work, _ = under_way
                 with _watched():
-                    work.wait()
-                mix_(number, columns, incoming)
+                    under_way.work.wait()
+                mix_(under_way.number, under_way.columns, under_way.incoming)
             under_way = ahead
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
@@ -220,15 +238,28 @@ class Ranks:
                             dist.recv(received, 0)
                         banks[j, rows.start : rows.stop].copy_(received)
 
-    def _send(
-        self, number: int, columns: slice, models: Tensor, rows: Tensor, counts: list[int], given: list[int]
-    ) -> tuple[int, slice, Tensor, Any, Tensor]:
-        """Start to exchange one block: rows are this rank's, for each rank in turn; given[r] come from rank r."""
-        outgoing = models[rows, columns]
-        incoming = torch.empty(sum(given), outgoing.shape[1], dtype=models.dtype, device=models.device)
+    def _route(self, plan: Plan, device: torch.device) -> _Route:
+        """Find the rows that this rank keeps for itself, those that it sends, and how many go where."""
+
+        def within(need: Tensor, share: range) -> Tensor:
+            return need[(need >= share.start) & (need < share.stop)] - share.start
+
+        wanted = [within(need, self.members) for need in plan.needs]
+        given = [len(within(plan.needs[self.rank], share)) for share in self._shares]
+        kept, nothing = wanted[self.rank], wanted[self.rank][:0]
+        wanted[self.rank], given[self.rank] = nothing, 0
+        counts = [len(some) for some in wanted]
+        return _Route(kept.to(device), torch.cat(wanted).to(device), counts, given)
+
+    def _send(self, number: int, columns: slice, models: Tensor, route: _Route) -> _UnderWay:
+        """Start to exchange one block of the models of a cluster (L, P)."""
+        block, own = models[:, columns], len(route.kept)
+        outgoing = block.index_select(0, route.sent)
+        incoming = block.new_empty(own + sum(route.given), block.shape[1])
+        torch.index_select(block, 0, route.kept, out=incoming[:own])
         with _watched():
-            work = dist.all_to_all_single(incoming, outgoing, given, counts, async_op=True)
-        return number, columns, incoming, work, outgoing
+            work = dist.all_to_all_single(incoming[own:], outgoing, route.given, route.counts, async_op=True)
+        return _UnderWay(number, columns, incoming, work, outgoing)
 
     def _runs(self, rows: int, banks: Tensor) -> Iterator[range]:
         """Cut rows as `pieces` does."""

@@ -175,7 +175,7 @@ class Exchange:
         everywhere = [shards.of_rank(rank) for rank in range(shards.ranks)]
         inside = [(links.receiver >= some.start) & (links.receiver < some.stop) for some in everywhere]
         needs = [torch.unique(links.sender[mask]) for mask in inside]
-        sources = needs[shards.rank]
+        sources = shards.order(needs[shards.rank])
         plan = Plan(j, needs)
         if orders is None:
             mine = Links(*(part[inside[shards.rank]] for part in links))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfca.core.mixing import blocks
+from dfca.core.mixing import CORE_BYTES, blocks
 from dfca.data.clients import ClientData, Split
 from dfca.errors import DfcaError
 from dfca.sim.cores import each, even
@@ -30,12 +30,9 @@ class AgreedError(DfcaError):
 PIECE_BYTES = 4 * 2**20
 """What is copied, sent or written at once: large enough for full speed, small beside any bank."""
 
-CORE_BYTES = 2**20
-"""The models of a block that one core mixes."""
-
 
 class Plan(NamedTuple):
-    """What travels of one cluster: needs[r] (S_r,) are the clients, in order, whose models rank r mixes."""
+    """What travels of one cluster: needs[r] (S_r,) are the clients, sorted, whose models rank r mixes."""
 
     cluster: int
     needs: Sequence[Tensor]
@@ -73,6 +70,9 @@ class Shards(Protocol):
 
     def agreed(self) -> AbstractContextManager[None]:
         """Let the block fail on every rank with an AgreedError if it fails on one; no calls inside."""
+
+    def order(self, need: Tensor) -> Tensor:
+        """Put the clients whose models this rank mixes into the order in which `exchange` gives their rows."""
 
     def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
         """Send the models of each plan, a block of columns at a time, and let `mix_` write what becomes of them; banks
@@ -123,6 +123,10 @@ class Alone:
     def agreed(self) -> AbstractContextManager[None]:
         """See Shards."""
         return nullcontext()
+
+    def order(self, need: Tensor) -> Tensor:
+        """See Shards."""
+        return need
 
     def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
         """See Shards. Blocks are small enough for the cache of one core, and several cores mix one each."""
