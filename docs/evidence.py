@@ -113,7 +113,9 @@ def size(name: str, run: Run) -> str:
     partly = "" if finished == asked else f" **{finished} of {asked} runs are finished.**"
     ours, theirs = _size(run.config, name), _size(paper, name)
     whose = "At paper scale" if name in ("har", "theory") else "The paper"
-    took = f"{len(run.summary['runs'])} runs took {tables.duration(seconds)}, one after the other, on a busy machine."
+    number, spent = len(run.summary["runs"]), tables.duration(seconds)
+    took = f"{number} runs took {spent}, one after the other," if number > 1 else f"The run took {spent}"
+    took += " on a busy machine."
     return f"`dfca run {name} --scale {run.summary['scale']}`: {ours}. {whose}: {theirs}. {took}{partly}"
 
 
@@ -129,7 +131,7 @@ def _size(config: Mapping[str, Any], name: str) -> str:
         f"learning rate {local['learning_rate']:g}",
         f"{model['name']} ({widths})",
         f"p = {config['topology']['p']:g}" if name not in ("figure-connectivity", "theory") else "",
-        f"{seeds} seeds",
+        f"{seeds} seed{'s' if seeds > 1 else ''}",
     ]
     return ", ".join(part for part in parts if part)
 
