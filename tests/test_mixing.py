@@ -77,6 +77,7 @@ def test_mix_is_the_fold_of_the_same_messages_in_any_order(world: tuple, rule: s
 def test_any_number_of_cores_mixes_the_same_bits(sparse_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "SPARSE_FROM", sparse_from)
     monkeypatch.setattr(shards, "CORE_BYTES", 1)
+    monkeypatch.setattr(shards, "CORES_FROM", 1)
     graph = nx.random_regular_graph(4, 12, seed=0)
     everybody, clusters = torch.ones(12, dtype=torch.bool), torch.arange(12) % 2
     bank = torch.randn(2, 12, 9 * mixing.BLOCK_COLUMNS + 5, generator=torch.Generator().manual_seed(0))

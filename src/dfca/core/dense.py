@@ -224,14 +224,16 @@ class Descent(NamedTuple):
         """Take one step of all layers but the first, from z_1; returns d_1, which takes its place if `replace`."""
         first, inputs = z, []
         for index in range(1, len(self.layers)):
-            inputs.append(z.relu() if index == 1 and not replace else z.relu_())
+            inputs.append(z.relu() if index == 1 else z.relu_())
             z = _affine(inputs[-1], *(self.pieces[place] for place in self.layers[index]))
         delta = z.softmax(dim=-1).sub_(batch.target).mul_(batch.share)
-        for layer, h in zip(reversed(self.layers[1:]), reversed(inputs), strict=True):
+        for index in range(len(inputs), 0, -1):
+            layer, h = self.layers[index], inputs[index - 1]
             below = torch.matmul(delta, self.pieces[layer[0]])
             self._descend_(layer, delta, h)
-            delta = torch.ops.aten.threshold_backward.grad_input(below, h, 0, grad_input=h)
-        return first.copy_(delta) if replace and delta is not first else delta
+            place = first if replace and index == 1 else h
+            delta = torch.ops.aten.threshold_backward.grad_input(below, h, 0, grad_input=place)
+        return first.copy_(delta) if replace and not inputs else delta
 
     def _descend_(self, layer: Layer, delta: Tensor, h: Tensor) -> None:
         """Take one layer's step: W <- W - rate (delta^T h), b <- b - rate sum(delta), with momentum and decay."""

@@ -30,6 +30,9 @@ class AgreedError(DfcaError):
 PIECE_BYTES = 4 * 2**20
 """What is copied, sent or written at once: large enough for full speed, small beside any bank."""
 
+CORES_FROM = 64 * 2**20
+"""Bytes of models in a round from which on every core mixes blocks of its own: to begin with that takes 4 ms."""
+
 
 class Plan(NamedTuple):
     """What travels of one cluster: needs[r] (S_r,) are the clients, sorted, whose models rank r mixes."""
@@ -129,9 +132,11 @@ class Alone:
         return need
 
     def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
-        """See Shards. Blocks are small enough for the cache of one core, and several cores mix one each."""
+        """See Shards. Blocks of large banks fit the cache of a core, and every core mixes its own."""
         sources = [plan.needs[0].to(banks.device) for plan in plans]
-        cuts = blocks(banks.shape[2], banks.shape[1] * banks.element_size(), CORE_BYTES)
+        row_bytes = banks.shape[1] * banks.element_size()
+        large = banks.device.type == "cpu" and len(plans) * row_bytes * banks.shape[2] >= CORES_FROM
+        cuts = blocks(banks.shape[2], row_bytes, CORE_BYTES if large else PIECE_BYTES)
         tasks = list(product(range(len(plans)), cuts))
 
         def work(some: slice) -> None:
@@ -141,8 +146,8 @@ class Alone:
                 torch.index_select(models, 0, sources[number], out=taken.resize_(0))
                 mix_(number, columns, taken)
 
-        workers = torch.get_num_threads() if banks.device.type == "cpu" and len(tasks) >= 4 else 1
-        for _ in each((partial(work, some) for some in even(len(tasks), 4 * workers)), workers):
+        workers = torch.get_num_threads() if large else 1
+        for _ in each((partial(work, some) for some in even(len(tasks), 4 * workers if large else 1)), workers):
             pass
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
