@@ -122,7 +122,6 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_any_number_of_ranks
 HANGING = """
 import sys, time
 import torch.distributed as dist
-from dfca.errors import RankLost
 from dfca.experiment.signals import StopSignal
 from dfca.sim import distributed, way_out
 

@@ -14,12 +14,12 @@ from dfca.core.algorithm import Choice
 from dfca.core.local import LocalOptions, draw_batches, local_steps, losses, lowest, spans
 from dfca.core.params import FlatModel, initial
 from dfca.core.rng import stream
+from dfca.core.threads import one_thread
 from dfca.data import clients
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.models import cnn, cnn1d, mlp
 from dfca.sim import engine as engines
-from dfca.sim.cores import one_thread_each
 from dfca.sim.engine import Engine, Task, make_engine
 
 CLIENTS, SAMPLES, MODELS = 5, 12, 3
@@ -217,7 +217,7 @@ def test_a_job_that_fails_in_a_thread_fails_the_call() -> None:
 
 def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
-    with one_thread_each():
+    with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 

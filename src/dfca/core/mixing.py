@@ -153,14 +153,13 @@ class Mixer:
         rows, limit = (len(mine), CORE_BYTES) if self._matrix is not None else (len(mine) + len(incoming), SPARSE_BYTES)
         for columns in blocks(mine.shape[1], rows * mine.element_size(), limit):
             block, sent = mine[:, columns], incoming[:, columns]
-            if self._matrix is not None and self._all_send:
+            if self._matrix is None:
+                heard = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
+                torch.addcmul(heard, block, self._own, out=block)
+            elif self._all_send:
                 block.addmm_(self._matrix, sent, beta=0)
-                continue
-            if self._matrix is not None:
+            else:
                 block.mul_(self._own).addmm_(self._matrix, sent)
-                continue
-            heard = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
-            torch.addcmul(heard, block, self._own, out=block)
 
 
 class Folder:

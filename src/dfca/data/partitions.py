@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.rng import stream
+from dfca.core.threads import one_thread
 from dfca.data.clients import ClientData, Split, validate
 from dfca.data.deals import DEALS, Pool, Rows, Table, open_pools
 from dfca.data.options import DataOptions
@@ -48,7 +47,9 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int, dri
         table = replace(table, true=drift_clusters(true, clusters, options.drift_share, seed))
     if options.partition == "owner":
         test = train  # both parts of an owner's samples come from the training pool's tensors
-    with _one_thread():
+    # Thousands of short copies gain nothing from more threads, and on a busy machine wait for them:
+    # `make_split(DataOptions(name="mnist"), 240, 4, 0)` on 2 cores at a load of 5 took 22 s with two, 2 s with one.
+    with one_thread():
         held = _gather(table, train, train_rows, transforms, others, "train")
         kept = _gather(table, test, test_rows, transforms, others, "test")
     known = transform != "none"
@@ -82,20 +83,6 @@ def _notes(clients: int, clusters: int) -> tuple[str, ...]:
         return ()
     fewer = clients // clusters
     return (f"{clients} clients over {clusters} clusters: {fewer} or {fewer + 1} each",)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Copy with one thread: thousands of short copies gain nothing from more, and on a busy machine wait for them.
-
-    `make_split(DataOptions(name="mnist"), 240, 4, 0)` on 2 cores at a load of 5: 22 s with two threads, 2 s with one.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _gather(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
 import torch
+
+from dfca.core.threads import one_thread
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def each(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
         return
     ahead: deque[Future[T]] = deque()
     with (
-        one_thread_each(),
+        one_thread(),  # the calls themselves run at the same time
         # of this call: a job may make calls of its own, which would wait for the threads that wait for them
         ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
@@ -39,18 +40,12 @@ def each(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
                 future.cancel()
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let torch use one thread per call meanwhile: the calls themselves run at the same time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def share_out(count: int, parts: int) -> list[range]:
+    """Cut things into runs, one per part, whose lengths differ by one at most."""
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def even(count: int, parts: int) -> list[slice]:
-    """Cut things into parts that differ by one at the most; no more parts than things."""
-    ends = [count * part // parts for part in range(parts + 1)]
-    return [slice(begin, end) for begin, end in pairwise(ends) if begin < end]
+    """Cut things like `share_out`, without the empty runs where there are more parts than things."""
+    return [slice(run.start, run.stop) for run in share_out(count, parts) if run]

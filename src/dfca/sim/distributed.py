@@ -26,7 +26,8 @@ from torch import Tensor
 
 from dfca.core.mixing import blocks
 from dfca.errors import ConfigError, DfcaError, RankLost
-from dfca.sim.shards import PIECE_BYTES, AgreedError, Mix, Plan, pieces, share_out
+from dfca.sim.cores import share_out
+from dfca.sim.shards import PIECE_BYTES, AgreedError, Mix, Plan, held, pieces
 from dfca.sim.way_out import WayOut
 
 TIMEOUT = timedelta(minutes=30)
@@ -178,7 +179,7 @@ class Ranks:
 
     def order(self, need: Tensor) -> Tensor:
         """See Shards: this rank's own clients come first."""
-        here = (need >= self.members.start) & (need < self.members.stop)
+        here = held(self.members, need)
         return torch.cat([need[here], need[~here]])
 
     def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
@@ -240,12 +241,8 @@ class Ranks:
 
     def _route(self, plan: Plan, device: torch.device) -> _Route:
         """Find the rows that this rank keeps for itself, those that it sends, and how many go where."""
-
-        def within(need: Tensor, share: range) -> Tensor:
-            return need[(need >= share.start) & (need < share.stop)] - share.start
-
-        wanted = [within(need, self.members) for need in plan.needs]
-        given = [len(within(plan.needs[self.rank], share)) for share in self._shares]
+        wanted = [need[held(self.members, need)] - self.members.start for need in plan.needs]
+        given = [int(held(share, plan.needs[self.rank]).sum()) for share in self._shares]
         kept, nothing = wanted[self.rank], wanted[self.rank][:0]
         wanted[self.rank], given[self.rank] = nothing, 0
         counts = [len(some) for some in wanted]

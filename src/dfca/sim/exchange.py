@@ -14,7 +14,7 @@ from dfca.core.mixing import Folder, Links, Mixer, WeightRule, make_links
 from dfca.core.relay import MANY, MAX_AGE, NEVER
 from dfca.core.rng import stream
 from dfca.metrics import Drift
-from dfca.sim.shards import Plan, Shards
+from dfca.sim.shards import Plan, Shards, held
 
 _BOOKS = ("messages_by_client", "messages_by_cluster", "stamps", "origins", "folded")
 
@@ -172,8 +172,7 @@ class Exchange:
     ) -> tuple[Plan, Mixer | Folder]:
         """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
         shards = self.shards
-        everywhere = [shards.of_rank(rank) for rank in range(shards.ranks)]
-        inside = [(links.receiver >= some.start) & (links.receiver < some.stop) for some in everywhere]
+        inside = [held(shards.of_rank(rank), links.receiver) for rank in range(shards.ranks)]
         needs = [torch.unique(links.sender[mask]) for mask in inside]
         sources = shards.order(needs[shards.rank])
         plan = Plan(j, needs)

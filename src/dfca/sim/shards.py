@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -194,10 +194,9 @@ def keep(split: Split, members: range) -> Split:
     return replace(split, train=cut(split.train), test=cut(split.test))
 
 
-def share_out(clients: int, ranks: int) -> list[range]:
-    """Cut the clients into runs, one per rank, whose lengths differ by one at most."""
-    ends = [clients * rank // ranks for rank in range(ranks + 1)]
-    return [range(begin, end) for begin, end in pairwise(ends)]
+def held(share: range, clients: Tensor) -> Tensor:
+    """Tell which of some clients are in a share: (C,) bool."""
+    return (clients >= share.start) & (clients < share.stop)
 
 
 def within(members: range, clients: Sequence[int]) -> list[int]:
