@@ -10,10 +10,10 @@ from typing import Any
 
 from writing import table
 
-from dfca.experiment.tables import one_line
-from dfca.experiment.virtual_page import Story, pictures
-from dfca.experiment.virtual_plots import standalone
-from dfca.experiment.virtual_tables import Row, axis_of, finished, ratio_to_batch, rows_of, virtual_sheets
+from dfca.report.tables import one_line
+from dfca.report.virtual_page import Story, pictures
+from dfca.report.virtual_plots import standalone
+from dfca.report.virtual_tables import Row, axis_of, finished, ratio_to_batch, rows_of, virtual_sheets
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {

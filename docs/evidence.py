@@ -8,11 +8,11 @@ from typing import Any
 
 from writing import table
 
-from dfca.experiment import formats, plots, tables
-from dfca.experiment.figures import Drawing, draw_all
 from dfca.experiment.load import load_experiment
-from dfca.experiment.reading import Run
-from dfca.experiment.results import stored_run
+from dfca.report import formats, plots, tables
+from dfca.report.paper.figures import Drawing, draw_all
+from dfca.report.results import stored_run
+from dfca.runs.reading import Run
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "results"

@@ -24,8 +24,8 @@ from dfca.bench.figures import draw as draw_bench
 from dfca.bench.page import blocks as bench_blocks
 from dfca.bench.record import load as load_bench
 from dfca.core.local import LocalOptions
-from dfca.experiment.plots import colour_of
-from dfca.sim.rounds import Simulation
+from dfca.report.plots import colour_of
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.topology import layout
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.local import LocalOptions
-from dfca.sim.distributed import Ranks, joined, my_rank
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.ranks import Ranks, joined, my_rank
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.shards import Shards, keep
 

@@ -14,7 +14,7 @@ from dfca.core.algorithm import View
 from dfca.core.client import ClientState, Message
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import make_clients
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -11,8 +11,8 @@ from conftest import make_toy_setting
 from test_events import run
 
 from dfca.errors import ConfigError
-from dfca.sim.availability import read_availability
-from dfca.sim.network import Absence, Churn, LateJoiner, World
+from dfca.sim.events.availability import read_availability
+from dfca.sim.events.world import Absence, Churn, LateJoiner, World
 
 STAYS = (Absence(0, 0.0, 2.0), Absence(0, 5.0, 9.0), Absence(0, 12.0, math.inf), Absence(3, 4.0, math.inf))
 FILES = {

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from test_revival import drift_setting
 
 from dfca.errors import ConfigError, ShortOfMemory
-from dfca.experiment.disk import Stream, atomic_save, sha256
+from dfca.files import Stream, atomic_save, sha256
 from dfca.sim import bank as bank_module
 from dfca.sim.bank import GIB, Bank, told_memory
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 

@@ -14,16 +14,16 @@ import torch
 
 from dfca.bench import child, floor, ranks, record, run, scaling, tables
 from dfca.bench.bare import Bare
+from dfca.bench.baselines import measure as peers
+from dfca.bench.baselines.environments import PEERS, Peer, environment_of, script_of
+from dfca.bench.baselines.work import Work, circulant
 from dfca.bench.figures import draw
 from dfca.bench.page import blocks
-from dfca.bench.peers import measure as peers
-from dfca.bench.peers.environments import PEERS, Peer, environment_of, script_of
-from dfca.bench.peers.work import Work, circulant
 from dfca.bench.rows import Row, Skip, met
 from dfca.bench.timing import fit, in_turn, ratio
 from dfca.bench.worlds import World, make_setting, regular_graph
 from dfca.errors import ConfigError, RunError
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 
 MLP = World(inputs=16, hidden=6, classes=4, clients=4, samples=8, clusters=2, degree=2, steps=2)
 CNN = World(model="cnn", inputs=144, hidden=6, classes=4, clients=2, samples=6, clusters=2, degree=1, steps=2)
@@ -233,7 +233,7 @@ def test_the_time_of_a_peer_is_scaled_to_all_clients(monkeypatch: pytest.MonkeyP
 
 
 def test_a_ready_environment_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dfca.bench.peers import environments
+    from dfca.bench.baselines import environments
 
     commands: list[list[str]] = []
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import dfca
 from dfca.cli import app
 from dfca.errors import ConfigError
-from dfca.experiment import runner
 from dfca.experiment.config import Config
 from dfca.experiment.load import presets
-from dfca.experiment.signals import Interrupted
+from dfca.runs import runner
+from dfca.runs.signals import Interrupted
 
 TINY = """
 title = "A tiny one"

@@ -122,8 +122,9 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_any_number_of_ranks
 HANGING = """
 import sys, time
 import torch.distributed as dist
-from dfca.experiment.signals import StopSignal
-from dfca.sim import distributed, way_out
+from dfca.runs.signals import StopSignal
+from dfca.sim.rounds import ranks as distributed
+from dfca.sim.rounds import watchdog as way_out
 
 way_out.GRACE_S, way_out.PATIENCE_S = 1.0, 0.2
 if sys.argv[1] == "parting":

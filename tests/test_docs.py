@@ -11,7 +11,7 @@ import pytest
 
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment
-from dfca.experiment.runner import run
+from dfca.runs.runner import run
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "asynchrony.md").read_text()
@@ -60,7 +60,7 @@ def test_blocks_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_page_names_every_world() -> None:
-    from dfca.sim.network import presets
+    from dfca.sim.events.world import presets
 
     text = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     assert text["world"]["preset"] in presets()

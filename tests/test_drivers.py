@@ -10,7 +10,7 @@ from torch import nn
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.local import LocalOptions
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import lockstep, stack
 

@@ -13,7 +13,7 @@ from dfca.core.elector import Announcement, Ballot, Bid, Candidacy, ElectionMess
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import elect, make_clients
 

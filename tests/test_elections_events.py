@@ -15,9 +15,9 @@ from test_revival import drift_setting
 from dfca import algorithms
 from dfca.core.election import ElectionOptions
 from dfca.errors import RunError
-from dfca.sim.events import EventSimulation
-from dfca.sim.network import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
-from dfca.sim.rounds import Simulation
+from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)

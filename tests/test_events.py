@@ -18,13 +18,13 @@ from dfca.algorithms import ALGORITHMS
 from dfca.core.client import Message
 from dfca.core.local import LocalOptions
 from dfca.errors import ConfigError, RunError
-from dfca.sim.events import EventSimulation
-from dfca.sim.network import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
-from dfca.sim.rounds import Simulation
+from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.events.stage import DELIVER
+from dfca.sim.events.staleness import Staleness, corrupted
+from dfca.sim.events.trace import EventResult, Record, read_trace, write_trace
+from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
-from dfca.sim.stage import DELIVER
-from dfca.sim.staleness import Staleness, corrupted
-from dfca.sim.trace import EventResult, Record, read_trace, write_trace
 from dfca.testing import lockstep, stack
 
 TIMED_LINK = Link(latency_s=0.3, spread=0.8, bandwidth_bytes_s=2000.0)

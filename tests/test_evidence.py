@@ -8,15 +8,16 @@ import pytest
 from test_report import write_run
 
 from dfca.errors import RunError
-from dfca.experiment import formats, theory
-from dfca.experiment.connectivity import FACTS, graph_key, shares
-from dfca.experiment.figures import save_figures
-from dfca.experiment.histories import cluster_facts, histories
 from dfca.experiment.load import load_experiment
-from dfca.experiment.reading import Run, load_run
-from dfca.experiment.report import write_report
-from dfca.experiment.results import load_results, save_results, stored_run
-from dfca.experiment.runner import run
+from dfca.report import formats
+from dfca.report.page import write_report
+from dfca.report.paper import theory
+from dfca.report.paper.connectivity import FACTS, graph_key, shares
+from dfca.report.paper.figures import save_figures
+from dfca.report.results import load_results, save_results, stored_run
+from dfca.runs.histories import cluster_facts, histories
+from dfca.runs.reading import Run, load_run
+from dfca.runs.runner import run
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 from dfca import metrics
 from dfca.core.local import hits, losses
 from dfca.sim.evaluation import FEWEST_SCORED, Scope
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 
 
 def test_cluster_accuracy_matches_found_and_true_clusters_in_the_best_way() -> None:

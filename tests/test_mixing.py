@@ -21,7 +21,7 @@ from dfca.core.mixing import (
     mix,
 )
 from dfca.sim import shards
-from dfca.sim.exchange import Exchange
+from dfca.sim.rounds.exchange import Exchange
 
 
 def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> Links:

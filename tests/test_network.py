@@ -8,7 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from dfca.errors import ConfigError
-from dfca.sim.network import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, draw, preset, presets
+from dfca.sim.events.world import (
+    Churn,
+    Compute,
+    Devices,
+    Faults,
+    LateJoiner,
+    Link,
+    Partition,
+    World,
+    draw,
+    preset,
+    presets,
+)
 
 
 def test_draws_are_named_and_uniform() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dfca.experiment import formats, published, tables
 from dfca.experiment.load import load_experiment, presets
+from dfca.report import formats, tables
+from dfca.report.paper import published
 
 PAPER = [name for name in presets() if name.startswith(("table", "figure")) or name in ("theory", "har")]
 RULES = {"dfca", "dfca-fi"}

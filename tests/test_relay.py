@@ -9,7 +9,7 @@ from test_drivers import assert_same
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm
 from dfca.core.relay import MANY, MAX_AGE, NEVER, Offer, choose_offer
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 
 
 def test_a_listener_takes_the_freshest_copy_that_is_fresher_than_its_own() -> None:

@@ -18,11 +18,12 @@ import tomli_w
 from rich.console import Console
 
 from dfca.errors import RunError
-from dfca.experiment import formats, plots, report, tables
-from dfca.experiment.reading import load_run
-from dfca.experiment.report import curve_of, curves_of, write_report
-from dfca.experiment.results import load_results, save_results
-from dfca.experiment.scenes import match_clusters
+from dfca.report import formats, plots, tables
+from dfca.report import page as report
+from dfca.report.page import curve_of, curves_of, write_report
+from dfca.report.paper.scenes import match_clusters
+from dfca.report.results import load_results, save_results
+from dfca.runs.reading import load_run
 from dfca.topology import TopologyOptions, describe, make_graph
 
 LEVELS = {  # final accuracy, final share of clients in the right cluster, models kept, share of the graph's messages

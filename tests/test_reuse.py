@@ -12,11 +12,11 @@ from test_runner import TINY
 from dfca.errors import DataError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.reading import load_run
-from dfca.experiment.reuse import join
-from dfca.experiment.runner import Silence, run
 from dfca.experiment.sweep import Sweep
-from dfca.experiment.tables import summary_rows
+from dfca.report.tables import summary_rows
+from dfca.runs.reading import load_run
+from dfca.runs.reuse import join
+from dfca.runs.runner import Silence, run
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 3}
 

@@ -6,8 +6,8 @@ import torch
 import dfca
 from dfca.core.election import ElectionOptions
 from dfca.core.local import LocalOptions
-from dfca.sim.revival import PAUSE, ROUNDS, Revival
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.revival import PAUSE, ROUNDS, Revival
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 OPTIONS = dfca.DataOptions(samples_per_client=60, drift_share=0.34, drift_angle=90.0)

@@ -20,15 +20,16 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from dfca import files as disk
 from dfca.errors import RunError
-from dfca.experiment import cells, disk
-from dfca.experiment.cells import Cadence
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.progress import Bars
-from dfca.experiment.runner import Silence, run
-from dfca.experiment.signals import Interrupted, StopSignal
 from dfca.experiment.sweep import Cell, Point
+from dfca.runs import trials as cells
+from dfca.runs.progress import Bars
+from dfca.runs.runner import Silence, run
+from dfca.runs.signals import Interrupted, StopSignal
+from dfca.runs.trials import Cadence
 
 TINY = {
     "clients": 6,
@@ -367,9 +368,9 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_report_reads_what_a_run_writes(unbroken: Path) -> None:
-    from dfca.experiment.formats import terminal_tables
-    from dfca.experiment.reading import load_run
-    from dfca.experiment.report import write_report
+    from dfca.report.formats import terminal_tables
+    from dfca.report.page import write_report
+    from dfca.runs.reading import load_run
 
     page = write_report(unbroken)
     assert re.search(r"dfca-li", page.read_text())

@@ -11,8 +11,8 @@ from torch import nn
 import dfca
 from dfca.errors import ConfigError, ModelError
 from dfca.sim.engine import why_not_stacked
-from dfca.sim.result import fresh_copies
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.simulate import fresh_copies
 
 
 def test_simulate_returns_metrics_banks_and_models() -> None:

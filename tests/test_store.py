@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from dfca import files as disk
 from dfca.errors import RunError
-from dfca.experiment import disk
 from dfca.experiment.config import Config
-from dfca.experiment.disk import atomic_save, atomic_write, sha256
 from dfca.experiment.load import Experiment
-from dfca.experiment.store import Checkpoint, RunFolder
 from dfca.experiment.sweep import Cell, Point
+from dfca.files import atomic_save, atomic_write, sha256
+from dfca.runs.store import Checkpoint, RunFolder
 
 
 def experiment(**values: Any) -> Experiment:
@@ -165,7 +165,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused_and_free_after_a_kill(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from dfca.experiment.store import RunFolder\n"
+        "import sys, time; from pathlib import Path; from dfca.runs.store import RunFolder\n"
         "folder = RunFolder(Path(sys.argv[1])); folder._take_lock(); print('locked', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:

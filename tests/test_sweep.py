@@ -18,12 +18,12 @@ from test_runner import TINY, Listener, numbers
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
-from dfca.experiment.reading import load_run
-from dfca.experiment.report import write_report
-from dfca.experiment.runner import make_jobs, run
-from dfca.experiment.signals import Interrupted
 from dfca.experiment.sweep import Cell, Point, Sweep
-from dfca.experiment.tables import summary_rows
+from dfca.report.page import write_report
+from dfca.report.tables import summary_rows
+from dfca.runs.reading import load_run
+from dfca.runs.runner import make_jobs, run
+from dfca.runs.signals import Interrupted
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 4}
 

@@ -14,25 +14,25 @@ from typer.testing import CliRunner
 
 from dfca.cli import app
 from dfca.errors import ConfigError, RunError
-from dfca.experiment.cells import Cadence
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.progress import Bars
-from dfca.experiment.reading import load_run
-from dfca.experiment.replay import replay_run
-from dfca.experiment.report import write_report
-from dfca.experiment.results import load_results, save_results
-from dfca.experiment.runner import Silence, run
-from dfca.experiment.signals import Interrupted
 from dfca.experiment.sweep import Cell, Sweep
-from dfca.experiment.tables import sheets
-from dfca.experiment.timeline import Timeline, choose_lanes
-from dfca.experiment.virtual import StuckError, TraceFile, Watch
-from dfca.experiment.virtual_page import Story, pictures
-from dfca.experiment.virtual_tables import axis_of, ratio_to_batch, variant_of, virtual_sheets
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.sim.network import Compute, Devices, LateJoiner, Partition, World
-from dfca.sim.trace import Record
+from dfca.report.page import write_report
+from dfca.report.results import load_results, save_results
+from dfca.report.tables import sheets
+from dfca.report.virtual_page import Story, pictures
+from dfca.report.virtual_tables import axis_of, ratio_to_batch, variant_of, virtual_sheets
+from dfca.runs.progress import Bars
+from dfca.runs.reading import load_run
+from dfca.runs.replay import replay_run
+from dfca.runs.runner import Silence, run
+from dfca.runs.signals import Interrupted
+from dfca.runs.timeline import Timeline, choose_lanes
+from dfca.runs.trials import Cadence
+from dfca.runs.virtual import StuckError, TraceFile, Watch
+from dfca.sim.events.trace import Record
+from dfca.sim.events.world import Compute, Devices, LateJoiner, Partition, World
 
 TINY: dict[str, Any] = {
     "clients": 6,

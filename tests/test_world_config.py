@@ -12,9 +12,9 @@ from dfca.errors import ConfigError
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment, presets
 from dfca.experiment.sweep import Sweep
-from dfca.experiment.virtual_tables import world_in_words
 from dfca.experiment.world import worlds
-from dfca.sim.network import Churn, Devices, Partition, World, preset
+from dfca.report.virtual_tables import world_in_words
+from dfca.sim.events.world import Churn, Devices, Partition, World, preset
 
 SMALL = {"clients": 8, "clusters": 2, "rounds": 3, "algorithms": ["dfca-gi", "local"]}
 IN_VIRTUAL_TIME = ("stragglers", "delays", "churn", "lossy", "partition", "late-joiner")

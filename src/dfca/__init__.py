@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from dfca.models import cnn as cnn
     from dfca.models import cnn1d as cnn1d
     from dfca.models import mlp as mlp
-    from dfca.sim import Metrics as Metrics
-    from dfca.sim import Result as Result
-    from dfca.sim import Setting as Setting
-    from dfca.sim import Simulation as Simulation
-    from dfca.sim import simulate as simulate
+    from dfca.sim.metrics_table import Metrics as Metrics
+    from dfca.sim.rounds.simulation import Simulation as Simulation
+    from dfca.sim.setting import Setting as Setting
+    from dfca.sim.simulate import Result as Result
+    from dfca.sim.simulate import simulate as simulate
     from dfca.topology import TopologyOptions as TopologyOptions
     from dfca.topology import make_graph as make_graph
 
@@ -44,7 +44,10 @@ _HOMES = {
     "dfca.data": ("ClientData", "DataOptions", "Split", "make_split"),
     "dfca.errors": ("DfcaError",),
     "dfca.models": ("cnn", "cnn1d", "mlp"),
-    "dfca.sim": ("Metrics", "Result", "Setting", "Simulation", "simulate"),
+    "dfca.sim.metrics_table": ("Metrics",),
+    "dfca.sim.rounds.simulation": ("Simulation",),
+    "dfca.sim.setting": ("Setting",),
+    "dfca.sim.simulate": ("Result", "simulate"),
     "dfca.topology": ("TopologyOptions", "make_graph"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -143,10 +143,10 @@ def run_command(
       dfca run my-experiment.toml --device auto
     """
     from dfca.experiment.load import load_experiment
-    from dfca.experiment.progress import Bars
-    from dfca.experiment.reading import load_run
-    from dfca.experiment.runner import run
-    from dfca.sim.distributed import my_rank
+    from dfca.runs.progress import Bars
+    from dfca.runs.reading import load_run
+    from dfca.runs.runner import run
+    from dfca.sim.rounds.ranks import my_rank
 
     _use_threads(threads)
     # A config may name a model of the user's own, "my_module:make", in the folder where dfca is called.
@@ -185,9 +185,9 @@ def list_command() -> None:
     from dfca.algorithms import ALGORITHMS
     from dfca.data import catalogue
     from dfca.experiment.load import presets
-    from dfca.experiment.virtual_tables import world_in_words
     from dfca.experiment.world import worlds
     from dfca.models import MODELS
+    from dfca.report.virtual_tables import world_in_words
     from dfca.topology import TOPOLOGIES
 
     console = _console()
@@ -238,10 +238,10 @@ def report(
 
       dfca report runs/quickstart --figures figures
     """
-    from dfca.experiment.formats import FORMATS
-    from dfca.experiment.reading import load_run
-    from dfca.experiment.results import load_results, save_results, stored_run
-    from dfca.experiment.reuse import join
+    from dfca.report.formats import FORMATS
+    from dfca.report.results import load_results, save_results, stored_run
+    from dfca.runs.reading import load_run
+    from dfca.runs.reuse import join
 
     if format_ not in ("terminal", *FORMATS):
         raise unknown("format", format_, ("terminal", *FORMATS))
@@ -259,7 +259,7 @@ def report(
         if save is not None and run is not None:
             save_results(run, save)
         if figures is not None:
-            from dfca.experiment.figures import save_figures
+            from dfca.report.paper.figures import save_figures
 
             written = save_figures(run or stored_run(path), figures)
             print(f"{len(written)} files in {figures}", file=sys.stderr)
@@ -354,7 +354,7 @@ def replay(
 
       dfca replay runs/traced
     """
-    from dfca.experiment.replay import replay_run
+    from dfca.runs.replay import replay_run
 
     names = None if algorithms is None else {name.strip() for name in algorithms.split(",")}
     numbers = _parse_seeds(seeds)
@@ -429,8 +429,8 @@ def data_import(
 
 
 def _show_run(console: Console, folder: Path | None, summary: dict[str, Any]) -> None:
-    from dfca.experiment.formats import all_notes, terminal_tables
-    from dfca.experiment.report import write_report
+    from dfca.report.formats import all_notes, terminal_tables
+    from dfca.report.page import write_report
 
     for table in terminal_tables(summary, width=console.width):
         console.print()
@@ -486,7 +486,7 @@ def _parse_workers(text: str) -> int | Literal["auto"]:
 def _use_threads(threads: int | None) -> None:
     import torch
 
-    from dfca.sim.distributed import threads_of_rank
+    from dfca.sim.rounds.ranks import threads_of_rank
 
     threads = threads or threads_of_rank()
     if threads is not None:

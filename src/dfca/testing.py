@@ -12,7 +12,7 @@ import torch
 
 from dfca.core.client import Client, ClientState, Message, participates
 from dfca.core.elector import ElectionMessage, Elector, ElectorState
-from dfca.sim.fleet import make_clients as make_clients
+from dfca.sim.events.fleet import make_clients as make_clients
 from dfca.sim.setting import Setting
 
 

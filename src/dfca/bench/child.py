@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dfca.bench.peers.work import MARK
+from dfca.bench.baselines.work import MARK
 from dfca.bench.rows import Skip
 from dfca.bench.worlds import World
 
@@ -92,7 +92,7 @@ def rounds(world: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
     import torch
 
     from dfca.bench.worlds import make_setting
-    from dfca.sim.rounds import Simulation
+    from dfca.sim.rounds.simulation import Simulation
 
     torch.set_num_threads(threads)
     tiny = {**world, "clients": 4, "samples": 2, "inputs": 196, "hidden": 4, "degree": 2}

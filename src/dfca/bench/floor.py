@@ -15,7 +15,7 @@ from dfca.bench.rows import Row, Skip
 from dfca.bench.timing import Tick, in_turn, spread
 from dfca.bench.worlds import World, make_setting
 from dfca.core.rng import seeded
-from dfca.sim.rounds import Simulation
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
 PHASES = ("assign", "train", "mix")

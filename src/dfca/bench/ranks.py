@@ -68,7 +68,7 @@ def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
     )
     one, many = f"1 process, {plan.ranks} threads", f"{plan.ranks} ranks"
     names = (f"time of {many}", f"memory of a rank of {plan.ranks}")
-    if importlib.util.find_spec("dfca.sim.distributed") is None:
+    if importlib.util.find_spec("dfca.sim.rounds.ranks") is None:
         for name in names:
             yield Row(name, about, skipped="this version of dfca cannot shard a run over ranks (no sim/distributed.py)")
         return

@@ -13,8 +13,8 @@ from dfca.bench.rows import Row, Skip
 from dfca.bench.scaling import fits
 from dfca.bench.timing import ratio
 from dfca.errors import RunError
-from dfca.experiment.disk import atomic_write
-from dfca.experiment.environment import environment
+from dfca.files import atomic_write
+from dfca.runs.environment import environment
 
 FORMAT = 1
 PARTS = ("floor", "peers", "scaling", "ranks")

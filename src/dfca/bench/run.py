@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dfca.bench import floor, ranks, scaling
+from dfca.bench.baselines import measure as peers
 from dfca.bench.figures import draw
-from dfca.bench.peers import measure as peers
 from dfca.bench.record import PARTS, Record, machine
 from dfca.bench.rows import Row
 from dfca.bench.tables import markdown
 from dfca.bench.timing import Tick
 from dfca.errors import ConfigError, unknown
-from dfca.experiment.disk import atomic_write
+from dfca.files import atomic_write
 
 Measure = Callable[[Any, Tick], Iterator[Row]]
 MEASURES: dict[str, Measure] = {

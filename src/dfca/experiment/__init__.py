@@ -1,4 +1,1 @@
-"""Experiments: what to run, running it, what is left on disk, and reading it.
-
-load (presets, files, --set) -> config -> runner -> store (the run folder) -> report, tables, plots
-"""
+"""What to run: a preset or a TOML file becomes checked trials. `load` -> `config`, `sweep`, `world`."""

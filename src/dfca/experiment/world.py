@@ -23,8 +23,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dfca.errors import ConfigError
-from dfca.sim.availability import read_availability
-from dfca.sim.network import (
+from dfca.sim.events.availability import read_availability
+from dfca.sim.events.staleness import Staleness, StalenessKind, StalenessUnit
+from dfca.sim.events.world import (
     Churn,
     ComputeKind,
     Devices,
@@ -35,8 +36,7 @@ from dfca.sim.network import (
     check_clients,
     preset,
 )
-from dfca.sim.network import presets as world_presets
-from dfca.sim.staleness import Staleness, StalenessKind, StalenessUnit
+from dfca.sim.events.world import presets as world_presets
 
 Seconds = Annotated[float, Field(ge=0)]
 Span = Annotated[float, Field(gt=0)]

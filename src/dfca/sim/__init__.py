@@ -1,7 +1,1 @@
-"""Simulators: many clients in one process."""
-
-from dfca.sim.result import Metrics, Result, simulate
-from dfca.sim.rounds import Simulation
-from dfca.sim.setting import Setting
-
-__all__ = ["Metrics", "Result", "Setting", "Simulation", "simulate"]
+"""Simulators: what both share lives here; `rounds` is the synchronous one, `events` the one in virtual time."""

@@ -1,0 +1,1 @@
+"""The paper's evidence: its published numbers, its figures, its lemmas."""

@@ -1,0 +1,154 @@
+"""Figures of single things: who ended in which cluster, what the groups' samples look like, how mixing contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from dfca.report.paper.theory import Mixing
+from dfca.report.plots import EDGE, INK, PALETTE, colour_of, marker_of, plain
+
+COLUMNS = 4
+
+
+def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
+    """Draw one matrix per algorithm: clients of each found (row) and true (column) cluster.
+
+    The rows are in the order of the true clusters that they fit best, so that a full diagonal is agreement.
+    """
+    wide = max(1, min(COLUMNS, len(counts)))
+    high = -(-len(counts) // wide)
+    figure = Figure(figsize=(2.3 * wide, 2.55 * high), layout="constrained")
+    for place, (name, matrix) in enumerate(counts.items()):
+        axes = figure.add_subplot(high, wide, place + 1)
+        rows, columns = matrix.shape
+        for i in range(rows):
+            for j in range(columns):
+                share = float(matrix[i, j]) / max(1, int(matrix[:, j].sum()))
+                axes.add_patch(
+                    Rectangle((j, i), 1, 1, facecolor=PALETTE[0], alpha=0.85 * share, edgecolor=EDGE, linewidth=0.4)
+                )
+                if matrix[i, j]:
+                    axes.text(j + 0.5, i + 0.5, f"{matrix[i, j]}", ha="center", va="center", color=INK, fontsize=9)
+        axes.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=EDGE, linewidth=0.8))
+        axes.set_xlim(0, columns)
+        axes.set_ylim(rows, 0)
+        axes.set_xticks(np.arange(columns) + 0.5, [str(j + 1) for j in range(columns)])
+        axes.set_yticks(np.arange(rows) + 0.5, [str(i + 1) for i in range(rows)])
+        axes.set_title(name, fontsize=11, color=INK)
+        axes.set_xlabel("true group" if place >= len(counts) - wide else "")
+        axes.set_ylabel("found cluster" if place % wide == 0 else "")
+        plain(axes)
+        axes.grid(False)
+        axes.set_aspect("equal")
+    return figure
+
+
+def draw_networks(
+    positions: np.ndarray,
+    edges: Sequence[Sequence[int]],
+    panels: Sequence[tuple[str, str, Sequence[int], Sequence[bool] | None]],
+) -> Figure:
+    """Draw one graph several times; a panel: title, line below it, clusters (N,) and which clients have a ring."""
+    wide = min(COLUMNS, len(panels))
+    high = -(-len(panels) // wide)
+    figure = Figure(figsize=(2.9 * wide, 3.15 * high), layout="constrained")
+    pairs = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+    size = float(np.clip(2400 / len(positions), 6, 45))
+    for place, (title, below, clusters, ringed) in enumerate(panels):
+        axes = figure.add_subplot(high, wide, place + 1)
+        alpha = float(np.clip(150 / max(1, len(pairs)), 0.06, 0.6))
+        axes.add_collection(LineCollection(list(positions[pairs]), colors=EDGE, linewidths=0.5, alpha=alpha))
+        of = np.asarray(clusters, dtype=np.int64)
+        for cluster in np.unique(of).tolist():
+            x, y = positions[of == cluster].T
+            axes.scatter(x, y, s=size, color=colour_of(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
+        if ringed is not None and any(ringed):
+            x, y = positions[np.asarray(ringed, dtype=bool)].T
+            axes.scatter(x, y, s=size * 2.4 + 10, facecolors="none", edgecolors=INK, linewidths=0.9, zorder=3)
+        axes.set_title(f"{title}\n{below}", fontsize=10, color=INK)
+        axes.set_aspect("equal")
+        axes.margins(0.06)
+        axes.axis("off")
+    return figure
+
+
+def draw_samples(groups: Sequence[tuple[str, np.ndarray]]) -> Figure:
+    """Draw samples of each group, one row per group: images (n, channels, h, w), or windows (n, channels, time)."""
+    images = groups[0][1].ndim == 4
+    columns = min(len(samples) for _, samples in groups)
+    width, height = (0.62, 0.66) if images else (1.7, 0.95)
+    figure = Figure(
+        figsize=(0.9 + width * columns, height * len(groups)),
+        layout=ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.03),
+    )
+    grid = figure.subplots(len(groups), columns, squeeze=False)
+    for row, (name, samples) in enumerate(groups):
+        for column in range(columns):
+            axes, sample = grid[row][column], samples[column]
+            if images:
+                picture = np.moveaxis(sample, 0, -1) if len(sample) == 3 else sample[0]
+                low, high = float(samples.min()), float(samples.max())
+                axes.imshow((picture - low) / max(high - low, 1e-9), cmap="gray", interpolation="nearest")
+            else:
+                for axis in range(3):
+                    axes.plot(sample[axis], lw=0.8, color=colour_of(axis))
+                axes.margins(x=0)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            for side in axes.spines.values():
+                side.set_visible(False)
+        grid[row][0].set_ylabel(name, color=INK, fontsize=10, rotation=0, ha="right", va="center", labelpad=6)
+    return figure
+
+
+def draw_contraction(measured: Sequence[Mixing]) -> Figure:
+    """Draw the worst ratio of disagreement in a round against the bound λ² of the graph, one dot per graph and seed."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color=EDGE, lw=1.2, ls="--", zorder=1, label="the bound")
+    kinds = list(dict.fromkeys((str(each.point.get("mixing.weights", "")), each.models) for each in measured))
+    for weights, models in kinds:
+        mine = [
+            each for each in measured if (str(each.point.get("mixing.weights", "")), each.models) == (weights, models)
+        ]
+        colour = PALETTE[0] if weights == "metropolis" else PALETTE[1]
+        x = [bound for each in mine for bound in each.bounds]
+        y = [ratio for each in mine for ratio in each.worst]
+        face = colour if models == 1 else "none"
+        label = f"{weights}, everybody mixes" if models == 1 else f"{weights}, {models} models: only trainers send"
+        axes.scatter(x, y, s=38, facecolors=face, edgecolors=colour, linewidths=1.4, label=label, zorder=3)
+    axes.set_xlim(-0.02, 1.03)
+    axes.set_ylim(0, max(1.03, *(1.04 * ratio for each in measured for ratio in each.worst)))
+    axes.set_xlabel("bound: (1 − spectral gap)²")
+    axes.set_ylabel("worst ratio of disagreement, Disp′ / Disp")
+    figure.legend(frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=2)
+    plain(axes)
+    return figure
+
+
+def draw_drift(series: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """Draw how far a round of mixing moves the network's average, relative to it: a line per run, a colour per rule."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, lines) in enumerate(series.items()):
+        for index, values in enumerate(lines):
+            shown = [100 * max(value, 1e-9) for value in values]
+            label = name if index == 0 else None
+            axes.plot(range(1, len(shown) + 1), shown, color=PALETTE[number % len(PALETTE)], lw=1.0, label=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    axes.minorticks_off()
+    axes.set_xlabel("round")
+    axes.set_ylabel("the average moved by (% of its length)")
+    axes.legend(frameon=False, fontsize=10, labelcolor=INK)
+    plain(axes)
+    return figure

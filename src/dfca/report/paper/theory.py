@@ -1,0 +1,205 @@
+"""Lemmas 1 and 3 of the paper against measurements: does mixing contract, keep the average, does assignment descend?
+
+Lemma 3: with a symmetric, doubly stochastic W on the graph, Disp' <= λ² Disp per round, λ = 1 - spectral gap, and the
+network's average stays. Measured where nothing else moves the models: local.steps = 0, metrics of every round. Ratios
+count while the disagreement is above what rounding leaves of it.
+
+Lemma 1: sum_i min_j F(θ_ij, D_i) <= sum_i F(θ_i,c(i), D_i), c(i) what client i trained: measured in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from dfca.report.tables import DASH, Entry, Sheet
+
+ROUNDING = 1e-9
+"""The share of the first disagreement below which float32 rounding, not mixing, makes the ratios."""
+SLACK = 1e-4
+"""A ratio counts as within the bound up to this share: single precision, five-digit logs."""
+
+
+class Mixing(NamedTuple):
+    """Mixing alone at one point, over all seeds: bound λ² and ratios Disp'/Disp; drift: relative, of the average."""
+
+    point: dict[str, Any]
+    label: str
+    models: int
+    gaps: list[float]
+    bounds: list[float]
+    worst: list[float]  # per seed
+    typical: list[float]  # per seed: geometric mean over rounds
+    within: int  # seeds in which no round broke the bound
+    drift: float  # in the first measured round, mean over seeds
+
+
+class Descent(NamedTuple):
+    """Assignment at one point and algorithm: rounds, those in which F_global rose by it, and the mean descent in %."""
+
+    label: str
+    algorithm: str
+    rounds: int
+    raised: int
+    descent: float
+
+
+def mixing(summary: Mapping[str, Any]) -> list[Mixing]:
+    """Measure the points of a sweep where clients mix and do not train; none without such points."""
+    found = []
+    for point, records in _points(summary):
+        if point["point"].get("local.steps") != 0:
+            continue
+        gap_of = {g["seed"]: g["spectral_gap"] for g in summary["graphs"] if g.get("digest") == point["digest"]}
+        seeds = [(gap_of[r["seed"]], ratios(r["disagreement"]), r) for r in records if r["seed"] in gap_of]
+        seeds = [each for each in seeds if each[1]]
+        if not seeds:
+            continue
+        bounds = [(1 - gap) ** 2 for gap, _, _ in seeds]
+        worst = [max(values) for _, values, _ in seeds]
+        found.append(
+            Mixing(
+                {key: value for key, value in point["point"].items() if key != "local.steps"},
+                point["label"],
+                int(point["point"].get("clusters", 1)),
+                [gap for gap, _, _ in seeds],
+                bounds,
+                worst,
+                [_product(values) ** (1 / len(values)) for _, values, _ in seeds],
+                sum(ratio <= bound * (1 + SLACK) for ratio, bound in zip(worst, bounds, strict=True)),
+                sum(record["mixing_drift"][0] for *_, record in seeds) / len(seeds),
+            )
+        )
+    return found
+
+
+def descents(summary: Mapping[str, Any]) -> list[Descent]:
+    """Measure what assignment did to F_global where clients train and choose among models; only in such sweeps."""
+    if not mixing(summary):
+        return []
+    found = []
+    for point, records in _points(summary):
+        for name in dict.fromkeys(record["algorithm"] for record in records):
+            pairs = [
+                pair
+                for record in records
+                if record["algorithm"] == name and "F_before_assignment" in record
+                for pair in zip(record["F_before_assignment"], record["F_global"], strict=True)
+            ]
+            if pairs and point["point"].get("local.steps") != 0:
+                raised = sum(after > before * (1 + 1e-6) for before, after in pairs)
+                mean = 100 * sum(1 - after / before for before, after in pairs) / len(pairs)
+                found.append(Descent(_name(point["point"]), name, len(pairs), raised, mean))
+    return found
+
+
+def ratios(disagreement: list[float]) -> list[float]:
+    """Give Disp(t+1) / Disp(t) for the rounds in which it is more than rounding.
+
+    >>> ratios([1.0, 0.5, 0.1])
+    [0.5, 0.2]
+    """
+    floor = ROUNDING * disagreement[0]
+    return [after / before for before, after in pairwise(disagreement) if after > floor]
+
+
+def theory_sheets(summary: Mapping[str, Any]) -> list[Sheet]:
+    """Make the tables of both lemmas; none for other experiments."""
+    if not summary.get("histories"):
+        return []
+    made = []
+    if measured := mixing(summary):
+        columns = ["graph", "models", "weights", "spectral gap", "bound λ²", "worst\nratio", "mean\nratio"]
+        columns += ["within\nthe bound", "drift of the\naverage %"]
+        body = [
+            [
+                Entry(_graph(each.point)),
+                Entry(str(each.models)),
+                Entry(str(each.point.get("mixing.weights", DASH))),
+                Entry(_span(each.gaps)),
+                Entry(_span(each.bounds)),
+                Entry(_span(each.worst)),
+                Entry(_span(each.typical)),
+                Entry(f"{each.within} of {len(each.worst)}"),
+                Entry(f"{100 * each.drift:.2g}"),
+            ]
+            for each in measured
+        ]
+        words = [True, False, True, *[False] * 6]
+        made.append(Sheet("mixing alone: disagreement per round (Lemma 3)", columns, words, body, [False] * len(body)))
+    if assigned := descents(summary):
+        columns = [
+            "graph, weights",
+            "algorithm",
+            "rounds",
+            "rounds in which\nF_global rose",
+            "mean descent\nby assignment %",
+        ]
+        body = [
+            [Entry(d.label), Entry(d.algorithm), Entry(f"{d.rounds}"), Entry(f"{d.raised}"), Entry(f"{d.descent:.2g}")]
+            for d in assigned
+        ]
+        words = [True, True, False, False, False]
+        made.append(Sheet("assignment and F_global (Lemma 1)", columns, words, body, [False] * len(body)))
+    return made
+
+
+def theory_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Say what the reader of these tables must know."""
+    if not theory_sheets(summary):
+        return []
+    return [
+        "ratio: the disagreement after a round of mixing over that before it; a span is over seeds and graphs",
+        "bound: λ² = (1 − spectral gap)²; within: seeds in which no round broke it; a gap of 0 is a graph in pieces",
+        "drift: how far the first round of mixing moved the average of all clients' models, relative to its length",
+        "several models: only the clients that train a model send it, so the matrix is not the lemma's",
+    ]
+
+
+def drifts(summary: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+    """Give by rule and number of models how far each round of mixing alone moved the average: a list per run."""
+    found: dict[str, list[list[float]]] = {}
+    for point, records in _points(summary):
+        at = point["point"]
+        if at.get("local.steps") == 0 and at.get("topology.name", "erdos-renyi") == "erdos-renyi":
+            models = "everybody mixes" if at.get("clusters") == 1 else f"{at.get('clusters')} models"
+            name = f"{at.get('mixing.weights', '')}, {models}"
+            found.setdefault(name, []).extend(record["mixing_drift"] for record in records)
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _points(summary: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Give every point with the histories of its finished cells."""
+    done = {(run.get("digest"), run["algorithm"], run["seed"]) for run in summary["runs"] if run.get("finished")}
+    for point in summary.get("points", ()):
+        yield (
+            point,
+            [
+                record
+                for record in summary.get("histories", ())
+                if record.get("digest") == point["digest"]
+                and (record["digest"], record["algorithm"], record["seed"]) in done
+            ],
+        )
+
+
+def _graph(at: Mapping[str, Any]) -> str:
+    return str(at["topology.name"]) if "topology.name" in at else f"p = {at.get('topology.p', DASH)}"
+
+
+def _name(at: Mapping[str, Any]) -> str:
+    weights = f", {at['mixing.weights']}" if "mixing.weights" in at else ""
+    return _graph(at) + weights
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return low if low == high else f"{low}–{high}"
+
+
+def _product(values: list[float]) -> float:
+    product = 1.0
+    for value in values:
+        product *= value
+    return product

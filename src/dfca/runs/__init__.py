@@ -1,0 +1,1 @@
+"""Running trials, what they leave on disk, and continuing them."""

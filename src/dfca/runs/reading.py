@@ -1,0 +1,219 @@
+"""Read a run folder for tables and pages: `load_run`.
+
+A cell that is not finished gets a row with its last evaluated round, so that a run can be looked at while it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import RunError
+from dfca.files import text_sha256
+from dfca.report import tables
+from dfca.runs.histories import graphs, histories
+from dfca.runs.store import FORM
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds. `runs` are the rows of the summary, and one for each cell that is not finished."""
+
+    folder: Path
+    config: dict[str, Any]
+    config_text: str
+    environment: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    topology: dict[str, Any]
+
+    @property
+    def swept(self) -> bool:
+        """Tell whether the run is a sweep."""
+        return "points" in self.summary
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Name the algorithms that have begun, in the order of the config."""
+        begun = {run["algorithm"]: None for run in self.summary["runs"]}
+        asked = [name for name in self.config.get("algorithms", []) if name in begun]
+        return [*asked, *(name for name in begun if name not in asked)]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Name the seeds that were asked for."""
+        seeds = self.config.get("seeds", 1)
+        return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+
+    def at(self, point: Mapping[str, Any]) -> Run:
+        """Give the part of a sweep that belongs to one of its points, as a run without a sweep."""
+        digest = point["digest"]
+        runs = [row for row in self.summary["runs"] if row.get("digest") == digest]
+        return replace(
+            self,
+            summary={"runs": runs, **{key: point[key] for key in ("clients", "clusters")}},
+            metrics=[line for line in self.metrics if line.get("digest") == digest],
+            topology={
+                name.rpartition("/")[2]: graph for name, graph in self.topology.items() if graph.get("digest") == digest
+            },
+            config=self.config | {"seeds": point["seeds"]},
+        )
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Count the finished cells and those asked for."""
+        if self.swept:
+            return tables.counts(self.summary)
+        finished = {(run["algorithm"], run["seed"]) for run in self.summary["runs"] if run.get("finished")}
+        asked = {(name, seed) for name in self.config.get("algorithms", []) for seed in self.seeds}
+        return len(finished), len(asked | finished | {(run["algorithm"], run["seed"]) for run in self.summary["runs"]})
+
+
+def load_run(run_folder: str | Path) -> Run:
+    """Read a run folder; a cell that is not finished gets a row with its last evaluated round.
+
+    Raises:
+        RunError: if a file is missing or damaged.
+    """
+    folder = Path(run_folder)
+    if not folder.is_dir():
+        raise RunError(
+            f"{folder} is not a run folder: there is no such directory; give the folder that `dfca run` wrote"
+        )
+    if not any((folder / name).exists() for name in ("config.toml", "summary.json")):
+        raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
+    config_text = _read(folder / "config.toml")
+    try:
+        config = tomllib.loads(config_text)
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
+    summary = _read_json(folder / "summary.json")
+    if not isinstance(summary.get("runs"), list):
+        raise RunError(f'{folder / "summary.json"} has no list "runs"; restore it or run again')
+    metrics = _read_lines(folder / "metrics.jsonl")
+    run = Run(
+        folder=folder,
+        config=config,
+        config_text=config_text,
+        environment=_read_json(folder / "environment.json"),
+        summary=summary,
+        metrics=metrics,
+        topology=_read_json(folder / "topology.json"),
+    )
+    try:
+        _refuse_edited(run)
+        summary["runs"] = _with_unfinished(summary, metrics, config)
+        return replace(run, summary=summary | {"histories": histories(metrics), "graphs": graphs(run.topology)})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise other_version(folder, error) from error
+
+
+def other_version(folder: Path, error: Exception) -> RunError:
+    """Say that the files of a folder cannot be understood."""
+    return RunError(
+        f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); "
+        "restore them or run again"
+    )
+
+
+def _refuse_edited(run: Run) -> None:
+    """Check that the files of a folder were written by one run: their form, the config, rows against metrics."""
+    summary, form = run.summary, run.summary.get("form", FORM)
+    if form != FORM:
+        raise RunError(
+            f"{run.folder} was written by another version of dfca (form {form}, this one reads {FORM}); "
+            f"use that version ({run.environment.get('dfca', 'unknown')}) or run again"
+        )
+    if summary.get("config_sha256") not in (None, text_sha256(run.config_text)):
+        raise RunError(
+            f"{run.folder / 'config.toml'} was edited after the run, so its numbers would be told with the wrong "
+            "config; restore it, or use another folder for another config"
+        )
+    last = {(line["algorithm"], line["seed"], line.get("digest")): line for line in run.metrics}
+    for row in summary["runs"]:
+        line = last.get((row["algorithm"], row["seed"], row.get("digest") if run.swept else None))
+        for key in ("accuracy", "cluster_accuracy") if line is not None and row.get("finished") else ():
+            if key in row and key in line and row[key] != line[key]:  # type: ignore[operator,index]
+                raise RunError(
+                    f"{run.folder} was edited by hand: {key} of {row['algorithm']}, seed {row['seed']}, is {row[key]} "
+                    f"in summary.json and {line[key]} in metrics.jsonl; restore them or run again"  # type: ignore[index]
+                )
+
+
+def _with_unfinished(
+    summary: Mapping[str, Any], metrics: list[dict[str, Any]], config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Add a row for each cell that has metrics and no row yet, from its last evaluated round; in the config's order.
+
+    Of a sweep, cells of points that are no longer asked for are left out.
+    """
+    points = {point["digest"]: point for point in summary.get("points", ())}
+
+    def key(record: Mapping[str, Any]) -> tuple[str, int, str]:
+        return record["algorithm"], record["seed"], record["digest"] if points else ""
+
+    rows = [row for row in summary["runs"] if not points or row.get("digest") in points]
+    known = {key(row): {"finished": False, **row} for row in rows}
+    last = {key(line): line for line in metrics if not points or line.get("digest") in points}
+    for cell, line in last.items():
+        if cell in known and not known[cell].get("error"):
+            continue
+        point = points.get(cell[2], {})
+        known[cell] = {
+            **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
+            **{name: line.get(name) for name in tables.MEASURES},
+            **({"point": point["point"], "digest": cell[2]} if points else {}),
+            "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
+            "rounds": line["round"],
+            "seconds": sum((line.get("seconds") or {}).values()) or None,
+            **known.get(cell, {}),
+            "finished": False,
+        }
+    order = list(config.get("algorithms", []))
+    return sorted(
+        known.values(), key=lambda row: order.index(row["algorithm"]) if row["algorithm"] in order else len(order)
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RunError(
+            f"{path.parent} is not a complete run folder: {path.name} is missing; run the same `dfca run` command again"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise RunError(f"{path} cannot be read: {reason}; restore it or run again") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is not valid JSON ({error}); restore it or run again") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; restore it or run again")
+    return value
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl; a last line that was cut off does not count, and of two lines of one round the last does."""
+    text = _read(path)
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            moment = value.get("digest"), value["round"], value.get("time_s")
+            lines[value["algorithm"], value["seed"], *moment] = value
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if number == text.count("\n") + 1:
+                break
+            raise RunError(f"{path}, line {number}, is not a line of metrics; restore it or run again") from error
+    return list(lines.values())

@@ -1,0 +1,246 @@
+"""A cell in virtual time: the event simulator with what a run folder wants of it.
+
+It steps as the synchronous simulator does, streams its trace to the disk, watches when the target accuracy is reached
+and how soon a late joiner catches up, and gathers the timeline of the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from dfca.errors import DfcaError, RunError
+from dfca.experiment.sweep import Cell
+from dfca.experiment.world import ClockConfig, TimelineConfig
+from dfca.files import Stream, atomic_write, told
+from dfca.runs.store import RunFolder
+from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
+from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.events.trace import Record
+from dfca.sim.setting import Setting
+from dfca.sim.shards import pieces
+
+CAUGHT_UP = 0.95  # of the others' accuracy
+
+
+class StuckError(DfcaError):
+    """A cell in which nobody can go on, with who waits for whom."""
+
+
+def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record] | None = None) -> EventSimulation:
+    """Make the event simulation of a cell."""
+    config = cell.point.config
+    world, clock = config.world, ClockConfig.of(config.clock)
+    assert world is not None
+    return EventSimulation(
+        setting,
+        world.over(config.clients),
+        until_s=clock.until_s,
+        rounds=config.rounds,
+        timeout_s=clock.timeout_s,
+        staleness=clock.staleness.options(),
+        evaluate_every_s=clock.evaluate_every_s,
+        quorum=clock.quorum,
+        trace=trace,
+        replay=replay,
+    )
+
+
+class Virtual:
+    """The event simulation of a cell, step by step; `state` and `restore` carry it over a restart, bit by bit."""
+
+    def __init__(self, cell: Cell, setting: Setting, folder: RunFolder) -> None:
+        config = cell.point.config
+        assert config.world is not None
+        self._world = config.world.over(config.clients)
+        # The timeline is of the first seed: one picture per point and algorithm.
+        drawn = cell.seed == config.seeds[0]
+        self._simulation = simulation_of(cell, setting, trace=drawn or config.world.trace)
+        self._watch = Watch(ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners})
+        self._slowdowns = self._world.compute.slowdowns(cell.seed, config.clients)
+        self._trace = TraceFile(folder.path / "trace" / f"{cell.folder}.jsonl") if config.world.trace else None
+        self._lanes_file = folder.path / "timeline" / f"{cell.folder}.json"
+        self._timeline: Timeline | None = None
+        if drawn:
+            options = config.world.timeline or TimelineConfig.model_validate({})
+            round_s = self._world.compute.step_s * max(1, config.local.steps)
+            send_s = uplink_seconds(self._world, config.clients, self._simulation.model_bytes)
+            lanes = choose_lanes(options, self._world, setting.graph, cell.seed)
+            self._timeline = Timeline(options, lanes, round_s, send_s)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this run, once."""
+        return self._simulation.notes
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the run is over."""
+        return self._simulation.done
+
+    @property
+    def round(self) -> int:
+        """Count the rounds that the clients have done on average, rounded down."""
+        return self._simulation.round
+
+    @property
+    def time_s(self) -> float:
+        """Tell the virtual time."""
+        return self._simulation.now
+
+    @property
+    def place(self) -> str:
+        """Say how far it is."""
+        return f"{self.time_s:g} virtual seconds (round {self.round})"
+
+    def stream(self) -> Stream:
+        """Give all models, (m, N, P)."""
+        banks = self._simulation.fleet.banks
+        return Stream(tuple(banks.shape), banks.dtype, pieces(banks))
+
+    def step(self) -> dict[str, Any] | None:
+        """Go on to the next evaluation, and return its metrics, or by a round."""
+        try:
+            row = self._simulation.step()
+        except RunError as error:  # for the runner those are of the disk, and end all cells
+            raise StuckError(str(error)) from error
+        records = self._simulation.take_trace()
+        if self._timeline is not None and not self._timeline.over:
+            self._timeline.add(records)
+        if self._trace is not None:
+            self._trace.append(records)
+        if row is not None:
+            self._watch.look(row)
+        return row
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Give everything that a checkpoint needs; the trace so far is on the disk."""
+        tensors, facts = self._simulation.state()
+        own = {
+            "watch": self._watch.seen,
+            "trace": self._trace.flush() if self._trace else 0,
+            "timeline": self._timeline.state() if self._timeline else {},
+        }
+        return tensors, {"simulation": facts, **own}
+
+    def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
+        """Go on from `state`."""
+        assert tensors is not None
+        assert facts is not None
+        self._simulation.restore(tensors, facts["simulation"])
+        self._watch.seen = facts["watch"]
+        if self._trace is not None:
+            self._trace.cut(facts["trace"])
+        if self._timeline is not None:
+            self._timeline.restore(facts["timeline"])
+
+    def finish(self) -> dict[str, Any]:
+        """Write the trace and the timeline, and give what else the row of the finished cell has.
+
+        time_s: virtual; time_to_target_s, bytes_to_target: None if never; idle_share: the mean over clients of the part
+        of their time in which they did not train; compute_s: what all clients trained, in seconds; staleness: how many
+        folds had which age; records: how many events of each kind.
+        """
+        if self._trace is not None:
+            self._trace.close()
+        if self._timeline is not None:
+            joins = {each.client: each.at_s for each in self._world.late_joiners}
+            atomic_write(self._lanes_file, json.dumps(self._timeline.table(self._slowdowns, joins)) + "\n")
+        result = self._simulation.result()
+        ages = result.staleness
+        folds = sum(ages.values())
+        return {
+            "time_s": result.time_s,
+            "client_rounds": {"min": min(result.rounds), "mean": fmean(result.rounds), "max": max(result.rounds)},
+            **self._watch.found(),
+            "idle_share": fmean(result.idle_shares),
+            "idle_share_max": max(result.idle_shares),
+            "compute_s": sum(result.compute_s),
+            "staleness": {str(age): number for age, number in ages.items()},
+            "staleness_mean": sum(a * n for a, n in ages.items()) / folds if folds else None,
+            "records": result.records,
+            "rejected": result.rejected,
+        }
+
+
+class Watch:
+    """Notes when something was first seen: the target accuracy, a late joiner near the others."""
+
+    def __init__(self, clock: ClockConfig, joins: dict[int, float]) -> None:
+        self.target, self.joins = clock.target_accuracy, joins
+        self.seen: dict[str, Any] = {}
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Look at the metrics of an evaluation."""
+        if self.target is not None and "time_to_target_s" not in self.seen and row["accuracy"] >= self.target:
+            sent = row["bytes_sent"] + (row.get("server_bytes_sent") or 0)
+            self.seen |= {"time_to_target_s": row["time_s"], "bytes_to_target": sent}
+            self.seen |= {"compute_to_target_s": row["compute_s"]}
+        scores = row["accuracy_by_client"]
+        for client, at_s in self.joins.items():
+            others = [score for i, score in enumerate(scores) if i not in self.joins]
+            near = row["time_s"] > at_s and scores[client] >= CAUGHT_UP * fmean(others)
+            if near and str(client) not in self.seen:
+                self.seen[str(client)] = row["time_s"] - at_s
+
+    def found(self) -> dict[str, Any]:
+        """Give what was asked for; None: it never happened."""
+        found: dict[str, Any] = {}
+        if self.target is not None:
+            names = ("time_to_target_s", "bytes_to_target", "compute_to_target_s")
+            found = {"target_accuracy": self.target, **{name: self.seen.get(name) for name in names}}
+        if self.joins:
+            found["caught_up_s"] = {str(client): self.seen.get(str(client)) for client in self.joins}
+        return found
+
+
+class TraceFile:
+    """A trace on its way to the disk: `NAME.part` until it is whole, then `NAME`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part = path, path.with_name(path.name + ".part")
+        self._begun = False
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records; the first replace what an earlier run has left."""
+        lines = (json.dumps(each._asdict(), separators=(",", ":")) + "\n" for each in records)
+        with told(self._path):
+            self._part.parent.mkdir(parents=True, exist_ok=True)
+            with self._part.open("ab" if self._begun else "wb") as file:
+                file.write("".join(lines).encode())
+        self._begun = True
+
+    def flush(self) -> int:
+        """Put everything on the disk; tell how many bytes there are."""
+        if not self._begun:
+            self.append(())
+        with told(self._path), self._part.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def cut(self, size: int) -> None:
+        """Drop what is beyond a size: the run goes on from there.
+
+        Raises:
+            RunError: if it is shorter, because somebody has touched it.
+        """
+        there = self._part.stat().st_size if self._part.exists() else 0
+        if there < size:
+            raise RunError(
+                f"{self._part} has {there} bytes and its checkpoint counts {size}; restore the file or use --no-resume"
+            )
+        with told(self._path):
+            os.truncate(self._part, size)
+        self._begun = True
+
+    def close(self) -> None:
+        """Give the trace its name."""
+        self.flush()
+        with told(self._path):
+            os.replace(self._part, self._path)

@@ -1,0 +1,1 @@
+"""The simulator in virtual time: a clock, links, faults and clients that come and go."""

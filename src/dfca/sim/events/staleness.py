@@ -1,0 +1,71 @@
+"""How a message weighs by its age, and how a bad link breaks one.
+
+A message of age d moves the running average by w(d) times as much: a' = a + w(d) (x - a) / (r + 1), r = folds of this
+cluster + 1; under Metropolis weights a' = a + w(d) w_im (x - own). w = 1 is the paper's rule. The age is measured in
+
+  updates   local updates that the receiver has made since the sender's update ended (the default). A straggler's fresh
+            model is of age 0 however many rounds it is behind; a model that waited while its receiver trained, of age 1
+  rounds    the receiver's last round minus the sender's: what a protocol without clocks knows. A straggler that is 10
+            times slower falls behind by 9 rounds in 10, and such an age silences it for ever
+  seconds   virtual time since the sender's update ended
+
+In the ideal world all three are 0 for every message.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dfca.core.client import Message
+from dfca.errors import ConfigError, unknown
+from dfca.sim.events.world import draw
+
+StalenessKind = Literal["constant", "polynomial", "hinge"]
+STALENESS_KINDS: tuple[StalenessKind, ...] = ("constant", "polynomial", "hinge")
+StalenessUnit = Literal["updates", "rounds", "seconds"]
+STALENESS_UNITS: tuple[StalenessUnit, ...] = ("updates", "rounds", "seconds")
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """How a message of age d weighs, and what the age is measured in.
+
+    constant 1; polynomial (1 + d)**-power; hinge 1 up to d = `after`, then 1 / (1 + power (d - after)).
+
+    >>> Staleness("polynomial", power=0.5).weight(3)
+    0.5
+    """
+
+    kind: StalenessKind = "constant"
+    power: float = 0.5
+    after: float = 4
+    unit: StalenessUnit = "updates"
+
+    def __post_init__(self) -> None:
+        if self.kind not in STALENESS_KINDS:
+            raise unknown("staleness", self.kind, STALENESS_KINDS)
+        if self.unit not in STALENESS_UNITS:
+            raise unknown("unit of staleness", self.unit, STALENESS_UNITS)
+        if not (0 <= self.power < math.inf):
+            raise ConfigError(f"staleness.power must be >= 0 and finite, got {self.power}")
+        if not (0 <= self.after < math.inf):
+            raise ConfigError(f"staleness.after must be >= 0 {self.unit} and finite, got {self.after}")
+
+    def weight(self, age: float) -> float:
+        """Weigh a message by its age: w(age) in (0, 1]."""
+        if self.kind == "constant" or age <= 0:
+            return 1.0
+        if self.kind == "polynomial":
+            return float((1 + age) ** -self.power)
+        return 1.0 if age <= self.after else 1 / (1 + self.power * (age - self.after))
+
+
+def corrupted(message: Message, seed: int, receiver: int) -> Message:
+    """Break a payload as a bad link does: a NaN in it, or numbers missing at the end."""
+    if draw(seed, "corrupt", message.sender, receiver, message.cluster, message.round) < 0.5:
+        return replace(message, model=message.model[:-1])
+    broken = message.model.clone()
+    broken[len(broken) // 2] = math.nan
+    return replace(message, model=broken)

@@ -1,0 +1,318 @@
+"""One simulation in several processes, on `torch.distributed`: `torchrun --nproc-per-node W -m dfca run EXPERIMENT`.
+
+Each rank holds the banks and samples of its share of the clients and does their local work. Models that a neighbour on
+another rank mixes travel in blocks of columns, the next one while the last one is mixed; all else is small.
+The numbers are those of one process up to float rounding: sums over ranks are added in another order.
+
+A rank that is gone closes its connections, and every call of the others that waits for it raises `RankLost`; a machine
+that is silent for `TIMEOUT` counts as gone. What went wrong there is left in the store of the launcher, where there is
+one. gloo was seen, once in many, to wait on for a rank that was killed: under torchrun, which then tells the others to
+end, `WayOut` leaves such a call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dfca.core.mixing import blocks
+from dfca.errors import ConfigError, DfcaError, RankLost
+from dfca.sim.cores import share_out
+from dfca.sim.rounds.watchdog import WayOut
+from dfca.sim.shards import PIECE_BYTES, AgreedError, Mix, Plan, held, pieces
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank may wait for another one: longer than the slowest of them works alone."""
+
+
+def launched() -> bool:
+    """Tell whether torchrun, or another launcher with its variables, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def my_rank() -> int:
+    """Give the rank of this process, 0 where it is alone."""
+    return int(os.environ["RANK"]) if launched() else 0
+
+
+def threads_of_rank() -> int | None:
+    """Share the cores of this machine out among its ranks; None where there is one process."""
+    if not launched():
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextmanager
+def joined(device: str) -> Iterator[None]:
+    """Meet the other ranks, and part from them at the end.
+
+    Raises:
+        RankLost: if they cannot be reached, or do not come.
+    """
+    with _way_out if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
+        with _watched():
+            backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        try:
+            yield
+            with _watched():
+                dist.barrier()  # nobody leaves while others still work: to them it would look dead
+        except RankLost:
+            _way_out.tell()
+            raise
+        except BaseException as error:
+            with suppress(Exception):
+                _store().set(_key(dist.get_rank()), " ".join(str(error).split()) or type(error).__name__)
+            raise
+        finally:
+            with _way_out.calling():
+                dist.destroy_process_group()
+
+
+def my_device(device: str) -> str:
+    """Give each rank its own GPU."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and launched() else device
+
+
+class _Route(NamedTuple):
+    """Whose models of a cluster go where: rows kept for this rank itself, rows sent to the others in turn, how many
+    of them to each rank, and how many come from each."""
+
+    kept: Tensor
+    sent: Tensor
+    counts: list[int]
+    given: list[int]
+
+
+class _UnderWay(NamedTuple):
+    """A block that is being exchanged; what goes out must live until it has arrived."""
+
+    number: int
+    columns: slice
+    incoming: Tensor
+    work: Any
+    outgoing: Tensor
+
+
+class Ranks:
+    """The clients shared out over the ranks of `torch.distributed`; see `Shards`."""
+
+    def __init__(self, clients: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if clients < self.ranks:
+            raise ConfigError(f"clients must be >= the {self.ranks} ranks, got {clients}; start fewer ranks")
+        self._shares = share_out(clients, self.ranks)
+        self.members = self._shares[self.rank]
+
+    def of_rank(self, rank: int) -> range:
+        """See Shards."""
+        return self._shares[rank]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """See Shards."""
+        longest = max(len(share) for share in self._shares)
+        kind = torch.uint8 if rows.dtype == torch.bool else rows.dtype
+        mine = torch.zeros(longest, *rows.shape[1:], dtype=kind)
+        mine[: len(rows)] = rows
+        everywhere = [torch.empty_like(mine) for _ in self._shares]
+        with _watched():
+            dist.all_gather(everywhere, mine)
+        heard = [part[: len(share)] for part, share in zip(everywhere, self._shares, strict=True)]
+        return torch.cat(heard).to(rows.dtype)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """See Shards."""
+        with _watched():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def tell(self, vector: Tensor, client: int) -> Tensor:
+        """See Shards."""
+        owner = next(rank for rank, share in enumerate(self._shares) if client in share)
+        vector = vector.contiguous()
+        with _watched():
+            dist.broadcast(vector, owner)
+        return vector
+
+    def share(self, value: Any) -> Any:
+        """See Shards."""
+        return json.loads(self._share_bytes(json.dumps(value).encode()))
+
+    def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """See Shards."""
+        packed = safetensors.torch.save({name: t.cpu().contiguous() for name, t in (tensors or {}).items()})
+        return safetensors.torch.load(self._share_bytes(packed))
+
+    def either(self, flag: bool) -> bool:
+        """See Shards."""
+        return bool(self.sum(torch.tensor([int(flag)])))
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """See Shards."""
+        problem: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            problem = error
+        failed = self.gather(torch.full((len(self.members),), problem is not None)).nonzero()[:, 0].tolist()
+        if not failed:
+            return
+        owner = next(rank for rank, share in enumerate(self._shares) if failed[0] in share)
+        named = "" if isinstance(problem, DfcaError) else f"{type(problem).__name__}: "
+        words = [named + " ".join(str(problem).split()), getattr(problem, "status", 1)]
+        text, status = json.loads(self._share_bytes(json.dumps(words).encode(), owner))
+        told = AgreedError(text)
+        told.status = status
+        raise told from problem
+
+    def order(self, need: Tensor) -> Tensor:
+        """See Shards: this rank's own clients come first."""
+        here = held(self.members, need)
+        return torch.cat([need[here], need[~here]])
+
+    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+        """See Shards. The next block is under way while the last one is mixed."""
+        tasks = []
+        for number, plan in enumerate(plans):
+            route = self._route(plan, banks.device)
+            # All ranks cut alike: by the rows that one of them mixes at most.
+            widest = max(len(need) for need in plan.needs)
+            cuts = blocks(banks.shape[2], max(1, widest) * banks.element_size(), PIECE_BYTES)
+            tasks += [(number, columns, banks[plan.cluster], route) for columns in cuts]
+        under_way: _UnderWay | None = None
+        for task in [*tasks, None]:
+            ahead = None if task is None else self._send(*task)
+            if under_way is not None:
+                with _watched():
+                    under_way.work.wait()
+                mix_(under_way.number, under_way.columns, under_way.incoming)
+            under_way = ahead
+
+    def collect(self, banks: Tensor) -> Iterator[Tensor]:
+        """See Shards."""
+        models, _, size = banks.shape
+        for j in range(models):
+            for rank, share in enumerate(self._shares):
+                if rank == 0:
+                    if self.rank == 0:
+                        yield from pieces(banks[j : j + 1])
+                elif self.rank == rank:
+                    for some in pieces(banks[j : j + 1]):
+                        with _watched():
+                            dist.send(some.contiguous(), 0)
+                elif self.rank == 0:
+                    for rows in self._runs(len(share), banks):
+                        received = torch.empty(len(rows), size, dtype=banks.dtype)
+                        with _watched():
+                            dist.recv(received, rank)
+                        yield received
+
+    def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
+        """See Shards."""
+        models, _, size = banks.shape
+        for j in range(models):
+            for rank, share in enumerate(self._shares):
+                for rows in self._runs(len(share), banks):
+                    if self.rank == rank == 0:
+                        assert bank is not None
+                        banks[j, rows.start : rows.stop].copy_(bank[j, rows.start : rows.stop])
+                    elif self.rank == 0:
+                        assert bank is not None
+                        first = share.start + rows.start
+                        with _watched():
+                            dist.send(bank[j, first : first + len(rows)].contiguous(), rank)
+                    elif self.rank == rank:
+                        received = torch.empty(len(rows), size, dtype=banks.dtype)
+                        with _watched():
+                            dist.recv(received, 0)
+                        banks[j, rows.start : rows.stop].copy_(received)
+
+    def _route(self, plan: Plan, device: torch.device) -> _Route:
+        """Find the rows that this rank keeps for itself, those that it sends, and how many go where."""
+        wanted = [need[held(self.members, need)] - self.members.start for need in plan.needs]
+        given = [int(held(share, plan.needs[self.rank]).sum()) for share in self._shares]
+        kept, nothing = wanted[self.rank], wanted[self.rank][:0]
+        wanted[self.rank], given[self.rank] = nothing, 0
+        counts = [len(some) for some in wanted]
+        return _Route(kept.to(device), torch.cat(wanted).to(device), counts, given)
+
+    def _send(self, number: int, columns: slice, models: Tensor, route: _Route) -> _UnderWay:
+        """Start to exchange one block of the models of a cluster (L, P)."""
+        block, own = models[:, columns], len(route.kept)
+        outgoing = block.index_select(0, route.sent)
+        incoming = block.new_empty(own + sum(route.given), block.shape[1])
+        torch.index_select(block, 0, route.kept, out=incoming[:own])
+        with _watched():
+            work = dist.all_to_all_single(incoming[own:], outgoing, route.given, route.counts, async_op=True)
+        return _UnderWay(number, columns, incoming, work, outgoing)
+
+    def _runs(self, rows: int, banks: Tensor) -> Iterator[range]:
+        """Cut rows as `pieces` does."""
+        step = max(1, PIECE_BYTES // max(1, banks.shape[2] * banks.element_size()))
+        return (range(begin, min(rows, begin + step)) for begin in range(0, rows, step))
+
+    def _share_bytes(self, blob: bytes, owner: int = 0) -> bytes:
+        size = torch.tensor([len(blob)])
+        with _watched():
+            dist.broadcast(size, owner)
+            packed = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == owner else None
+            held = torch.empty(int(size), dtype=torch.uint8) if packed is None else packed
+            dist.broadcast(held, owner)
+        return held.numpy().tobytes()
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Turn what torch says when another rank is gone into one sentence."""
+    try:
+        with _way_out.calling():
+            yield
+    except RuntimeError as error:
+        with _way_out.calling():
+            words = _last_words()
+        lost = RankLost(_sentence(words or "it was killed, ran out of memory, or its machine cannot be reached"))
+        lost.explained = bool(words)
+        raise lost from error
+
+
+def _sentence(why: str) -> str:
+    return (
+        f"rank {my_rank()} lost another rank ({why}); what is stored is kept: the same command continues from the "
+        "last checkpoint, also with another number of ranks"
+    )
+
+
+_way_out = WayOut(
+    lambda: _sentence("it was killed, ran out of memory, or does not answer while torchrun ends the run"),
+    RankLost.status,
+)
+
+
+def _last_words() -> str:
+    """Look up what a rank that is gone had to say."""
+    with suppress(Exception):
+        store = _store()
+        for rank in range(dist.get_world_size()):
+            if store.check([_key(rank)]):
+                return f"rank {rank} ended with: {store.get(_key(rank)).decode()}"
+    return ""
+
+
+def _key(rank: int) -> str:
+    return f"dfca/last-words/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()

@@ -1,0 +1,120 @@
+"""Reviving: a lost cluster, or a distribution that is new, opens a centre while training goes on.
+
+Every client remembers its lowest loss so far. Where the loss of its best model stays above `ALARM` times that for
+`ROUNDS` rounds in a row, its distribution has changed to one that no model fits, and it calls an election. So does a
+cluster that nobody has trained for `ROUNDS` rounds. All clients then warm up a model anew and vote as at the start
+(`core.election`), with the k models that they hold as centres; only those that raised the alarm may stand, or everybody
+if a cluster was lost. An accepted candidate takes the place of a lost cluster, else it opens a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from dfca.core.election import ElectionOptions
+from dfca.data.clients import ClientData
+from dfca.sim.engine import Engine
+from dfca.sim.rounds.election import Electorate, Outcome, Turn
+from dfca.sim.shards import Shards
+
+ALARM = 1.5
+ROUNDS = 3
+PAUSE = 10
+"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
+election that opened nothing, so that a false alarm costs little."""
+
+
+class Revival:
+    """What the clients watch: lowest (N,) and alarm (N,) per client, idle (m,) rounds per cluster."""
+
+    def __init__(self, clients: int, clusters: int) -> None:
+        self.lowest = torch.full((clients,), float("inf"), dtype=torch.float64)
+        self.alarm = torch.zeros(clients, dtype=torch.int64)
+        self.idle = torch.zeros(clusters, dtype=torch.int64)
+        self.mourned = torch.zeros(clusters, dtype=torch.bool)
+        self.last = torch.tensor(-PAUSE)
+        self.pause = torch.tensor(PAUSE)
+
+    def state(self) -> dict[str, Tensor]:
+        """Give what a checkpoint needs."""
+        return {f"revival.{name}": value for name, value in vars(self).items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from a state."""
+        for name in vars(self):
+            setattr(self, name, tensors[f"revival.{name}"].clone())
+
+    def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
+        """Look at the lowest losses (N,) that some clients assign by."""
+        some, before = list(clients), self.lowest[list(clients)]
+        own = losses[some]
+        self.alarm[some] = torch.where(own > ALARM * before, self.alarm[some] + 1, 0)
+        self.lowest[some] = torch.minimum(before, own)
+
+    def calls_election(self, assignments: Tensor, options: ElectionOptions, now: int) -> bool:
+        """Count idle rounds, and tell whether enough clients raise the alarm or a cluster was lost."""
+        trained = torch.bincount(assignments[assignments >= 0], minlength=len(self.idle)) > 0
+        self.idle = torch.where(trained, 0, self.idle + 1)
+        self.mourned &= ~trained
+        if now - int(self.last) < int(self.pause):
+            return False
+        return int((self.alarm >= ROUNDS).sum()) >= options.support or bool(self._lost().any())
+
+    def elect(
+        self,
+        engine: Engine,
+        start: Tensor,
+        data: ClientData,
+        banks: Tensor,
+        graph: nx.Graph,
+        seed: int,
+        options: ElectionOptions,
+        now: int,
+        shards: Shards,
+    ) -> tuple[list[tuple[int, Tensor]], Outcome]:
+        """Hold an election among the clients of one connected graph.
+
+        data and banks (m, L, P) are those of the members of this rank. Returns the (slot, centre) that it opens, and
+        what it cost.
+        """
+        lost = self._lost().nonzero()[:, 0].tolist()
+        stand = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
+        if not stand:
+            return [], Outcome(banks[:0, 0], (), 0, 0)
+        clients = Electorate(engine, start, data, graph, seed, options.warmup_steps, shards, now)
+        clients.hold(banks)
+        turns: list[Turn] = []
+        opened: list[tuple[int, Tensor]] = []
+        clusters, misses, scalars = len(banks), 0, 0
+        while stand and misses < options.patience and (lost or clusters < options.most):
+            candidacy = clients.turn(stand, options, followed_only=True)
+            stand.remove(candidacy.position)
+            turns.append(candidacy.turn)
+            scalars += candidacy.scalars
+            if not candidacy.turn.accepted:
+                misses += 1
+                continue
+            misses, slot = 0, lost.pop(0) if lost else clusters
+            clusters = max(clusters, slot + 1)
+            opened.append((slot, candidacy.model))
+        return opened, Outcome(banks[:0, 0], tuple(turns), len(turns) * (len(graph) - 1), scalars)
+
+    def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
+        """End an election after which there are so many clusters; what nobody filled is not asked for again."""
+        self.last = torch.tensor(now)
+        self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
+        self.alarm.zero_()
+        self.lowest.fill_(float("inf"))  # what is low is learned anew, also by those that changed
+        self.mourned |= self._lost()
+        grown = clusters - len(self.idle)
+        self.idle = torch.cat([self.idle, torch.zeros(grown, dtype=torch.int64)])
+        self.mourned = torch.cat([self.mourned, torch.zeros(grown, dtype=torch.bool)])
+        self.idle[list(opened)], self.mourned[list(opened)] = 0, False
+
+    def _lost(self) -> Tensor:
+        """Find the clusters that nobody trains and that no election has failed to fill yet."""
+        return (self.idle >= ROUNDS) & ~self.mourned
