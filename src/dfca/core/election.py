@@ -7,8 +7,8 @@ and the clients elect centres one by one. L_i(theta) is the mean loss of theta o
   bid            regret_i = min_c L_i(c) - L_i(theta_i) minus its standard error           max-consensus on one scalar
   candidate m    the client with the largest bid; its theta_m is flooded along the graph   one model per client
   vote           every client says which centre it follows, whether it prefers m, and on the third part of its samples,
-                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, flooded
-  verdict        everybody has heard all votes and decides the same (`verdict` below)
+                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, summed
+  verdict        one client has the sums of all votes and decides (`decide` below)
 
 The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the
 clients into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came
@@ -59,6 +59,12 @@ class ElectionOptions:
                 raise ConfigError(f"{name} must be >= 1, got {value}")
 
 
+SCALE = 2**32
+"""Sums of losses travel in units of 1 / SCALE."""
+LIMIT = 2**50
+"""The largest sum of one client: no client outweighs the others by a loss that exploded."""
+
+
 class Parts(NamedTuple):
     """Indices of a client's samples: to warm up on, to bid and prefer with, to vote with."""
 
@@ -80,6 +86,24 @@ class Vote(NamedTuple):
     samples: int
     totals: tuple[float, ...]
     squares: tuple[float, ...]
+
+
+class Tally(NamedTuple):
+    """The votes of some clients on a candidate, summed; sums of losses in fixed point, so that any order adds up alike.
+
+    movers: clients that prefer the candidate; samples, totals, squares: theirs, for every centre; followers: of every
+    centre, movers included; stay_*: the same sums over the followers of each centre that stay.
+    """
+
+    voters: int
+    movers: int
+    samples: int
+    totals: tuple[int, ...]
+    squares: tuple[int, ...]
+    followers: tuple[int, ...]
+    stay_samples: tuple[int, ...]
+    stay_totals: tuple[int, ...]
+    stay_squares: tuple[int, ...]
 
 
 class Verdict(NamedTuple):
@@ -134,38 +158,86 @@ def cast(centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, 
     return Vote(centre, before - after, min(before, after) - alone, d.shape[1], totals, squares)
 
 
-def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, followed_only: bool = False) -> Verdict:
-    """Decide whether a candidate opens a new cluster; votes are those of all clients, in one order for everybody.
+def fixed(value: float) -> int:
+    """Write a sum in fixed point, in units of 1 / SCALE, at most LIMIT in size: integers add up alike in any order."""
+    return max(-LIMIT, min(LIMIT, round(value * SCALE)))
+
+
+def count(vote: Vote, gain: float) -> Tally:
+    """Count one client's vote on a candidate whose own gain is `gain`.
+
+    A client that no model fits (what is left of its regret is more than half of the candidate's gain), or whose sums
+    are not finite, follows its centre and has no say.
+    """
+    centres = len(vote.totals)
+    nothing = (0,) * centres
+    followers = tuple(int(c == vote.follows) for c in range(centres))
+    finite = all(map(math.isfinite, (vote.gain, vote.left, *vote.totals, *vote.squares)))
+    if not finite or vote.left > max(0.0, gain) / 2:
+        return Tally(1, 0, 0, nothing, nothing, followers, nothing, nothing, nothing)
+    totals, squares = tuple(map(fixed, vote.totals)), tuple(map(fixed, vote.squares))
+    if vote.gain > 0:
+        return Tally(1, 1, vote.samples, totals, squares, followers, nothing, nothing, nothing)
+    stays = [own * vote.samples for own in followers]
+    kept = [tuple(own * value for own, value in zip(followers, sums, strict=True)) for sums in (totals, squares)]
+    return Tally(1, 0, 0, nothing, nothing, followers, tuple(stays), *kept)
+
+
+def no_votes(centres: int) -> Tally:
+    """Count nobody, where there are so many centres."""
+    nothing = (0,) * centres
+    return Tally(0, 0, 0, *[nothing] * 6)
+
+
+def add(one: Tally, other: Tally) -> Tally:
+    """Add the votes of two groups of clients."""
+    return Tally(*(_add(a, b) for a, b in zip(one, other, strict=True)))  # type: ignore[arg-type]
+
+
+def _add(a: int | tuple[int, ...], b: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+    assert isinstance(a, int)
+    assert isinstance(b, int)
+    return a + b
+
+
+def decide(tally: Tally, gain: float, options: ElectionOptions, followed_only: bool = False) -> Verdict:
+    """Decide whether a candidate, whose own gain is `gain`, opens a new cluster; tally: the votes of all clients.
 
     With `followed_only`, centres that nobody follows any more need not be told apart from the candidate.
 
     For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
-    stay, against the normal quantile of 1 - level. Clients that no model fits (what is left of their regret is more
-    than half of the candidate's gain) belong to clusters yet to be found and are not asked.
+    stay, against the normal quantile of 1 - level.
     """
-    own = votes[candidate]
-    asked = [vote for vote in votes if vote.left <= max(0.0, own.gain) / 2]
-    movers = [vote for vote in asked if vote.gain > 0]
     apart = []
-    for centre in range(len(own.totals)):
-        stayers = [vote for vote in asked if vote.follows == centre and not vote.gain > 0]
-        if stayers or not followed_only:
-            apart.append(_welch(movers, stayers, centre))
+    for c in range(len(tally.totals)):
+        if tally.stay_samples[c] or not followed_only:
+            movers = (tally.samples, tally.totals[c], tally.squares[c])
+            apart.append(_welch(movers, (tally.stay_samples[c], tally.stay_totals[c], tally.stay_squares[c])))
     bound = NormalDist().inv_cdf(1 - options.level)
     z = min(apart, default=-math.inf)
-    return Verdict(own.gain > 0 and len(movers) >= options.support and z > bound, len(movers), z)
+    return Verdict(gain > 0 and tally.movers >= options.support and z > bound, tally.movers, z)
 
 
-def _welch(movers: Sequence[Vote], stayers: Sequence[Vote], centre: int) -> float:
+def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, followed_only: bool = False) -> Verdict:
+    """Count the votes of all clients, of which one is the candidate's own, and decide."""
+    gain = votes[candidate].gain
+    total = no_votes(len(votes[candidate].totals))
+    for vote in votes:
+        total = add(total, count(vote, gain))
+    return decide(total, gain, options, followed_only)
+
+
+def _welch(movers: tuple[int, int, int], stayers: tuple[int, int, int]) -> float:
     """Compute z = (mean_1 - mean_2) / sqrt(var_1/n_1 + var_2/n_2) over samples; minus infinity without two groups."""
     moments = []
-    for group in (movers, stayers):
-        count = sum(vote.samples for vote in group)
-        if count < 2:
+    for n, total, square in (movers, stayers):
+        if n < 2:
             return -math.inf
-        mean = sum(vote.totals[centre] for vote in group) / count
-        variance = max(0.0, sum(vote.squares[centre] for vote in group) / count - mean * mean) * count / (count - 1)
-        moments.append((mean, variance / count))
+        mean = total / SCALE / n
+        variance = max(0.0, square / SCALE / n - mean * mean) * n / (n - 1)
+        moments.append((mean, variance / n))
     (first, a), (second, b) = moments
     return (first - second) / math.sqrt(a + b) if a + b > 0 else math.copysign(math.inf, first - second)
 
