@@ -109,7 +109,7 @@ def test_what_is_received_cannot_harm(algorithm: str) -> None:
         Message(1, 0, 0, -5, good),
     ]
     for message in harmful:
-        after = client.receive(state, message)
+        after = client.rules.receive(state, message)
         assert torch.equal(after.bank, state.bank)
         assert after.rejected == 1
 

@@ -31,7 +31,7 @@ def test_receiving_in_place_is_receiving(rule: WeightRule, weight: float) -> Non
         model = torch.randn(43, dtype=torch.float64, generator=generator)
         offer = Offer(1, t, 5) if t == 3 else None
         message = Message(1, t % 2, t, 2, model, offer)
-        pure, own = client.receive(pure, message, weight), client.receive_(own, message, weight)
+        pure, own = client.rules.receive(pure, message, weight), client.rules.receive_(own, message, weight)
         torch.testing.assert_close(own.bank, pure.bank, rtol=0, atol=0)
         assert replace(own, bank=bank, own={}) == replace(pure, bank=bank, own={})
     assert own.bank is bank
@@ -56,17 +56,17 @@ def test_folds_in_place_are_the_formulas() -> None:
 def test_the_end_of_a_round_leaves_the_bank_to_its_driver() -> None:
     client, state = make_client()
     before, trained = state.bank.clone(), torch.ones(43, dtype=torch.float64)
-    after, (message,) = client.end_round(state, 1, trained)
+    after, (message,) = client.rules.end_round(state, 1, trained)
     assert torch.equal(after.bank, before)
     assert message.model is trained
     assert (after.trained, after.updates, message.updates) == (1, (0, 1), 1)
-    after, messages = client.end_round(state, 1, trained * float("nan"))
+    after, messages = client.rules.end_round(state, 1, trained * float("nan"))
     assert (after.trained, after.updates, messages) == (None, (0, 0), [])
 
 
 def test_an_older_update_does_not_make_a_copy_older() -> None:
     client, state = make_client()
     model = torch.ones(43, dtype=torch.float64)
-    state = client.receive(state, Message(1, 0, 7, 2, model))
-    state = client.receive(state, Message(2, 0, 4, 2, model))
+    state = client.rules.receive(state, Message(1, 0, 7, 2, model))
+    state = client.rules.receive(state, Message(2, 0, 4, 2, model))
     assert (state.stamps[0], state.origins[0]) == (7, -2)

@@ -72,7 +72,7 @@ def lockstep(
                 states[client.id], messages = client.start_round(states[client.id])
                 sent += messages
             else:
-                states[client.id] = client.skip_round(states[client.id])
+                states[client.id] = client.rules.skip_round(states[client.id])
         relayed = _relay(setting, clients, states, sent, present, now)
         for client in clients:
             if not server and client.id not in present:
@@ -83,7 +83,7 @@ def lockstep(
                 if message.sender != client.id and (server or setting.graph.has_edge(client.id, message.sender))
             ]
             for message in (*order(client.id, heard), *relayed[client.id]):
-                states[client.id] = client.receive(states[client.id], message)
+                states[client.id] = client.rules.receive(states[client.id], message)
     return states
 
 
@@ -110,14 +110,14 @@ def _relay(
     now: int,
 ) -> list[list[Message]]:
     """Let clients ask for copies of models that no neighbour trained; all copies are those before the round's folds."""
-    offers = {i: clients[i].offers(states[i]) for i in sorted(present)}
+    offers = {i: clients[i].rules.offers(states[i]) for i in sorted(present)}
     relayed: list[list[Message]] = [[] for _ in clients]
     for i in sorted(present):
         near = [m for m in sorted(setting.graph.neighbors(i)) if m in present]
         trained = {message.cluster for message in sent if message.sender in near}
         for j in range(len(states[i].bank)):
             offered = [offers[m][j] for m in near if j in offers[m]]
-            chosen = None if j in trained else clients[i].wants(states[i], j, offered, now)
+            chosen = None if j in trained else clients[i].rules.wants(states[i], j, offered, now)
             if chosen is not None:
                 source = clients[chosen.sender]
                 model = states[chosen.sender].bank[j]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -89,49 +90,17 @@ class ClientState:
 
 
 @dataclass(frozen=True)
-class Client:
-    """What does not change about a client: who it is, what it holds, what it runs."""
+class Rules:
+    """How one client merges what it receives and what it hands on; nothing here computes a loss or a gradient.
+
+    degree: its neighbours in the graph; exchange, weights, share: as in `Algorithm`, settled by `rules_of`.
+    """
 
     id: int
     degree: int
-    x: Tensor
-    y: Tensor
-    model: FlatModel
-    make_model: Callable[[], nn.Module]
-    algorithm: Algorithm
-    clusters: int
-    local: LocalOptions
-    seed: int
+    exchange: Literal["gossip", "server", "none"] = "gossip"
     weights: WeightRule = "uniform"
     share: Share = "trained"
-    true_cluster: int | None = None
-
-    def start(self) -> ClientState:
-        """Begin: draw the start of every model, the same for all clients or one's own.
-
-        An elected start is the outcome of `core.elector`: `ClientState.of(centres)`.
-        """
-        models = self.algorithm.bank_size(self.clusters)
-        who = () if self.algorithm.start == "shared" else (self.id,)
-        drawn = [initial(self.model, self.make_model, self.seed, "init", j, *who) for j in range(models)]
-        return ClientState.of(torch.stack(drawn).to(self.x.device))
-
-    def start_round(self, state: ClientState) -> tuple[ClientState, list[Message]]:
-        """Assign, train the assigned model, and hand out the message for the neighbours.
-
-        An update that makes the model non-finite is undone, and nothing is sent.
-        """
-        choice = self.algorithm.choose(self.view(state))
-        x, y = (self.x, self.y) if choice.points is None else (self.x[choice.points], self.y[choice.points])
-        options = effective(self.local, self.algorithm)
-        batches = draw_batches(len(y), options, stream(self.seed, "batches", self.id, state.round))
-        with seeded(self.seed, "noise", self.id, state.round):
-            trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
-        after, messages = self.end_round(state, choice.cluster, trained)
-        bank = state.bank.clone()
-        if after.trained is not None:
-            bank[choice.cluster] = trained
-        return replace(after, bank=bank), messages
 
     def end_round(self, state: ClientState, cluster: int, trained: Tensor) -> tuple[ClientState, list[Message]]:
         """Do everything of a round but compute: the new state, and the messages for the neighbours.
@@ -140,7 +109,7 @@ class Client:
         (`state.trained`). The messages hold `trained` itself and copies of other rows, so that they are snapshots.
         """
         fine = bool(torch.isfinite(trained).all())
-        idle = -1 if self.algorithm.exchange == "server" else 0
+        idle = -1 if self.exchange == "server" else 0
         after = replace(
             state,
             counts=tuple(0 if fine and j == cluster else idle for j in range(len(state.bank))),
@@ -156,21 +125,17 @@ class Client:
 
     def _outgoing(self, state: ClientState, trained: Tensor, now: int) -> list[Message]:
         """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
-        if self.algorithm.exchange == "none":
+        if self.exchange == "none":
             return []
         sent: dict[int, Tensor] = {} if state.trained is None else {state.trained: trained}
-        if self._share == "all":
+        if self.share == "all":
             sent = {j: sent[j] if j in sent else model.clone() for j, model in enumerate(state.bank)}
         made = [Message(self.id, j, now, self.degree, sent[j], updates=state.updates[j]) for j in sent]
         return [message for message in made if message.cluster == state.trained or usable(message, state.bank)]
 
-    @property
-    def _share(self) -> Share:
-        return share_rule(self.algorithm, self.share)
-
     def skip_round(self, state: ClientState) -> ClientState:
         """Sit a round out: train nothing, send nothing."""
-        idle = -1 if self.algorithm.exchange == "server" else 0
+        idle = -1 if self.exchange == "server" else 0
         return replace(state, counts=(idle,) * len(state.bank), own={}, trained=None, round=state.round + 1)
 
     def receive(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
@@ -188,7 +153,7 @@ class Client:
             return self._receive_relayed_(state, message, message.offer)
         j = message.cluster
         counts, own = state.counts, state.own
-        if weight_rule(self.algorithm, self.weights) == "metropolis":
+        if self.weights == "metropolis":
             if j not in own:
                 own = {**own, j: state.bank[j].clone()}
             fold_weighted_(
@@ -201,7 +166,7 @@ class Client:
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
         """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
-        if self._share != "relay":
+        if self.share != "relay":
             return {}
         held = enumerate(zip(state.stamps, state.origins, strict=True))
         return {j: Offer(self.id, *word) for j, word in held if j != state.trained}
@@ -224,6 +189,57 @@ class Client:
             stamps[j], origins[j] = offer.stamp, offer.origin
         return replace(state, stamps=tuple(stamps), origins=tuple(origins), folded=tuple(folded))
 
+
+@dataclass(frozen=True)
+class Client:
+    """What does not change about a client: who it is, what it holds, what it runs."""
+
+    id: int
+    degree: int
+    x: Tensor
+    y: Tensor
+    model: FlatModel
+    make_model: Callable[[], nn.Module]
+    algorithm: Algorithm
+    clusters: int
+    local: LocalOptions
+    seed: int
+    weights: WeightRule = "uniform"
+    share: Share = "trained"
+    true_cluster: int | None = None
+
+    @property
+    def rules(self) -> Rules:
+        """Settle how this client merges and what it hands on."""
+        return rules_of(self.id, self.degree, self.algorithm, self.weights, self.share)
+
+    def start(self) -> ClientState:
+        """Begin: draw the start of every model, the same for all clients or one's own.
+
+        An elected start is the outcome of `core.elector`: `ClientState.of(centres)`.
+        """
+        models = self.algorithm.bank_size(self.clusters)
+        who = () if self.algorithm.start == "shared" else (self.id,)
+        drawn = [initial(self.model, self.make_model, self.seed, "init", j, *who) for j in range(models)]
+        return ClientState.of(torch.stack(drawn).to(self.x.device))
+
+    def start_round(self, state: ClientState) -> tuple[ClientState, list[Message]]:
+        """Assign, train the assigned model, and hand out the message for the neighbours.
+
+        An update that makes the model non-finite is undone, and nothing is sent.
+        """
+        choice = self.algorithm.choose(self.view(state))
+        x, y = (self.x, self.y) if choice.points is None else (self.x[choice.points], self.y[choice.points])
+        options = effective(self.local, self.algorithm)
+        batches = draw_batches(len(y), options, stream(self.seed, "batches", self.id, state.round))
+        with seeded(self.seed, "noise", self.id, state.round):
+            trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
+        after, messages = self.rules.end_round(state, choice.cluster, trained)
+        bank = state.bank.clone()
+        if after.trained is not None:
+            bank[choice.cluster] = trained
+        return replace(after, bank=bank), messages
+
     def view(self, state: ClientState) -> View:
         """Look at one's own data through all models of the bank, as far as the algorithm asks for it."""
         needs, truth = self.algorithm.needs, self.true_cluster if self.algorithm.informed else None
@@ -236,6 +252,11 @@ class Client:
             return View(each.mean(dim=1), random, each, truth)
         means = losses(self.model, state.bank, self.x, self.y) if needs == "losses" else torch.empty(0)
         return View(means, random, None, truth)
+
+
+def rules_of(id: int, degree: int, algorithm: Algorithm, weights: WeightRule, share: Share) -> Rules:
+    """Settle the rules of a client: the algorithm's own before the experiment's."""
+    return Rules(id, degree, algorithm.exchange, weight_rule(algorithm, weights), share_rule(algorithm, share))
 
 
 def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientState:

@@ -152,7 +152,7 @@ class Fleet:
         (done,) = self._alone.work(task, [0])
         assert done.vectors is not None  # not in place
         (choice,), (trained,) = done.choices, done.vectors
-        self.states[i], messages = client.end_round(state, choice.cluster, trained)
+        self.states[i], messages = client.rules.end_round(state, choice.cluster, trained)
         if self.states[i].trained is None:
             self.still.diverged.add(i)
         elif not self.shared:  # a server's client keeps nothing: the next download replaces all
@@ -178,27 +178,27 @@ class Fleet:
 
     def sit(self, i: int) -> None:
         """Let a client sit a round out; the server always does: its own copy does not count."""
-        self.states[i] = self.clients[i].skip_round(self.states[i])
+        self.states[i] = self.clients[i].rules.skip_round(self.states[i])
 
     def fold(self, i: int, message: Message, weight: float) -> None:
         """Fold a message that its sender has checked."""
         if not self.dry:
-            self.states[i] = self.clients[i].receive_(self.states[i], message, weight)
+            self.states[i] = self.clients[i].rules.receive_(self.states[i], message, weight)
 
     def refuse(self, i: int, message: Message) -> None:
         """Hand a broken message to a client, which counts it."""
         if not self.dry:
-            self.states[i] = self.clients[i].receive(self.states[i], message)
+            self.states[i] = self.clients[i].rules.receive(self.states[i], message)
 
     # Relay.
 
     def offers(self, i: int) -> dict[int, Offer]:
-        return {} if self.dry else self.clients[i].offers(self.states[i])
+        return {} if self.dry else self.clients[i].rules.offers(self.states[i])
 
     def wants(self, i: int, cluster: int, offers: Sequence[Offer]) -> Offer | None:
         """Choose the copy of a cluster that a client asks for."""
         state = self.states[i]
-        return self.clients[i].wants(state, cluster, offers, state.round - 1)
+        return self.clients[i].rules.wants(state, cluster, offers, state.round - 1)
 
     def relay(self, i: int, message: Message) -> bool:
         """Take a copy that was asked for, if it is still worth it."""
