@@ -1,0 +1,123 @@
+"""What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
+
+A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
+`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`. One
+that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` jobs are short and may run
+beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Train:
+    """Choose a model of the bank and train it: a round. The bank does not change until the job has ended.
+
+    The result is `Trained`.
+    """
+
+    round: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Do nothing for as long as a round takes: the peer sits it out. The result is None."""
+
+    round: int
+
+
+@dataclass(frozen=True, eq=False)
+class WarmUp:
+    """Train a model (P,) from the common start, for an election; stage: names the random parts of the samples.
+
+    The result is `Warm`.
+    """
+
+    stage: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Compute the losses of models (c, P) on each sample of the parts that bid and vote. The result is `Losses`."""
+
+    models: Tensor
+    stage: int | None
+
+
+class Trained(NamedTuple):
+    """What came of a round: the cluster, whether the model is finite, the model (P,), and the lowest loss (the one of
+    the model that was chosen, before training; inf where nobody looked). model None: the driver wrote it to the bank.
+    """
+
+    cluster: int
+    fine: bool
+    model: Tensor | None
+    loss: float
+
+
+class Losses(NamedTuple):
+    """Losses per sample, of c models: bid (c, n) on the bidding part, vote (c, n') on the voting part."""
+
+    bid: Tensor
+    vote: Tensor
+
+
+class Warm(NamedTuple):
+    """A warmed-up model (P,) (the start itself where it diverged), and its own losses."""
+
+    model: Tensor
+    losses: Losses
+
+
+Job = Train | Rest | WarmUp | Score
+
+
+class Note(NamedTuple):
+    """Something that happened at a peer, for books, metrics and logs: see `NOTES` for the kinds."""
+
+    kind: str
+    other: int = -2
+    cluster: int = -1
+    round: int = -1
+    number: float = 0.0
+
+
+NOTES = {
+    "start": "a round began",
+    "finish": "a round ended; cluster: what was trained, -1 where it diverged",
+    "sit": "a round was sat out",
+    "warm": "a warm-up began",
+    "warmed": "a warm-up ended, or was broken off",
+    "hold": "an update was kept until it can be folded",
+    "fold": "an update was folded; number: its age",
+    "drop": "an update came too late, or was of no use",
+    "nothing": "a neighbour ended its round without a model",
+    "refused": "a message was refused",
+    "timeout": "a wait for neighbours ended by its time",
+    "jump": "the peer goes on with the round of its neighbours",
+    "relay": "a relayed copy was taken",
+    "take": "a model of a neighbour's bank was taken",
+    "afresh": "the peer begins with a start of its own",
+    "elect": "an election ended; number: the clusters",
+    "adopt": "a cluster that others opened was taken",
+    "switch": "the peer took over the models of another lineage",
+    "broadcast": "the server ended a round",
+    "download": "a client took the server's models",
+    "done": "the last round was done",
+}
+"""The kinds of notes."""
+
+
+@dataclass
+class Ready:
+    """What leaves a peer. save: what `Peer.save` returns must be on the disk before a message leaves."""
+
+    save: bool = False
+    messages: list[tuple[int, Any]] = field(default_factory=list)
+    work: list[Job] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
