@@ -18,9 +18,10 @@ from dfca.algorithms import ALGORITHMS
 from dfca.core.client import Message
 from dfca.core.local import LocalOptions
 from dfca.errors import ConfigError, RunError
+from dfca.peer.staleness import Staleness
+from dfca.sim.events.corruption import corrupted
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.stage import DELIVER
-from dfca.sim.events.staleness import Staleness, corrupted
 from dfca.sim.events.trace import EventResult, Record, read_trace, write_trace
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
 from dfca.sim.rounds.simulation import Simulation

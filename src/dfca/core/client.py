@@ -102,13 +102,14 @@ class Rules:
     weights: WeightRule = "uniform"
     share: Share = "trained"
 
-    def end_round(self, state: ClientState, cluster: int, trained: Tensor) -> tuple[ClientState, list[Message]]:
+    def end_round(self, state: ClientState, cluster: int, trained: Tensor | None) -> tuple[ClientState, list[Message]]:
         """Do everything of a round but compute: the new state, and the messages for the neighbours.
 
-        The bank stays as it is: the driver writes `trained` (P,) to its row where the new state says that it is fine
-        (`state.trained`). The messages hold `trained` itself and copies of other rows, so that they are snapshots.
+        trained (P,): None where training made the model non-finite; then nothing of it is sent. The bank stays as it
+        is: the driver writes `trained` to its row. The messages hold `trained` itself and copies of other rows, so that
+        they are snapshots.
         """
-        fine = bool(torch.isfinite(trained).all())
+        fine = trained is not None
         idle = -1 if self.exchange == "server" else 0
         after = replace(
             state,
@@ -123,11 +124,11 @@ class Rules:
             after = stamped(replace(after, updates=counted), cluster, state.round, self.id)
         return after, self._outgoing(after, trained, state.round)
 
-    def _outgoing(self, state: ClientState, trained: Tensor, now: int) -> list[Message]:
+    def _outgoing(self, state: ClientState, trained: Tensor | None, now: int) -> list[Message]:
         """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
         if self.exchange == "none":
             return []
-        sent: dict[int, Tensor] = {} if state.trained is None else {state.trained: trained}
+        sent: dict[int, Tensor] = {} if trained is None or state.trained is None else {state.trained: trained}
         if self.share == "all":
             sent = {j: sent[j] if j in sent else model.clone() for j, model in enumerate(state.bank)}
         made = [Message(self.id, j, now, self.degree, sent[j], updates=state.updates[j]) for j in sent]
@@ -234,7 +235,8 @@ class Client:
         batches = draw_batches(len(y), options, stream(self.seed, "batches", self.id, state.round))
         with seeded(self.seed, "noise", self.id, state.round):
             trained = local_steps(self.model, state.bank[choice.cluster], x, y, options, batches)
-        after, messages = self.rules.end_round(state, choice.cluster, trained)
+        fine = bool(torch.isfinite(trained).all())
+        after, messages = self.rules.end_round(state, choice.cluster, trained if fine else None)
         bank = state.bank.clone()
         if after.trained is not None:
             bank[choice.cluster] = trained

@@ -362,18 +362,11 @@ _CHECKS: dict[type, Any] = {
     Open: lambda m: _is_key(m.key) and _is_int(m.voters) and _is_log(m.log),
     Centre: lambda m: _is_key(m.key) and _is_int(m.place) and type(m.candidate) is int and _is_model(m.model),
     Bid: lambda m: (
-        _is_key(m.key)
-        and _is_int(m.turn)
-        and _is_number(m.value)
-        and (m.candidate is None or type(m.candidate) is int)
+        _is_key(m.key) and _is_int(m.turn) and _is_number(m.value) and (m.candidate is None or type(m.candidate) is int)
     ),
     Stand: lambda m: _is_key(m.key) and _is_int(m.turn) and type(m.candidate) is int,
     Candidate: lambda m: (
-        _is_key(m.key)
-        and _is_int(m.turn)
-        and type(m.candidate) is int
-        and _is_number(m.gain)
-        and _is_model(m.model)
+        _is_key(m.key) and _is_int(m.turn) and type(m.candidate) is int and _is_number(m.gain) and _is_model(m.model)
     ),
     Votes: lambda m: _is_key(m.key) and _is_int(m.turn) and _is_tally(m.tally),
     Decision: lambda m: _is_key(m.key) and _is_int(m.turn) and _is_turn(m.outcome) and type(m.done) is bool,
@@ -392,4 +385,3 @@ def well_formed(message: Any) -> bool:
 def is_finite(model: Tensor) -> bool:
     """Return whether a model holds finite numbers only."""
     return bool(torch.isfinite(model).all())
-

@@ -152,7 +152,9 @@ class Fleet:
         (done,) = self._alone.work(task, [0])
         assert done.vectors is not None  # not in place
         (choice,), (trained,) = done.choices, done.vectors
-        self.states[i], messages = client.rules.end_round(state, choice.cluster, trained)
+        self.states[i], messages = client.rules.end_round(
+            state, choice.cluster, trained if bool(torch.isfinite(trained).all()) else None
+        )
         if self.states[i].trained is None:
             self.still.diverged.add(i)
         elif not self.shared:  # a server's client keeps nothing: the next download replaces all

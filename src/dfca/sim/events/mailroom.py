@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dfca.sim.events.attendance import Ask
+from dfca.sim.events.corruption import corrupted
 from dfca.sim.events.stage import ASK, CLOSE, Packet, Stage, Word
-from dfca.sim.events.staleness import corrupted
 from dfca.sim.events.transport import Transport
 from dfca.sim.events.watch import Regret, Want
 

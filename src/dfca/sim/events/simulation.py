@@ -49,6 +49,7 @@ import torch
 from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
+from dfca.peer.staleness import Staleness
 from dfca.sim.events.attendance import Attendance
 from dfca.sim.events.elections import Elections
 from dfca.sim.events.fleet import Fleet
@@ -71,7 +72,6 @@ from dfca.sim.events.stage import (
     Packet,
     Stage,
 )
-from dfca.sim.events.staleness import Staleness
 from dfca.sim.events.trace import EventResult, Record, replay
 from dfca.sim.events.transport import Transport
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dfca.core.client import Message, participates
 from dfca.core.relay import Offer
+from dfca.peer.staleness import Staleness
 from dfca.sim.events.fleet import Fleet
 from dfca.sim.events.snapshot import Packer, Unpacker, storable
-from dfca.sim.events.staleness import Staleness
 from dfca.sim.events.trace import Ledger
 from dfca.sim.events.world import SERVER, World
 from dfca.sim.metrics_table import Metrics

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.errors import ConfigError, unknown
+from dfca.sim.events.corruption import corrupted
 from dfca.sim.events.snapshot import Packer, Unpacker
-from dfca.sim.events.staleness import corrupted
 from dfca.sim.events.world import SERVER, check_clients
 from dfca.sim.metrics_table import Metrics
 

@@ -1,4 +1,4 @@
-"""How a message weighs by its age, and how a bad link breaks one.
+"""How a message weighs by its age.
 
 A message of age d moves the running average by w(d) times as much: a' = a + w(d) (x - a) / (r + 1), r = folds of this
 cluster + 1; under Metropolis weights a' = a + w(d) w_im (x - own). w = 1 is the paper's rule. The age is measured in
@@ -7,7 +7,7 @@ cluster + 1; under Metropolis weights a' = a + w(d) w_im (x - own). w = 1 is the
             model is of age 0 however many rounds it is behind; a model that waited while its receiver trained, of age 1
   rounds    the receiver's last round minus the sender's: what a protocol without clocks knows. A straggler that is 10
             times slower falls behind by 9 rounds in 10, and such an age silences it for ever
-  seconds   virtual time since the sender's update ended
+  seconds   time since the sender's update ended: what the sender says when it sends, and what the message waited since
 
 In the ideal world all three are 0 for every message.
 """
@@ -15,12 +15,10 @@ In the ideal world all three are 0 for every message.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from dfca.core.client import Message
 from dfca.errors import ConfigError, unknown
-from dfca.sim.events.world import draw
 
 StalenessKind = Literal["constant", "polynomial", "hinge"]
 STALENESS_KINDS: tuple[StalenessKind, ...] = ("constant", "polynomial", "hinge")
@@ -60,12 +58,3 @@ class Staleness:
         if self.kind == "polynomial":
             return float((1 + age) ** -self.power)
         return 1.0 if age <= self.after else 1 / (1 + self.power * (age - self.after))
-
-
-def corrupted(message: Message, seed: int, receiver: int) -> Message:
-    """Break a payload as a bad link does: a NaN in it, or numbers missing at the end."""
-    if draw(seed, "corrupt", message.sender, receiver, message.cluster, message.round) < 0.5:
-        return replace(message, model=message.model[:-1])
-    broken = message.model.clone()
-    broken[len(broken) // 2] = math.nan
-    return replace(message, model=broken)
