@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
-from dfca.peer.lineage import Entry, Lineage
+from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
     Call,
@@ -444,7 +444,9 @@ class Election:
         self.phase = "done"
         slots = [turn.slot for turn in self.log if turn.accepted]
         opened = tuple(zip(slots, self.centres, strict=False))
-        entry = Entry(self.voters, self.key.attempt, self.key.root, self.key.incarnation, tuple(slots))
+        entry = Entry(
+            self.voters, self.key.attempt, self.key.root, self.key.incarnation, digest_of(self.centres), tuple(slots)
+        )
         self.outcome = Outcome(self.base, entry if slots else None, opened, self.call, self.votes)
 
     # Scores.
@@ -515,9 +517,8 @@ class Election:
         self.begin(now, self.key.attempt + 1)
 
     def next_wake(self) -> float:
-        """Return when silence has lasted too long; a root that waits for warm-ups has nobody to wait for."""
-        waits = self.phase != "done" and not (self.phase == "counted" and self.parent is None)
-        return self.last_s + self.wait_s if waits else math.inf
+        """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
+        return self.last_s + self.wait_s if self.phase != "done" else math.inf
 
     def wake(self, now: float) -> None:
         """Begin again after too long a silence; the next one may be twice as long."""
