@@ -48,7 +48,7 @@ from dfca.files import (
     remove_leftovers,
     sha256,
     text_sha256,
-    told,
+    explain_write_errors,
 )
 
 OURS = (
@@ -100,7 +100,7 @@ class RunFolder:
         """
         folder = cls(Path(path))
         folder._refuse_strangers()
-        with told(folder.path / LOCK):
+        with explain_write_errors(folder.path / LOCK):
             folder.path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
         try:
@@ -271,7 +271,7 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         path = self.path / LOCK
-        with told(path):
+        with explain_write_errors(path):
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # The system releases it with the process, also after kill -9.

@@ -18,7 +18,7 @@ from torch import Tensor
 from dfca.errors import DfcaError, RunError
 from dfca.experiment.sweep import Cell
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.files import Stream, atomic_write, told
+from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
 from dfca.sim.events.simulation import EventSimulation
@@ -210,7 +210,7 @@ class TraceFile:
     def append(self, records: Sequence[Record]) -> None:
         """Write records; the first replace what an earlier run has left."""
         lines = (json.dumps(each._asdict(), separators=(",", ":")) + "\n" for each in records)
-        with told(self._path):
+        with explain_write_errors(self._path):
             self._part.parent.mkdir(parents=True, exist_ok=True)
             with self._part.open("ab" if self._begun else "wb") as file:
                 file.write("".join(lines).encode())
@@ -220,7 +220,7 @@ class TraceFile:
         """Put everything on the disk; tell how many bytes there are."""
         if not self._begun:
             self.append(())
-        with told(self._path), self._part.open("rb") as file:
+        with explain_write_errors(self._path), self._part.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
@@ -235,12 +235,12 @@ class TraceFile:
             raise RunError(
                 f"{self._part} has {there} bytes and its checkpoint counts {size}; restore the file or use --no-resume"
             )
-        with told(self._path):
+        with explain_write_errors(self._path):
             os.truncate(self._part, size)
         self._begun = True
 
     def close(self) -> None:
         """Give the trace its name."""
         self.flush()
-        with told(self._path):
+        with explain_write_errors(self._path):
             os.replace(self._part, self._path)
