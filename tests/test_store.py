@@ -18,9 +18,11 @@ from dfca import files as disk
 from dfca.errors import RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.sweep import Cell, Point
+from dfca.experiment.sweep import Point, Trial
 from dfca.files import atomic_save, atomic_write, sha256
-from dfca.runs.store import Checkpoint, RunFolder
+from dfca.runs.checkpoints import Checkpoint
+from dfca.runs.metrics_files import read_metrics
+from dfca.runs.store import RunFolder
 
 
 def experiment(**values: Any) -> Experiment:
@@ -28,8 +30,8 @@ def experiment(**values: Any) -> Experiment:
     return Experiment("tiny", "default", Config.of(small | values))
 
 
-def local(seed: int = 0) -> Cell:
-    return Cell("local", seed, Point(experiment().config))
+def local(seed: int = 0) -> Trial:
+    return Trial("local", seed, Point(experiment().config))
 
 
 def checkpoint(round: int) -> Checkpoint:
@@ -114,7 +116,7 @@ def test_the_folder_holds_the_config_and_an_empty_summary(folder: RunFolder) -> 
 
 
 def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(1))
+    folder.checkpoints.save(local(), checkpoint(1))
     folder.close()
     with pytest.raises(RunError) as caught:
         RunFolder.open_(folder.path, experiment(rounds=5, topology={"p": 0.7}))
@@ -143,12 +145,12 @@ def test_more_algorithms_and_seeds_extend_the_folder(folder: RunFolder) -> None:
 
 def test_starting_afresh_discards_the_run_and_nothing_else(folder: RunFolder) -> None:
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
-    folder.save_checkpoint(local(1), checkpoint(1))
+    folder.checkpoints.save(local(1), checkpoint(1))
     (folder.path / "my-notes.txt").write_text("mine")
     folder.close()
     with RunFolder.open_(folder.path, experiment(rounds=9), resume=False) as again:
         assert again.rows() == []
-        assert again.latest(local(1)) == (None, [])
+        assert again.checkpoints.latest(local(1)) == (None, [])
         assert (again.path / "my-notes.txt").exists()
 
 
@@ -204,37 +206,42 @@ def test_a_spoilt_file_is_told(folder: RunFolder, name: str, text: str, sentence
 # --- metrics
 
 
-def test_metrics_rewind_one_cell_and_keep_the_others(folder: RunFolder) -> None:
+def test_metrics_rewind_one_trial_and_keep_the_others(folder: RunFolder) -> None:
     for seed in (0, 1):
         for round in (1, 2, 3):
-            folder.append_metrics(local(seed), {"round": round, "accuracy": 0.1 * round})
-    folder.rewind_metrics(local(), 1)
-    assert [(line["seed"], line["round"]) for line in folder.metrics()] == [(0, 1), (1, 1), (1, 2), (1, 3)]
-    assert folder.metrics()[-1]["accuracy"] == 0.1 * 3
+            folder.metrics.append(local(seed), {"round": round, "accuracy": 0.1 * round})
+    folder.metrics.rewind(local(), 1)
+    assert [(line["seed"], line["round"]) for line in read_metrics(folder.path)] == [(0, 1), (1, 1), (1, 2), (1, 3)]
+    assert read_metrics(folder.path)[-1]["accuracy"] == 0.1 * 3
 
 
 @pytest.mark.parametrize("torn", ['{"algorithm":"local","se', '{"round":3}', "\0\0\0", '{"a":"\xff'])
 def test_a_torn_last_line_is_dropped(folder: RunFolder, torn: str) -> None:
-    folder.append_metrics(local(), {"round": 1})
-    with open(folder.path / "metrics.jsonl", "ab") as file:
+    folder.metrics.append(local(), {"round": 1})
+    with open(folder.path / "metrics" / "local-0.jsonl", "ab") as file:
         file.write(torn.encode("latin-1").replace(b'{"round":3}', b'{"algorithm":"local","seed":0,"round":3}'))
-    folder.rewind_metrics(local(), 2)
-    folder.append_metrics(local(), {"round": 2})
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    folder.metrics.rewind(local(), 2)
+    folder.metrics.append(local(), {"round": 2})
+    lines = (folder.path / "metrics" / "local-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
 
 
 def test_a_spoilt_line_in_the_middle_is_told(folder: RunFolder) -> None:
-    (folder.path / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n{"round": 2}\n')
-    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is not JSON; restore the file or use --no-resume$"):
-        folder.metrics()
+    folder.metrics.append(local(), {"round": 1})
+    with open(folder.path / "metrics" / "local-0.jsonl", "a") as file:
+        file.write('nonsense\n{"round": 2}\n')
+    sentence = r"local-0.jsonl, line 2, is not a line of metrics; restore the file, or run again with --no-resume$"
+    with pytest.raises(RunError, match=sentence):
+        read_metrics(folder.path)
+    with pytest.raises(RunError, match=sentence):
+        folder.metrics.rewind(local(), 1)
 
 
 def test_json_has_no_nan(folder: RunFolder) -> None:
-    folder.append_metrics(local(), {"round": 1, "train_loss": float("nan"), "list": [float("inf"), 1.0]})
-    assert "NaN" not in (folder.path / "metrics.jsonl").read_text()
-    assert folder.metrics()[0]["train_loss"] is None
-    assert folder.metrics()[0]["list"] == [None, 1.0]
+    folder.metrics.append(local(), {"round": 1, "train_loss": float("nan"), "list": [float("inf"), 1.0]})
+    assert "NaN" not in (folder.path / "metrics" / "local-0.jsonl").read_text()
+    assert read_metrics(folder.path)[0]["train_loss"] is None
+    assert read_metrics(folder.path)[0]["list"] == [None, 1.0]
 
 
 # --- checkpoints
@@ -242,11 +249,11 @@ def test_json_has_no_nan(folder: RunFolder) -> None:
 
 def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
     for round in (5, 10, 15):
-        folder.save_checkpoint(local(), checkpoint(round))
+        folder.checkpoints.save(local(), checkpoint(round))
     names = sorted(entry.name for entry in (folder.path / "checkpoint" / "local-0").iterdir())
     stems = ("round-000010", "round-000015")
     assert names == sorted(f"{stem}.{suffix}" for stem in stems for suffix in ("json", "safetensors"))
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is not None
     assert (found.round, found.seconds, found.facts) == (15, 1.5, {"round": 15, "note": [1, None]})
     assert torch.equal(found.tensors["bank"], checkpoint(15).tensors["bank"])
@@ -255,38 +262,38 @@ def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> None:
     for round in (5, 10):
-        folder.save_checkpoint(local(), checkpoint(round))
+        folder.checkpoints.save(local(), checkpoint(round))
     last = folder.path / "checkpoint" / "local-0" / "round-000010.safetensors"
     os.truncate(last, last.stat().st_size - 1)
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is not None
     assert found.round == 5
     assert warnings == [
         "checkpoint checkpoint/local-0/round-000010 is damaged (its checksum does not fit) and is not used"
     ]
     (last.parent / "round-000005.json").write_text("{")
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is None
     assert len(warnings) == 2
 
 
 def test_tensors_without_facts_do_not_count(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+    folder.checkpoints.save(local(), checkpoint(5))
     (folder.path / "checkpoint" / "local-0" / "round-000010.safetensors").write_bytes(b"killed before the facts")
-    found, _ = folder.latest(local())
+    found, _ = folder.checkpoints.latest(local())
     assert found is not None
     assert found.round == 5
 
 
-def test_a_finished_cell_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+def test_a_finished_trial_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
+    folder.checkpoints.save(local(), checkpoint(5))
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
     assert not (folder.path / "checkpoint" / "local-0").exists()
     assert folder.rows() == [{"algorithm": "local", "seed": 0, "finished": True}]
 
 
 def test_temporary_files_of_a_killed_process_go(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+    folder.checkpoints.save(local(), checkpoint(5))
     folder.close()
     leftover = folder.path / "checkpoint" / "local-0" / ".round-000010.safetensors.tmp"
     leftover.write_bytes(b"half")

@@ -18,9 +18,10 @@ from test_runner import TINY, Listener, numbers
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
-from dfca.experiment.sweep import Cell, Point, Sweep
+from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
 from dfca.report.tables import summary_rows
+from dfca.runs.metrics_files import read_metrics
 from dfca.runs.reading import load_run
 from dfca.runs.runner import make_jobs, run
 from dfca.runs.signals import Interrupted
@@ -38,7 +39,7 @@ def labels(experiment: Experiment) -> list[str]:
 
 
 def sorted_numbers(out: Path) -> Any:
-    """Read the numbers of a folder in an order that does not depend on which cell came first."""
+    """Read the numbers of a folder in an order that does not depend on which trial came first."""
     lines, summary, models = numbers(out)
     return sorted(map(json.dumps, lines)), sorted(map(json.dumps, summary["runs"])), models
 
@@ -76,8 +77,8 @@ def test_a_label_leaves_out_what_all_points_share() -> None:
 def test_without_a_sweep_the_one_point_is_the_config() -> None:
     (point,) = sweep().points
     assert (point.at, point.label, point.config) == (None, "", sweep().config)
-    assert Cell("local", 3, point).folder == "local-3"
-    assert Cell("local", 3, point).head == {"algorithm": "local", "seed": 3}
+    assert Trial("local", 3, point).name == "local-3"
+    assert Trial("local", 3, point).head == {"algorithm": "local", "seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -145,12 +146,12 @@ def test_an_experiment_file_with_a_sweep(tmp_path: Path) -> None:
 
 def test_jobs_share_a_split_where_there_are_enough_of_them() -> None:
     (point,) = sweep().points
-    cells = [Cell(name, seed, point) for seed in (0, 1) for name in ("local", "ifca")]
-    assert [(job.seed, job.algorithms) for job in make_jobs(cells, 2)] == [
+    trials = [Trial(name, seed, point) for seed in (0, 1) for name in ("local", "ifca")]
+    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 2)] == [
         (0, ("local", "ifca")),
         (1, ("local", "ifca")),
     ]
-    assert [(job.seed, job.algorithms) for job in make_jobs(cells, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
+    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
 
 
 # --- running
@@ -200,9 +201,9 @@ def test_a_sweep_may_grow_and_shrink_and_runs_only_what_is_new(tmp_path: Path) -
     run(sweep({"clients": [6]}, algorithms=["local"]), out, workers=1)
     grown, again = Listener(), Listener()
     run(sweep({"clients": [6, 8], "topology.p": [0.6, 0.8]}, algorithms=["local"], seeds=2), out, grown, workers=1)
-    assert len(grown.cells) == 2 * 2 * 2 - 1
+    assert len(grown.trials) == 2 * 2 * 2 - 1
     summary = run(sweep({"clients": [8]}, algorithms=["fedavg", "local"]), out, again, workers=1)
-    assert again.cells == [("fedavg", 0, 0)]
+    assert again.trials == [("fedavg", 0, 0)]
     assert len(summary["runs"]) == 9, "what is no longer asked for stays in the file"
     rows = summary_rows(load_run(out).summary)
     assert [(row["label"], row["algorithm"], row["runs"]) for row in rows] == [
@@ -219,7 +220,7 @@ def test_another_base_is_refused_where_it_would_orphan_cells(tmp_path: Path) -> 
         run(sweep({"clients": [6]}, algorithms=["local"], rounds=5), out, workers=1)
     listener = Listener()
     run(sweep({"clients": [6], "rounds": [5, 4]}, algorithms=["local"], rounds=5), out, listener, workers=1)
-    assert len(listener.cells) == 1
+    assert len(listener.trials) == 1
     with pytest.raises(RunError, match="it has a sweep there and no sweep here"):
         run(sweep(), out)
 
@@ -240,7 +241,7 @@ def die_once(shape, classes):
 """
 
 
-def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_trial_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("fragile.py").write_text(FRAGILE)
@@ -272,7 +273,7 @@ def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch:
     assert "ended by signal SIGKILL" in page
     again = Listener()
     run(experiment, "run", again, workers=1)
-    assert again.cells == [("local", 0, 0)], "what failed is tried again"
+    assert again.trials == [("local", 0, 0)], "what failed is tried again"
     assert len(again.failures) == 2
 
 
@@ -313,20 +314,20 @@ def test_kill_9_leaves_no_worker_and_two_processes_continue_to_the_bits_of_one(t
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     listener = Listener()
     run(experiment, out, listener, save_models=True, workers=2)
-    assert any(round > 0 for _, _, round in listener.cells)
+    assert any(round > 0 for _, _, round in listener.trials)
     run(experiment, tmp_path / "unbroken", save_models=True, workers=1)
     assert sorted_numbers(out) == sorted_numbers(tmp_path / "unbroken")
 
 
 @pytest.mark.slow
-def test_a_signal_stores_every_cell_under_way(tmp_path: Path) -> None:
+def test_a_signal_stores_every_trial_under_way(tmp_path: Path) -> None:
     experiment = sweep({"clients": [6, 8]}, algorithms=["dfca-gi"], rounds=200_000)
     begun: set[tuple[str, int, str]] = set()
 
     class Stopper(Listener):
-        def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
-            if cell.key not in begun:
-                begun.add(cell.key)
+        def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+            if trial.key not in begun:
+                begun.add(trial.key)
                 if len(begun) == 2:
                     signal.raise_signal(signal.SIGINT)
 
@@ -347,14 +348,14 @@ def test_the_report_of_a_sweep_also_while_it_runs(tmp_path: Path, serial: Path) 
     assert "clients=8" in page
     assert "2 points (clients), 6 to 8 clients" in page
     assert "Who found whom" not in page
-    lines = (serial / "metrics.jsonl").read_text().splitlines()
     half = tmp_path / "half"
     half.mkdir()
     for name in ("config.toml", "environment.json", "topology.json"):
         (half / name).write_text((serial / name).read_text())
     summary = json.loads((serial / "summary.json").read_text())
     (half / "summary.json").write_text(json.dumps(summary | {"runs": summary["runs"][:1]}))
-    (half / "metrics.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    lines = read_metrics(serial, summary["runs"])
+    (half / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     rows = {(row["label"], row["algorithm"]): row for row in summary_rows(load_run(half).summary)}
     assert rows["clients=6", "dfca-li"]["runs"] == 1
     assert rows["clients=6", "local"]["partial"]
