@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dfca.experiment.sweep import Point, Trial
 from dfca.files import atomic_save, atomic_write, sha256
 from dfca.runs.checkpoints import Checkpoint
 from dfca.runs.metrics_files import read_metrics
-from dfca.runs.store import RunFolder
+from dfca.runs.store import FORM, LOCK, RunFolder
 
 
 def experiment(**values: Any) -> Experiment:
@@ -166,28 +167,54 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused_and_free_after_a_kill(tmp_path: Path) -> None:
+    """The other process holds the lock as dfca does, without the seconds that it takes to load torch."""
     script = (
-        "import sys, time; from pathlib import Path; from dfca.runs.store import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1])); folder._take_lock(); print('locked', flush=True); time.sleep(60)"
+        "import os, sys, time; from pathlib import Path; from filelock import FileLock\n"
+        "path = Path(sys.argv[1]); lock = FileLock(path); lock.acquire(timeout=0)\n"
+        "path.write_text(f'process {os.getpid()}'); print('locked', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    command = [sys.executable, "-c", script, str(tmp_path / LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(RunError) as caught:
-            RunFolder.open_(tmp_path, experiment())
-        assert str(caught.value) == (
-            f"{tmp_path} is in use by another dfca process (process {other.pid}); wait for it, stop it, or use --out "
-            "for another folder"
-        )
+        for _ in range(2):  # a refused process changes nothing
+            with pytest.raises(RunError) as caught:
+                RunFolder.open_(tmp_path, experiment())
+            assert str(caught.value) == (
+                f"{tmp_path} is in use by another dfca process (process {other.pid}); wait for it, stop it, or use "
+                "--out for another folder"
+            )
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [LOCK]
         other.kill()
         other.wait()
     RunFolder.open_(tmp_path, experiment()).close()
+
+
+def test_the_lock_is_held_until_close_and_its_file_stays(folder: RunFolder) -> None:
+    """A lock file that is deleted lets one process hold the deleted file and another one its successor."""
+    lock = folder.path / LOCK
+    assert lock.read_text() == f"process {os.getpid()}"
+    inode = lock.stat().st_ino
+    with pytest.raises(RunError, match=rf"in use by another dfca process \(process {os.getpid()}\)"):
+        RunFolder.open_(folder.path, experiment())
+    folder.close()
+    assert lock.stat().st_ino == inode
+    with RunFolder.open_(folder.path, experiment()) as again:
+        assert lock.stat().st_ino == inode
+        with pytest.raises(RunError, match="in use by another dfca process"):
+            RunFolder.open_(again.path, experiment())
 
 
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
         ("summary.json", "{", r"summary.json is not JSON; restore the file or use --no-resume$"),
+        ("summary.json", "[]", r"summary.json must hold a JSON object, got list; restore it or use --no-resume$"),
+        (
+            "summary.json",
+            f'{{"form": {FORM + 1}, "runs": []}}',
+            rf"newer version of dfca \(form {FORM + 1}, this one reads 1 to {FORM}\); use that version \(unknown\), or",
+        ),
         ("summary.json", "{}", r'summary.json has no list "runs"; restore the file or use --no-resume$'),
         (
             "config.toml",
@@ -275,6 +302,46 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> 
     found, warnings = folder.checkpoints.latest(local())
     assert found is None
     assert len(warnings) == 2
+
+
+def test_a_sidecar_that_is_cut_off_in_the_middle_leaves_the_one_before(folder: RunFolder) -> None:
+    """A limit on the size of files makes the system refuse the rest of the sidecar; its tensors fit."""
+    folder.checkpoints.save(local(), checkpoint(5))
+    before = {path.name: path.read_bytes() for path in (folder.path / "checkpoint" / "local-0").iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for round in (5, 10):
+        large = replace(checkpoint(round), facts={"round": round, "note": "x" * 100_000})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            with pytest.raises(RunError, match=rf"^no space left for round-{round:06}.json in .* \(File too large\);"):
+                folder.checkpoints.save(local(), large)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        found, warnings = folder.checkpoints.latest(local())
+        assert found is not None
+        assert (found.round, warnings) == (5, [])
+    after = {path.name: path.read_bytes() for path in (folder.path / "checkpoint" / "local-0").iterdir()}
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == {"round-000010.safetensors"}
+
+
+def test_a_checkpoint_of_another_version_of_the_state_is_not_used(folder: RunFolder) -> None:
+    folder.checkpoints.save(local(), replace(checkpoint(5), state=2))
+    found, warnings = folder.checkpoints.latest(local(), state=2)
+    assert found is not None
+    assert (found.state, warnings) == (2, [])
+    assert folder.checkpoints.latest(local(), state=1) == (
+        None,
+        [
+            "checkpoint checkpoint/local-0/round-000005 is of another version of dfca (state 2, this one reads 1) and "
+            "is not used"
+        ],
+    )
+    sidecar = folder.path / "checkpoint" / "local-0" / "round-000005.json"
+    stored = json.loads(sidecar.read_text())
+    del stored["state"]  # as version 0.1 wrote it
+    sidecar.write_text(json.dumps(stored))
+    assert folder.checkpoints.latest(local(), state=1)[0] is not None
 
 
 def test_tensors_without_facts_do_not_count(folder: RunFolder) -> None:

@@ -39,9 +39,11 @@ def labels(experiment: Experiment) -> list[str]:
 
 
 def sorted_numbers(out: Path) -> Any:
-    """Read the numbers of a folder in an order that does not depend on which trial came first."""
+    """Read the numbers of the finished trials in an order that does not depend on which one came first."""
     lines, summary, models = numbers(out)
-    return sorted(map(json.dumps, lines)), sorted(map(json.dumps, summary["runs"])), models
+    rows = [row for row in summary["runs"] if row["finished"]]
+    traces = {path.name: path.read_bytes() for kind in ("trace", "timeline") for path in out.glob(f"{kind}/*.json*")}
+    return sorted(map(json.dumps, lines)), sorted(map(json.dumps, rows)), models, traces
 
 
 # --- points
@@ -189,13 +191,6 @@ def test_a_point_has_the_numbers_of_a_run_of_its_own(tmp_path: Path, serial: Pat
         }
 
 
-def test_several_processes_give_the_same_bits(tmp_path: Path, serial: Path) -> None:
-    listener = Listener()
-    run(sweep({"clients": [6, 8]}), tmp_path / "run", listener, save_models=True, workers=2)
-    assert len(listener.rows) == 4
-    assert sorted_numbers(tmp_path / "run") == sorted_numbers(serial)
-
-
 def test_a_sweep_may_grow_and_shrink_and_runs_only_what_is_new(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(sweep({"clients": [6]}, algorithms=["local"]), out, workers=1)
@@ -239,16 +234,22 @@ def die_once(shape, classes):
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 """
+IN_VIRTUAL_TIME = {
+    "world": {"trace": True, "compute": {"kind": "lognormal"}, "link": {"latency_s": 0.1}, "faults": {"loss": 0.05}},
+    "clock": {"until_s": 6.0, "evaluate_every_s": 2.0, "timeout_s": 4.0},
+}
 
 
-def test_a_failed_trial_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_bits_of_one_and_go_on_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pool of real processes: points of both simulators, one whose model fails, one whose worker is killed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("fragile.py").write_text(FRAGILE)
-    points = [{}, {"model.factory": "fragile:fail"}, {"model.factory": "fragile:die_once"}]
-    experiment = sweep(points=points, algorithms=["local", "fedavg"], rounds=2)
-    listener = Listener()
-    summary = run(experiment, "run", listener, workers=2)
+    good, bad = [{}, IN_VIRTUAL_TIME], [{"model.factory": f"fragile:{name}"} for name in ("fail", "die_once")]
+    experiment, listener = sweep(points=[*good, *bad], algorithms=["local", "dfca-li"], rounds=2), Listener()
+    summary = run(experiment, "run", listener, save_models=True, workers=2)
     died = (
         "local, seed 0, model.factory=fragile:die_once: the worker process ended by signal SIGKILL; out of memory? try "
         "fewer --workers"
@@ -256,25 +257,34 @@ def test_a_failed_trial_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch
     failed = [
         f'{name}, seed 0, model.factory=fragile:fail: model.factory "fragile:fail" failed with ValueError: a model '
         "that cannot be made; it is called as make(shape, classes), here make((1, 8, 8), 10)"
-        for name in ("local", "fedavg")
+        for name in ("local", "dfca-li")
     ]
     assert sorted(listener.failures) == sorted([*failed, died])
     assert sorted((row["algorithm"], row["finished"]) for row in summary["runs"]) == [
-        ("fedavg", False),
-        ("fedavg", True),
-        ("fedavg", True),
-        ("local", False),
-        ("local", False),
-        ("local", True),
+        *[("dfca-li", False)] + [("dfca-li", True)] * 3,
+        *[("local", False)] * 2 + [("local", True)] * 2,
     ]
-    page = write_report("run").read_text()
-    assert "3 of 6 runs are done" in page
-    assert "ValueError: a model that cannot be made" in page
-    assert "ended by signal SIGKILL" in page
+    assert len(listener.rows) == 5
+    assert load_run("run").cells == (5, 8)
+
     again = Listener()
-    run(experiment, "run", again, workers=1)
+    run(experiment, "run", again, save_models=True, workers=1)
     assert again.trials == [("local", 0, 0)], "what failed is tried again"
     assert len(again.failures) == 2
+    run(sweep(points=[*good, bad[1]], algorithms=["local", "dfca-li"], rounds=2), "one", save_models=True, workers=1)
+    several, one = sorted_numbers(Path("run")), sorted_numbers(Path("one"))
+    assert len(one[-1]) == 4, "a trace and a timeline of each trial in virtual time"
+    assert several == one
+
+
+def test_a_failed_trial_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fragile_too.py").write_text(FRAGILE)
+    points = [{}, {"model.factory": "fragile_too:fail"}]
+    run(sweep(points=points, algorithms=["local"], rounds=1), tmp_path / "run", workers=1)
+    page = write_report(tmp_path / "run").read_text()
+    assert "1 of 2 runs are done" in page
+    assert "ValueError: a model that cannot be made" in page
 
 
 def children(pid: int) -> list[int]:

@@ -223,17 +223,6 @@ def test_killed_between_checkpoints_is_bit_identical(
     assert (out / "trace/dfca-gi-0.jsonl").read_bytes() == (one / "trace/dfca-gi-0.jsonl").read_bytes()
 
 
-def test_workers_give_the_same_bits(swept: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run(Experiment("tiny", "default", SWEEP.base(TINY | {"seeds": [0, 1]}), SWEEP), out, workers=2)
-
-    def ordered(lines: list[dict[str, Any]]) -> list[str]:
-        return sorted(json.dumps(line) for line in lines)
-
-    assert ordered(lines_of(out)) == ordered(lines_of(swept))
-    assert ordered(rows_of(out)) == ordered(rows_of(swept))
-
-
 # --- traces and replays
 
 
