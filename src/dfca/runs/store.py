@@ -265,17 +265,17 @@ class RunFolder:
     def _extend(self, here: Experiment) -> Experiment:
         """Check that the folder's config gives the same numbers and lay both lists of trials together."""
         path = self.path / "config.toml"
-        ways_out = "use --out for another folder, or --no-resume to discard this one"
+        advice = "use --out for another folder, or --no-resume to discard this one"
         try:
             there, sweep = read_stored(path.read_text(encoding="utf-8"))
             differences = self._differences(there, sweep, here)
         except ConfigError as error:
-            raise RunError(f"{path} cannot be used: {error}; {ways_out}") from error
+            raise RunError(f"{path} cannot be used: {error}; {advice}") from error
         if differences and not self._has_work():
             self._clear()
             return here
         if differences:
-            raise RunError(f"{self.path} holds a run of another config: {', '.join(differences)}; {ways_out}")
+            raise RunError(f"{self.path} holds a run of another config: {', '.join(differences)}; {advice}")
         lists = {
             "algorithms": tuple(dict.fromkeys(there.algorithms + here.config.algorithms)),
             "seeds": tuple(dict.fromkeys(there.seeds + here.config.seeds)),

@@ -250,7 +250,7 @@ class TraceFile:
         self._begun = True
 
     def close(self) -> None:
-        """Give the trace its name."""
+        """Move the whole trace to its name."""
         self.flush()
         with explain_write_errors(self._path):
             os.replace(self._part, self._path)
