@@ -95,6 +95,7 @@ def numbers(out: Path) -> Any:
     """Read everything that must be equal to the bit: the metrics and the summary without the seconds, the models."""
     summary = json.loads((out / "summary.json").read_text())
     lines = read_metrics(out, summary["runs"])
+    assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for each in (*lines, *summary["runs"]):
         assert each.pop("seconds", None) or each.get("error") or "time_s" in each
     models = {path.name: load_file(path)["bank"].numpy().tobytes() for path in sorted((out / "models").iterdir())}

@@ -73,6 +73,7 @@ def tiny(**values: Any) -> Experiment:
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
     lines = read_metrics(out)
+    assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for line in lines:
         line.pop("seconds", None)
     return lines
