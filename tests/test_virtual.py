@@ -268,6 +268,10 @@ def test_a_trace_of_strangers_or_none_is_told(one: Path, tmp_path: Path) -> None
 
 
 def test_a_trace_that_is_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"x.jsonl.part is not in .*, so its beginning is lost; use --set world.trace=fal"
+    ):
+        TraceFile(tmp_path / "x.jsonl").cut(0)
     file = TraceFile(tmp_path / "x.jsonl")
     file.append([Record(0.0, "start", 0)])
     size = file.flush()
@@ -359,6 +363,8 @@ def test_a_timeline_by_hand() -> None:
     twin = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], round_s=1.0, send_s=[0.5, 0.5, 0.5])
     twin.restore(json.loads(json.dumps(timeline.state())))
     assert twin.table([1.0, 10.0, 1.0], {0: 1.5}) == table
+    twin.restore({})  # of a trial whose timeline was not gathered before
+    assert twin.table([1.0, 10.0, 1.0], {})["spans"] == []
 
 
 def test_the_lanes_are_of_those_that_something_happens_to() -> None:
