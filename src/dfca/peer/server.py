@@ -73,9 +73,11 @@ class Server(Machine):
         """End the round where nobody is waited for, or its time is over."""
         self._tick(now)
         self.due = False
+        late = self.deadline is not None and now >= self.deadline
+        if late:
+            self.deadline = now + (self.options.timeout_s or 0.0)
         if self.bank is None or self.state is State.DONE or not self.links:
             return
-        late = self.deadline is not None and now >= self.deadline
         if late:
             self._note("timeout", round=self.round)
         if late or not self.awaited():
