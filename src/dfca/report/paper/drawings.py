@@ -11,6 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
 from dfca.report.plots import EDGE, INK, PALETTE, colour_of, marker_of, plain
 
@@ -50,22 +51,19 @@ def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def draw_networks(
-    positions: np.ndarray,
-    edges: Sequence[Sequence[int]],
-    panels: Sequence[tuple[str, str, Sequence[int], Sequence[bool] | None]],
-) -> Figure:
-    """Draw one graph several times; a panel: title, line below it, clusters (N,) and which clients have a ring."""
+def draw_networks(clusters: ClusterMap) -> Figure:
+    """Draw one graph several times: the true groups, and what each algorithm found, wrong clients in a ring."""
+    positions, panels = clusters.positions, clusters.colourings
     wide = min(COLUMNS, len(panels))
     high = -(-len(panels) // wide)
     figure = Figure(figsize=(2.9 * wide, 3.15 * high), layout="constrained")
-    pairs = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+    pairs = np.asarray(clusters.edges, dtype=np.int64).reshape(-1, 2)
     size = float(np.clip(2400 / len(positions), 6, 45))
-    for place, (title, below, clusters, ringed) in enumerate(panels):
+    for place, (title, below, found, ringed) in enumerate(panels):
         axes = figure.add_subplot(high, wide, place + 1)
         alpha = float(np.clip(150 / max(1, len(pairs)), 0.06, 0.6))
         axes.add_collection(LineCollection(list(positions[pairs]), colors=EDGE, linewidths=0.5, alpha=alpha))
-        of = np.asarray(clusters, dtype=np.int64)
+        of = np.asarray(found, dtype=np.int64)
         for cluster in np.unique(of).tolist():
             x, y = positions[of == cluster].T
             axes.scatter(x, y, s=size, color=colour_of(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
