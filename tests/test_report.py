@@ -27,7 +27,6 @@ from dfca.report.wording import percent
 from dfca.runs import reading
 from dfca.runs.reading import Run, load_run
 
-OLD_RUN = Path(__file__).parent / "run-0.1"
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
 
 
@@ -298,12 +297,25 @@ def changed(tmp_path: Path) -> Changes:
         summary = json.loads((out / "summary.json").read_text())
         summary = changes.get("summary", lambda value: value)(summary | {"config_sha256": None})
         (out / "summary.json").write_text(json.dumps(summary))
-        for key, name in (("metrics", "metrics.jsonl"), ("config", "config.toml"), ("topology", "topology.json")):
+        for key, name in (("config", "config.toml"), ("topology", "topology.json")):
             if key in changes:
                 (out / name).write_text(changes[key]((out / name).read_text()))
+        if "metrics" in changes:
+            text = "".join(json.dumps(line) + "\n" for line in load_run(folder).metrics)
+            put_metrics(out, changes["metrics"](text))
         return out
 
     return copy
+
+
+def put_metrics(folder: Path, text: str) -> None:
+    """Write the metrics of all trials into one file."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        shutil.rmtree(folder / "metrics")
+        path = folder / "metrics" / "all.jsonl"
+        path.parent.mkdir()
+    path.write_text(text)
 
 
 def page_of(folder: Run | Path) -> str:
@@ -424,10 +436,12 @@ def test_text_of_the_user_cannot_become_markup(kind: str, changed: Changes, requ
     assert Page(text).open == []
 
 
-@pytest.mark.parametrize("name", ["config.toml", "environment.json", "summary.json", "metrics.jsonl", "topology.json"])
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "summary.json", "metrics", "topology.json"])
 def test_a_missing_file_is_named_in_one_sentence(run_folder: Path, changed: Changes, name: str) -> None:
     folder = changed(run_folder)
-    (folder / name).unlink()
+    if name == "metrics" and not (folder / name).exists():
+        name = "metrics.jsonl"
+    shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
     with pytest.raises(RunError) as caught:
         write_report(folder)
     assert str(caught.value) == (
@@ -439,9 +453,11 @@ def test_damaged_files_are_named(run_folder: Path, changed: Changes) -> None:
     folder = changed(run_folder)
     with pytest.raises(RunError, match="is not a run folder: there is no such directory"):
         write_report(folder / "nowhere")
-    lines = (folder / "metrics.jsonl").read_text()
+    put_metrics(folder, "{broken\n{}\n")
+    with pytest.raises(RunError, match=r"\.jsonl, line 1, is not a line of metrics"):
+        write_report(folder)
+    put_metrics(folder, "")
     for name, text, sentence in (
-        ("metrics.jsonl", "{broken\n" + lines, "metrics.jsonl, line 1, is not a line of metrics"),
         ("topology.json", '{"0": {}}', "files of another version or edited by hand"),
         ("summary.json", "[]", "summary.json must hold a JSON object, got list"),
         ("summary.json", "{", "summary.json is not valid JSON"),
@@ -449,15 +465,6 @@ def test_damaged_files_are_named(run_folder: Path, changed: Changes) -> None:
         (folder / name).write_text(text)
         with pytest.raises(RunError, match=re.escape(sentence)):
             write_report(folder)
-        (folder / "metrics.jsonl").write_text(lines)
-
-
-def test_a_run_folder_of_version_0_1_opens(tmp_path: Path) -> None:
-    shutil.copytree(OLD_RUN, tmp_path / "run")
-    run = load_run(tmp_path / "run")
-    assert formats.comma_separated(run.summary).splitlines()[1].startswith("dfca-gi,1,0,0,")
-    assert "Who found whom" in page_of(tmp_path / "run")
-    assert run.trial_counts == (2, 2)
 
 
 # --- sweeps as pages

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from test_report import put_metrics
+
 from dfca.report.formats import all_tables
 from dfca.report.page import write_report
 from dfca.report.plots import to_svg
@@ -135,5 +137,5 @@ def test_a_run_in_virtual_time_that_has_only_begun(virtual_point_folder: Path, t
     (out / "summary.json").write_text(json.dumps(summary | {"runs": []}))
     page = write_report(out).read_text()
     assert "This run is not finished" in page
-    (out / "metrics.jsonl").write_text("")
+    put_metrics(out, "")
     assert "No round has been evaluated yet" in write_report(out).read_text()

@@ -26,7 +26,7 @@ JOINER_STYLES = {
 }
 
 
-class Measure(NamedTuple):
+class VirtualMeasure(NamedTuple):
     """What is drawn against the number that varies: a key of the rows, how it is written, and the name of the file."""
 
     key: str
@@ -37,22 +37,22 @@ class Measure(NamedTuple):
 
 
 MEASURES = (
-    Measure(
+    VirtualMeasure(
         "time_to_target_s",
         "virtual s to the target",
         "amount",
         "target",
         "Virtual time until the mean accuracy was first seen at the target.",
     ),
-    Measure("accuracy", "accuracy in the end (%)", "percent", "accuracy", "Accuracy at the end of the run."),
-    Measure(
+    VirtualMeasure("accuracy", "accuracy in the end (%)", "percent", "accuracy", "Accuracy at the end of the run."),
+    VirtualMeasure(
         "idle_share",
         "idle share (%)",
         "percent",
         "idle",
         "The part of a client's time in which it did not train, the mean over clients.",
     ),
-    Measure(
+    VirtualMeasure(
         "megabytes_to_target",
         "MB to the target",
         "amount",
@@ -140,7 +140,7 @@ def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Dr
             yield Drawing(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
 
 
-def _curve(rows: Sequence[Row], axis: Axis, measure: Measure) -> Curve:
+def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> Curve:
     """Return the means at the values of the axis that all runs have: a mean over those that got there would flatter."""
     found = []
     for value in axis.values:

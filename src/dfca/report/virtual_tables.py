@@ -14,7 +14,7 @@ from dfca.report.wording import DASH, amount, folded, percent, span
 DISPENSABLE = ("rounds of a client", "trained s per client", "age of models", "idle %")
 
 
-class Column(NamedTuple):
+class VirtualColumn(NamedTuple):
     """A column of the table: its title and what it says of the runs of one variant at one value of the axis."""
 
     title: str
@@ -43,22 +43,26 @@ def virtual_tables(summary: Row, width: int | None = None) -> list[TextTable]:
     return [TextTable("In virtual time", titles, words, body).fitted(width, DISPENSABLE)]
 
 
-def _columns(rows: Sequence[Row], clients: int) -> list[Column]:
+def _columns(rows: Sequence[Row], clients: int) -> list[VirtualColumn]:
     """Return the columns that these rows can fill."""
     targets = sorted({row["target_accuracy"] for row in rows if row.get("target_accuracy") is not None})
     target = " to ".join(dict.fromkeys(f"{100 * each:g}" for each in (targets[:1] + targets[-1:])))
     of_targets = [
-        Column(f"{target} % after\nvirtual s", lambda group: _reached(group, "time_to_target_s")),
-        Column("times sooner\nthan batch", lambda group: _against_batch(rows, group)),
-        Column(f"MB per client\nto {target} %", lambda group: _reached(group, "bytes_to_target", 1e-6 / clients)),
+        VirtualColumn(f"{target} % after\nvirtual s", lambda group: _reached(group, "time_to_target_s")),
+        VirtualColumn("times sooner\nthan batch", lambda group: _against_batch(rows, group)),
+        VirtualColumn(
+            f"MB per client\nto {target} %", lambda group: _reached(group, "bytes_to_target", 1e-6 / clients)
+        ),
     ]
-    of_rounds = [Column("rounds of\na client", _rounds)]
-    of_joiners = [Column("joiners at\n95 % after s", caught_up)]
+    of_rounds = [VirtualColumn("rounds of\na client", _rounds)]
+    of_joiners = [VirtualColumn("joiners at\n95 % after s", caught_up)]
     return [
         *(of_targets if targets else []),
-        Column("trained s\nper client", lambda group: amount(fmean(row["compute_s"] for row in group) / clients)),
-        Column("idle %", lambda group: percent(max(0.0, fmean(row["idle_share"] for row in group)))),
-        Column("age of\nmodels", lambda group: _mean(group, "staleness_mean")),
+        VirtualColumn(
+            "trained s\nper client", lambda group: amount(fmean(row["compute_s"] for row in group) / clients)
+        ),
+        VirtualColumn("idle %", lambda group: percent(max(0.0, fmean(row["idle_share"] for row in group)))),
+        VirtualColumn("age of\nmodels", lambda group: _mean(group, "staleness_mean")),
         *(of_rounds if any("client_rounds" in row for row in rows) else []),
         *(of_joiners if any(row.get("caught_up_s") for row in rows) else []),
     ]

@@ -37,7 +37,7 @@ class Mixing(NamedTuple):
     drift: float  # in the first measured round, mean over seeds
 
 
-class Descent(NamedTuple):
+class AssignmentDescent(NamedTuple):
     """Assignment at one point and algorithm: rounds, those in which F_global rose by it, and the mean descent in %."""
 
     label: str
@@ -76,7 +76,7 @@ def mixing(summary: Mapping[str, Any]) -> list[Mixing]:
     return found
 
 
-def descents(summary: Mapping[str, Any]) -> list[Descent]:
+def descents(summary: Mapping[str, Any]) -> list[AssignmentDescent]:
     """Measure what assignment did to F_global where clients train and choose among models; only in such sweeps."""
     if not mixing(summary):
         return []
@@ -92,7 +92,7 @@ def descents(summary: Mapping[str, Any]) -> list[Descent]:
             if pairs and point["point"].get("local.steps") != 0:
                 raised = sum(after > before * (1 + 1e-6) for before, after in pairs)
                 mean = 100 * sum(1 - after / before for before, after in pairs) / len(pairs)
-                found.append(Descent(_name(point["point"]), name, len(pairs), raised, mean))
+                found.append(AssignmentDescent(_name(point["point"]), name, len(pairs), raised, mean))
     return found
 
 
