@@ -485,7 +485,7 @@ class Election:
         assert self.warm is not None
         assert self.candidate is not None
         if self.bid_losses is None or self.vote_losses is None:
-            return no_votes(0)._replace(voters=1)
+            return no_votes(self._centre_count)._replace(voters=1)
         vote: Vote = cast(self.bid_losses, self.warm.losses.bid[0], losses.bid[0], self.vote_losses, losses.vote[0])
         return count(vote, self.candidate.gain)
 
