@@ -1,8 +1,8 @@
 """Where a peer's clusters come from, election by election: cluster 2 of one lineage is not cluster 2 of another.
 
-Lineages are ordered: of two that differ, the first entry that differs decides, more voters first; one that goes on where
-the other ends is the later of the two. A peer folds a model only if its cluster comes from the same elections at both
-ends, and takes the models of a higher lineage that it meets.
+Lineages are ordered: of two that differ, the first entry that differs decides, more voters first; one that goes on
+where the other ends is the later of the two. A peer folds a model only if its cluster comes from the same elections at
+both ends, and takes the models of a higher lineage that it meets.
 """
 
 from __future__ import annotations

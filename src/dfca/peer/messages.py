@@ -24,14 +24,13 @@ class Hello(NamedTuple):
     """Who the sender is now: sent when a link opens, and when something of it changes.
 
     incarnation: counts the lives of the sender; round: the next that it trains; clusters: the models that it holds,
-    0 for none; paused: whether it trains no round before an election is over.
+    0 for none.
     """
 
     incarnation: int
     round: int
     clusters: int
     lineage: Lineage = ()
-    paused: bool = False
 
 
 class Update(NamedTuple):

@@ -1,9 +1,9 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
 A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
-`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`. One
-that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` jobs are short and may run
-beside it.
+`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`.
+One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
+may run beside it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class WarmUp:
 
 
 @dataclass(frozen=True, eq=False)
+class Draw:
+    """Draw the models that the algorithm begins with. The result is a tensor (m, P)."""
+
+
+@dataclass(frozen=True, eq=False)
 class Score:
     """Compute the losses of models (c, P) on each sample of the parts that bid and vote. The result is `Losses`."""
 
@@ -74,7 +79,7 @@ class Warm(NamedTuple):
     losses: Losses
 
 
-Job = Train | Rest | WarmUp | Score
+Job = Train | Rest | WarmUp | Draw | Score
 
 
 class Note(NamedTuple):

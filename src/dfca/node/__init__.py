@@ -1,0 +1,1 @@
+"""Real participants: one peer per process or task, with a transport, a worker and a disk."""

@@ -1,0 +1,73 @@
+"""The work of one participant: what its peer asks for, computed by the definitions of `core`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import Client, ClientState, effective
+from dfca.core.election import Parts, divide
+from dfca.core.local import draw_batches, local_steps, sample_losses
+from dfca.core.params import initial
+from dfca.core.rng import seeded, stream
+from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+
+
+@dataclass
+class Worker:
+    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes."""
+
+    client: Client
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        """Do a job; returns its result."""
+        if isinstance(job, Train):
+            assert bank is not None
+            return self._train(job, bank)
+        if isinstance(job, WarmUp):
+            return self._warm_up(job)
+        if isinstance(job, Score):
+            return self._losses(job.models, self._parts(job.stage))
+        if isinstance(job, Draw):
+            return self.client.start().bank
+        assert isinstance(job, Rest)
+        return None
+
+    def _train(self, job: Train, bank: Tensor) -> Trained:
+        client = self.client
+        view = client.view(replace(ClientState.of(bank), round=job.round))
+        choice = client.algorithm.choose(view)
+        x, y = (client.x, client.y) if choice.points is None else (client.x[choice.points], client.y[choice.points])
+        options = effective(client.local, client.algorithm)
+        batches = draw_batches(len(y), options, stream(client.seed, "batches", client.id, job.round))
+        with seeded(client.seed, "noise", client.id, job.round):
+            model = local_steps(client.model, bank[choice.cluster], x, y, options, batches)
+        losses = view.losses.nan_to_num(nan=float("inf"))
+        lowest = float(losses.min()) if len(losses) else float("inf")
+        return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest)
+
+    def _warm_up(self, job: WarmUp) -> Warm:
+        """Train a model from the common start; one that diverges is the start itself."""
+        client, parts = self.client, self._parts(job.stage)
+        begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
+        local = effective(client.local, client.algorithm)
+        steps = client.algorithm.election.warmup_steps
+        options = replace(local, steps=steps, batch_size=None, momentum=0.0)
+        with seeded(client.seed, "noise", client.id, -1):
+            own = local_steps(client.model, begin, client.x[parts.warm], client.y[parts.warm], options)
+        own = own if bool(torch.isfinite(own).all()) else begin
+        return Warm(own, self._losses(own[None], parts))
+
+    def _losses(self, models: Tensor, parts: Parts) -> Losses:
+        client = self.client
+        bid, vote = (
+            sample_losses(client.model, models, client.x[rows], client.y[rows]) for rows in (parts.bid, parts.vote)
+        )
+        return Losses(bid, vote)
+
+    def _parts(self, stage: int | None) -> Parts:
+        when = () if stage is None else (stage,)
+        return divide(len(self.client.y), stream(self.client.seed, "parts", self.client.id, *when))

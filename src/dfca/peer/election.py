@@ -1,0 +1,547 @@
+"""A peer's part in an election: a wave that finds out who takes part, then turns on its spanning tree.
+
+**Wave** (echo with extinction). A peer that begins a wave sends `Probe` to all neighbours. Who receives one with a
+better key than its own joins: the sender is its parent, and it probes all its other neighbours. A probe with the same
+key is the answer of a peer that has another parent. When all neighbours of a peer have answered, it sends its parent
+the `Count` of its subtree: peers, and those among them that have warmed up. So the root knows that the wave is
+complete. Counts are sent again when they change: a straggler warms up, a child is lost or comes late.
+
+**Turns.** Once `quorum` of its peers have warmed up, the root sends `Open` down the tree. Each turn, the best `Bid`
+comes up, `Stand` goes down to the peer that made it, its `Candidate` model crosses each edge of the tree once, `Votes`
+come up summed, and the root's `Decision` goes down. Who has not warmed up when turns begin forwards everything and
+neither bids nor votes.
+
+**Losses.** A child that is lost is no longer waited for. Who loses its parent, or the child through which a candidate
+should have come, begins the next attempt. Decided turns are a log; the longest log wins the root, and a parent sends
+its children the `Centre`s that they lack, so that a new attempt costs one turn. Silence ends by a timeout that doubles.
+
+The rules of turns are those of `core.election`; sums are in fixed point, so any tree decides alike, as the synchronous
+simulator does in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
+from dfca.peer.lineage import Entry, Lineage
+from dfca.peer.messages import (
+    Bid,
+    Call,
+    Candidate,
+    Centre,
+    Count,
+    Decision,
+    Key,
+    Open,
+    Probe,
+    Refuse,
+    Stand,
+    Turn,
+    Votes,
+    is_finite,
+)
+from dfca.peer.work import Losses, Score, Warm
+
+Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
+NO_WAVE = Key(-1, 0, 0, 0, 0)
+"""Less than the key of any wave."""
+PASS = Turn(None, False)
+"""A turn in which nobody was left that could stand."""
+
+
+class Standing(NamedTuple):
+    """What a log of turns means: who may not stand, rejections in a row, whether the next candidate is accepted anyhow,
+    and whether the election is over."""
+
+    barred: frozenset[int]
+    misses: int
+    forced: bool
+    over: bool
+
+
+def standing(log: Collection[Turn], clusters: int | None, call: Call | None, options: ElectionOptions) -> Standing:
+    """Read a log of turns.
+
+    With `clusters` given, an election of a start that had `patience` rejections in a row goes on by bids alone.
+    """
+    chosen, refused, misses = set[int](), set[int](), 0
+    for turn in log:
+        if turn.candidate is None:
+            if misses >= options.patience:
+                return Standing(frozenset(), misses, False, True)  # nobody is left at all
+            misses = options.patience
+        elif turn.accepted:
+            chosen.add(turn.candidate)
+            misses = misses if misses >= options.patience else 0
+        else:
+            refused.add(turn.candidate)
+            misses += 1
+    finds = clusters is None or call is not None
+    if call is None:
+        most = options.most if clusters is None else clusters
+    else:
+        most = len(call.lost) + max(0, options.most - call.clusters)
+    tired = misses >= options.patience
+    over = len(chosen) >= most or (tired and finds)
+    barred = chosen if tired and not finds else chosen | refused
+    return Standing(frozenset(barred), misses, tired and not finds, over)
+
+
+class Outcome(NamedTuple):
+    """What an election decided: the lineage that it extended, its entry, and the models that it opened, by cluster."""
+
+    base: Lineage
+    entry: Entry | None
+    opened: tuple[tuple[int, Tensor], ...]
+    call: Call | None
+    voted: bool
+
+
+@dataclass
+class Election:
+    """One peer's part in an election. `out` and `work` are what it wants sent and done; the peer drains them.
+
+    base: the lineage that it extends; held: the peer's models (k, P) in a by-election; alarmed: whether none of them
+    fits it. links: the neighbours in reach. kids: by child, what its subtree counts; pending: the neighbours that have
+    not answered the probe; missing: the children whose bid or votes are still to come. bid_losses, vote_losses: of the
+    centres so far, on the parts of the samples that bid and vote.
+    """
+
+    id: int
+    seed: int
+    incarnation: int
+    clusters: int | None
+    options: ElectionOptions
+    quorum: float
+    hang_s: float
+    size: int
+    dtype: torch.dtype
+    base: Lineage
+    call: Call | None = None
+    held: Tensor | None = None
+    alarmed: bool = False
+    stage: int | None = None
+    links: set[int] = field(default_factory=set)
+    key: Key = NO_WAVE
+    parent: int | None = None
+    kids: dict[int, Count] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    sent: tuple[int, int] | None = None
+    phase: Phase = "wave"
+    voters: int = 0
+    votes: bool = False
+    warm: Warm | None = None
+    log: list[Turn] = field(default_factory=list)
+    centres: list[Tensor] = field(default_factory=list)
+    bid_losses: Tensor | None = None
+    vote_losses: Tensor | None = None
+    missing: set[int] = field(default_factory=set)
+    best: tuple[float, int] | None = None
+    route: int | None = None
+    bid_made: bool = False
+    candidate: Candidate | None = None
+    tally: Tally | None = None
+    on_candidate: Losses | None = None
+    scoring: Score | None = None
+    outcome: Outcome | None = None
+    last_s: float = 0.0
+    wait_s: float = 0.0
+    out: list[tuple[int, Any]] = field(default_factory=list)
+    work: list[Score] = field(default_factory=list)
+
+    # The wave.
+
+    def begin(self, now: float, attempt: int = 0) -> None:
+        """Begin a wave of one's own."""
+        own = Key(attempt, len(self.log), -lot(self.seed, self.id), self.id, self.incarnation)
+        self._enter(own, None, self.call, now)
+
+    def receive(self, sender: int, message: Any, now: float) -> None:
+        """Take in a message of the election that is well formed; one that does not fit is ignored."""
+        if self.phase == "done":
+            return
+        if isinstance(message, Probe):
+            if message.key > self.key:
+                self._enter(message.key, sender, message.call, now)
+            elif message.key == self.key:
+                self.last_s = now
+                self.pending.discard(sender)
+                self._counted()
+            return
+        if message.key != self.key:
+            return
+        self.last_s = now
+        if isinstance(message, Count):
+            self._take_count(sender, message)
+        elif isinstance(message, Refuse):
+            self.lost(sender, now)
+        elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
+            self._opened(message.voters, message.log)
+        elif sender == self.parent and isinstance(message, Centre):
+            self._take_centre(message)
+        elif isinstance(message, Bid) and self.phase == "bid" and message.turn == len(self.log):
+            self._take_bid(sender, message)
+        elif sender == self.parent and isinstance(message, Stand) and message.turn == len(self.log):
+            self._stand(message.candidate, now)
+        elif isinstance(message, Candidate) and message.turn == len(self.log) and self.phase in ("bid", "stand"):
+            if sender == self.parent or sender in self.kids:
+                self._take_candidate(message, sender)
+        elif isinstance(message, Votes) and self.phase == "vote" and message.turn == len(self.log):
+            self._take_votes(sender, message.tally)
+        elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
+            if self.phase == "vote" or (self.phase in ("bid", "opening") and message.outcome == PASS):
+                self._decided(message.outcome, message.done)
+
+    def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
+        """Join a wave: forget the tree before, keep what was decided."""
+        self.key, self.parent, self.call = key, parent, call
+        self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
+        self.phase, self.last_s = "wave", now
+        self.wait_s = self.wait_s or self.hang_s
+        self.pending = self.links - {parent}
+        for neighbour in sorted(self.pending):
+            self._send(neighbour, Probe(key, self.base, call))
+        self._counted()
+
+    def _take_count(self, sender: int, message: Count) -> None:
+        if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
+            return
+        self.pending.discard(sender)
+        self.kids[sender] = message
+        self._counted()
+
+    def _counted(self) -> None:
+        """Send the count of the subtree to the parent where it is complete and new; the root sees whether to open."""
+        if self.phase not in ("wave", "counted") or self.pending:
+            return
+        self.phase = "counted"
+        size = 1 + sum(kid.size for kid in self.kids.values())
+        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+        if self.parent is None:
+            if ready >= max(1, math.ceil(self.quorum * size - 1e-9)):
+                self._opened(ready, tuple(self.log))
+        elif (size, ready) != self.sent:
+            self.sent = (size, ready)
+            self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
+
+    def warmed(self, warm: Warm) -> None:
+        """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
+        if self.phase in ("wave", "counted"):
+            self.warm = warm
+            self._counted()
+
+    @property
+    def opened(self) -> bool:
+        """Whether turns have begun: too late to warm up."""
+        return self.phase not in ("wave", "counted")
+
+    # Turns.
+
+    def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
+        held = 0 if self.held is None else len(self.held)
+        fits = held == (0 if self.call is None else self.call.clusters)
+        self.voters, self.votes = voters, self.warm is not None and fits
+        known = _agreed(self.log, log)
+        if known < len(self.log):  # another part of the network decided more
+            kept = sum(turn.accepted for turn in self.log[:known])
+            self.centres = self.centres[:kept]
+            self.bid_losses = self.vote_losses = None
+        self.log = list(log)
+        self.phase = "opening"
+        self._open_kids()
+        self._check_centres()
+
+    def _open_kids(self) -> None:
+        """Send the children what they lack of the log, and open."""
+        accepted = [turn for turn in self.log if turn.accepted]
+        for kid, counted in sorted(self.kids.items()):
+            known = sum(turn.accepted for turn in self.log[: _agreed(counted.log, self.log)])
+            for place in range(known, min(len(accepted), len(self.centres))):
+                name = accepted[place].candidate
+                assert name is not None
+                self._send(kid, Centre(self.key, place, name, self.centres[place]))
+            self._send(kid, Open(self.key, self.voters, tuple(self.log)))
+
+    def _take_centre(self, message: Centre) -> None:
+        """Keep the model of a centre that was accepted earlier, and hand it on."""
+        fits = message.model.shape == (self.size,) and message.model.dtype == self.dtype and is_finite(message.model)
+        if message.place != len(self.centres) or not fits:
+            return
+        self.centres.append(message.model)
+        if self.phase == "opening":
+            for kid, counted in sorted(self.kids.items()):
+                if sum(turn.accepted for turn in self.log[: _agreed(counted.log, self.log)]) <= message.place:
+                    self._send(kid, message)
+            self._check_centres()
+
+    def _check_centres(self) -> None:
+        """Begin the turn once the models of all centres are there."""
+        if len(self.centres) >= sum(turn.accepted for turn in self.log):
+            self._begin_turn()
+
+    @property
+    def _standing(self) -> Standing:
+        return standing(self.log, self.clusters, self.call, self.options)
+
+    @property
+    def _models(self) -> list[Tensor]:
+        """The centres as a whole: those that were held before, and those that were accepted."""
+        return [*(self.held if self.held is not None else ()), *self.centres]
+
+    @property
+    def _centre_count(self) -> int:
+        return (0 if self.call is None else self.call.clusters) + len(self.centres)
+
+    @property
+    def _may_stand(self) -> bool:
+        return self.votes and (self.call is None or bool(self.call.lost) or self.alarmed)
+
+    def _begin_turn(self) -> None:
+        self.phase, self.best, self.route, self.bid_made = "bid", None, None, False
+        self.candidate, self.on_candidate = None, None
+        self.missing = set(self.kids)
+        if self.parent is None and self._standing.over:
+            self._announce(PASS, done=True)
+            return
+        self._bid()
+
+    def _bid(self) -> None:
+        """Make one's own bid: by lot for the first centre, else by regret, as soon as the centres' losses are known."""
+        barred = self.id in self._standing.barred or not self._may_stand
+        models = self._models
+        if self.votes and models:
+            known = 0 if self.bid_losses is None else len(self.bid_losses)
+            if known < len(models):
+                self._score(torch.stack(models[known:]))
+                return
+        if not barred:
+            assert self.warm is not None
+            if not models:
+                value = -float(lot(self.seed, self.id))
+            else:
+                assert self.bid_losses is not None
+                value = bid(self.bid_losses, self.warm.losses.bid[0])
+            if self.best is None or (value, -self.id) > self.best:
+                self.best, self.route = (value, -self.id), self.id
+        self.bid_made = True
+        self._bids_are_in()
+
+    def _take_bid(self, sender: int, message: Bid) -> None:
+        if sender not in self.missing:
+            return
+        self.missing.discard(sender)
+        if message.candidate is not None and (self.best is None or (message.value, -message.candidate) > self.best):
+            self.best, self.route = (float(message.value), -message.candidate), sender
+        self._bids_are_in()
+
+    def _bids_are_in(self) -> None:
+        if self.phase != "bid" or self.missing or not self.bid_made:
+            return
+        if self.parent is not None:
+            value, name = (0.0, None) if self.best is None else (self.best[0], -self.best[1])
+            self._send(self.parent, Bid(self.key, len(self.log), value, name))
+        elif self.best is None:
+            done = standing([*self.log, PASS], self.clusters, self.call, self.options).over
+            self._announce(PASS, done)
+        else:
+            self._stand(-self.best[1], self.last_s)
+
+    def _stand(self, candidate: int, now: float) -> None:
+        """Hand the call to stand down to who made the best bid; stand, if it is oneself."""
+        if self.phase != "bid" or self.best is None or -self.best[1] != candidate:
+            return
+        if candidate == self.id:
+            assert self.warm is not None
+            gain = 0.0
+            if self.bid_losses is not None:
+                best = self.bid_losses[follows(self.bid_losses)]
+                gain = float(best.mean()) - float(self.warm.losses.bid[0].mean())
+            gain = gain if math.isfinite(gain) else 0.0
+            self._take_candidate(Candidate(self.key, len(self.log), self.id, gain, self.warm.model), None)
+        elif self.route in self.kids:
+            self.phase = "stand"
+            self._send(self.route, Stand(self.key, len(self.log), candidate))
+        else:
+            self._again(now)
+
+    def _take_candidate(self, message: Candidate, sender: int | None) -> None:
+        """Hand a candidate's model on along the tree, and vote on it."""
+        fits = message.model.shape == (self.size,) and message.model.dtype == self.dtype and is_finite(message.model)
+        if not fits:
+            return
+        self.candidate, self.phase = message, "vote"
+        tree = {*self.kids, *(() if self.parent is None else (self.parent,))}
+        for neighbour in sorted(tree - {sender}):
+            self._send(neighbour, message)
+        self.missing, self.tally = set(self.kids), no_votes(self._centre_count)
+        if self.votes:
+            self._score(message.model[None])
+        else:
+            self.on_candidate = None
+            self._votes_are_in()
+
+    def _take_votes(self, sender: int, tally: Tally) -> None:
+        if sender not in self.missing or self.tally is None or len(tally.totals) != len(self.tally.totals):
+            return
+        self.missing.discard(sender)
+        self.tally = add(self.tally, tally)
+        self._votes_are_in()
+
+    def _votes_are_in(self) -> None:
+        if self.phase != "vote" or self.missing or self.scoring is not None:
+            return
+        assert self.tally is not None
+        assert self.candidate is not None
+        if self.parent is not None:
+            self._send(self.parent, Votes(self.key, len(self.log), self.tally))
+            return
+        now = self._standing
+        first = not self._centre_count
+        found = decide(self.tally, self.candidate.gain, self.options, followed_only=self.call is not None)
+        turn = Turn(self.candidate.candidate, first or now.forced or found.accepted)
+        if turn.accepted:
+            turn = turn._replace(slot=self._slot(self.tally))
+        done = standing([*self.log, turn], self.clusters, self.call, self.options).over
+        self._announce(turn, done)
+
+    def _slot(self, tally: Tally) -> int:
+        """Choose the cluster that an accepted candidate opens: a lost one that nobody follows, else a new one."""
+        if self.call is None:
+            return len(self.centres)
+        taken = [turn.slot for turn in self.log if turn.accepted]
+        free = [j for j in self.call.lost if j not in taken and j < len(tally.followers) and not tally.followers[j]]
+        if free:
+            return free[0]
+        return max([self.call.clusters - 1, *taken]) + 1
+
+    def _announce(self, turn: Turn, done: bool) -> None:
+        self._decided(turn, done)
+
+    def _decided(self, turn: Turn, done: bool) -> None:
+        """Hand the decision of a turn down, and go on to the next, or end."""
+        for kid in sorted(self.kids):
+            self._send(kid, Decision(self.key, len(self.log), turn, done))
+        self.log.append(turn)
+        if turn.accepted:
+            assert self.candidate is not None
+            self.centres.append(self.candidate.model)
+            if self.votes and self.on_candidate is not None:
+                self.bid_losses = _join(self.bid_losses, self.on_candidate.bid)
+                self.vote_losses = _join(self.vote_losses, self.on_candidate.vote)
+        if done:
+            self._end()
+        else:
+            self._begin_turn()
+
+    def _end(self) -> None:
+        self.phase = "done"
+        slots = [turn.slot for turn in self.log if turn.accepted]
+        opened = tuple(zip(slots, self.centres, strict=False))
+        entry = Entry(self.voters, self.key.attempt, self.key.root, self.key.incarnation, tuple(slots))
+        self.outcome = Outcome(self.base, entry if slots else None, opened, self.call, self.votes)
+
+    # Scores.
+
+    def _score(self, models: Tensor) -> None:
+        self.scoring = Score(models, self.stage)
+        self.work.append(self.scoring)
+
+    def scored(self, job: Score, losses: Losses) -> None:
+        """Take in the losses that were asked for; those of an earlier wave are of no use."""
+        if job is not self.scoring:
+            return
+        self.scoring = None
+        if self.phase == "bid":
+            self.bid_losses, self.vote_losses = _join(self.bid_losses, losses.bid), _join(self.vote_losses, losses.vote)
+            self._bid()
+        elif self.phase == "vote":
+            assert self.candidate is not None
+            assert self.tally is not None
+            self.on_candidate = losses
+            self.tally = add(self.tally, self._vote(losses))
+            self._votes_are_in()
+
+    def _vote(self, losses: Losses) -> Tally:
+        assert self.warm is not None
+        assert self.candidate is not None
+        if self.bid_losses is None or self.vote_losses is None:
+            return no_votes(0)._replace(voters=1)
+        vote: Vote = cast(self.bid_losses, self.warm.losses.bid[0], losses.bid[0], self.vote_losses, losses.vote[0])
+        return count(vote, self.candidate.gain)
+
+    # Losses of neighbours, and silence.
+
+    def gained(self, neighbour: int) -> None:
+        """Ask a neighbour that came into reach to join."""
+        self.links.add(neighbour)
+        if self.phase in ("wave", "counted"):
+            self._send(neighbour, Probe(self.key, self.base, self.call))
+
+    def lost(self, neighbour: int, now: float) -> None:
+        """Go on without a neighbour that is out of reach, or left the election."""
+        self.links.discard(neighbour)
+        if self.phase == "done":
+            return
+        if neighbour == self.parent:
+            self._again(now)
+            return
+        self.pending.discard(neighbour)
+        was_child = self.kids.pop(neighbour, None) is not None
+        if self.phase in ("wave", "counted"):
+            self._counted()
+        elif was_child and self.phase == "stand" and self.route == neighbour:
+            self._again(now)
+        elif was_child and neighbour in self.missing:
+            self.missing.discard(neighbour)
+            if self.route == neighbour:
+                self._again(now)  # its bid may be the best one
+            elif self.phase == "bid":
+                self._bids_are_in()
+            else:
+                self._votes_are_in()
+        elif was_child and self.phase == "bid" and self.route == neighbour:
+            self._again(now)
+
+    def _again(self, now: float) -> None:
+        """Begin the next attempt with what was decided."""
+        self.scoring = None
+        self.begin(now, self.key.attempt + 1)
+
+    def next_wake(self) -> float:
+        """Return when silence has lasted too long; a root that waits for warm-ups has nobody to wait for."""
+        waits = self.phase != "done" and not (self.phase == "counted" and self.parent is None)
+        return self.last_s + self.wait_s if waits else math.inf
+
+    def wake(self, now: float) -> None:
+        """Begin again after too long a silence; the next one may be twice as long."""
+        if now >= self.next_wake():
+            self.wait_s *= 2
+            self._again(now)
+
+    def leave(self) -> None:
+        """Tell the neighbours of the tree that this peer takes no part any more."""
+        tree = {*self.kids, *self.pending, *(() if self.parent is None else (self.parent,))}
+        for neighbour in sorted(tree & self.links):
+            self._send(neighbour, Refuse(self.key))
+
+    def _send(self, neighbour: int, message: Any) -> None:
+        self.out.append((neighbour, message))
+
+
+def _agreed(mine: Collection[Turn], theirs: Collection[Turn]) -> int:
+    """Count the turns that two logs have in common."""
+    for place, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+        if one != other:
+            return place
+    return min(len(mine), len(theirs))
+
+
+def _join(known: Tensor | None, more: Tensor) -> Tensor:
+    return more if known is None else torch.cat([known, more])

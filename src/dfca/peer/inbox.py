@@ -1,0 +1,104 @@
+"""What has come from the neighbours and waits to be folded, and what is known of each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from dfca.core.relay import Offer
+from dfca.peer.lineage import Lineage
+from dfca.peer.messages import Hello, Update
+
+
+@dataclass
+class Neighbour:
+    """What a neighbour in reach has said.
+
+    hello: its last; since: the first round that it can still be expected to send; round, clusters, parts: the newest
+    round that it has ended, the clusters of it that came, and how many there are; offers: the copies it would hand on,
+    as of which round, and of which lineage.
+    """
+
+    hello: Hello | None = None
+    since: int = 0
+    round: int = -1
+    clusters: set[int] = field(default_factory=set)
+    parts: int = 1
+    offers: tuple[tuple[int, Offer], ...] = ()
+    offers_round: int = -1
+    offers_lineage: Lineage = ()
+
+    def ended(self, round: int, cluster: int, parts: int) -> None:
+        """Note that a part of what the neighbour sends at the end of a round is here."""
+        if round > self.round:
+            self.round, self.clusters, self.parts = round, {cluster}, parts
+        elif round == self.round:
+            self.clusters.add(cluster)
+
+    def has_ended(self, round: int) -> bool:
+        """Return whether all that the neighbour sends at the end of a round is here, or will never come."""
+        if self.since > round or self.round > round:
+            return True
+        return self.round == round and len(self.clusters) >= self.parts
+
+
+@dataclass
+class Inbox:
+    """Updates that wait to be folded: the newest of each sender and cluster, or the newest `depth`.
+
+    newest: the newest round seen by sender and cluster, so that duplicates and overtaken updates do nothing.
+    """
+
+    depth: int = 1
+    kept: dict[tuple[int, int], list[tuple[Update, float]]] = field(default_factory=dict)
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, sender: int, update: Update, now: float) -> bool:
+        """Keep an update; return False where a newer one has come before."""
+        key = (sender, update.message.cluster)
+        if update.message.round <= self.newest.get(key, -1):
+            return False
+        self.newest[key] = update.message.round
+        kept = self.kept.setdefault(key, [])
+        kept.append((update, now))
+        if len(kept) > self.depth:
+            del kept[0]
+        return True
+
+    def take(self, round: float = math.inf) -> Iterator[tuple[int, Update, float]]:
+        """Take out the newest of each sender and cluster up to a round, cluster by cluster; keep the later ones."""
+        for key in sorted(self.kept, key=itemgetter(1, 0)):
+            updates = self.kept[key]
+            due = [pair for pair in updates if pair[0].message.round <= round]
+            later = updates[len(due) :]
+            if later:
+                self.kept[key] = later
+            else:
+                del self.kept[key]
+            if due:
+                yield key[0], *due[-1]
+
+    def clusters(self, round: float = math.inf) -> set[int]:
+        """List the clusters of which an update up to a round waits."""
+        return {
+            cluster
+            for (_, cluster), updates in self.kept.items()
+            if any(update.message.round <= round for update, _ in updates)
+        }
+
+    def forget_sender(self, sender: int) -> None:
+        """Forget what a sender has said: it has begun a new life."""
+        for store in (self.kept, self.newest):
+            for key in [key for key in store if key[0] == sender]:
+                del store[key]
+
+    def forget_cluster(self, cluster: int) -> None:
+        """Drop the updates of a cluster that was opened anew."""
+        for key in [key for key in self.kept if key[1] == cluster]:
+            del self.kept[key]
+
+    def clear(self) -> None:
+        """Drop all updates."""
+        self.kept.clear()

@@ -1,0 +1,115 @@
+"""What every kind of participant has: neighbours in reach, what is to leave it, what it refused."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import ClientState
+from dfca.peer.inbox import Neighbour
+from dfca.peer.messages import well_formed
+from dfca.peer.options import PeerOptions
+from dfca.peer.work import Job, Note, Ready
+
+
+class Machine(ABC):
+    """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
+
+    allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
+    held. bank: its models (m, P), None for none; copies: what is known of them.
+    """
+
+    def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
+        self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
+        self.incarnation = incarnation
+        self.now = 0.0
+        self.bank: Tensor | None = None
+        self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))
+        self.links: dict[int, Neighbour] = {}
+        self.refused: Counter[str] = Counter()
+        self._out = Ready()
+
+    @property
+    def round(self) -> int:
+        """The round that the participant trains or will train next."""
+        return self.copies.round
+
+    @property
+    def assignment(self) -> int | None:
+        """The cluster that it trained last."""
+        return self.copies.assignment
+
+    @abstractmethod
+    def begin(self, now: float, late: bool = False) -> None:
+        """Begin; late: others have begun before, and have models."""
+
+    @abstractmethod
+    def connected(self, neighbour: int, now: float) -> None:
+        """Take in that a neighbour is in reach: a new epoch of the link begins."""
+
+    @abstractmethod
+    def disconnected(self, neighbour: int, now: float) -> None:
+        """Take in that a neighbour is out of reach: what was under way to and from it is lost."""
+
+    @abstractmethod
+    def finished(self, job: Job, result: Any, now: float) -> None:
+        """Take in finished work."""
+
+    @abstractmethod
+    def wake(self, now: float) -> None:
+        """Do what is due; nothing else is to be handled at this moment."""
+
+    @abstractmethod
+    def next_wake(self) -> float | None:
+        """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
+
+    @abstractmethod
+    def waits(self) -> str:
+        """Say what it waits for, in a sentence without a subject."""
+
+    @abstractmethod
+    def _handle(self, sender: int, message: Any) -> bool:
+        """Take in a message that is well formed; return False where this kind of participant has no use for it."""
+
+    def receive(self, sender: int, message: Any, now: float) -> None:
+        """Take in a message; anything may come: late, twice, out of order, of another lineage, garbage."""
+        self._tick(now)
+        if sender not in self.links:
+            self._refuse("from a stranger", sender)
+        elif not well_formed(message):
+            self._refuse("malformed", sender)
+        elif not self._handle(sender, message):
+            self._refuse("not for this participant", sender)
+
+    def ready(self) -> Ready:
+        """Return what is to be saved, sent, done and noted, and forget it."""
+        out, self._out = self._out, Ready()
+        return out
+
+    def _tick(self, now: float) -> None:
+        self.now = now
+
+    def _send(self, neighbour: int, message: Any) -> None:
+        if neighbour in self.links:
+            self._out.messages.append((neighbour, message))
+
+    def _broadcast(self, message: Any) -> None:
+        self._out.messages += [(neighbour, message) for neighbour in self.links]
+
+    def _note(self, kind: str, other: int = -2, cluster: int = -1, round: int = -1, number: float = 0.0) -> None:
+        self._out.notes.append(Note(kind, other, cluster, round, number))
+
+    def _refuse(self, reason: str, sender: int, cluster: int = -1, round: int = -1) -> None:
+        self.refused[reason] += 1
+        self._note("refused", sender, cluster, round)
+
+
+def names(peers: Any) -> str:
+    """Name some participants in a sentence."""
+    shown = ", ".join(str(i) for i in list(peers)[:4]) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
+    return f"client {shown}" if len(peers) == 1 else f"clients {shown}"

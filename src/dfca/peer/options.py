@@ -1,0 +1,48 @@
+"""What does not change about a peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from dfca.core.client import Rules
+from dfca.core.election import ElectionOptions
+from dfca.peer.staleness import Staleness
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Who a peer is and what it runs.
+
+    neighbours: those of the graph, whether they are there or not; size, dtype: P floats of one model.
+    clusters: for a drawn start the models that it begins with, for an elected one the number asked for (None: found).
+    timeout_s: how long `batch` waits for its neighbours, None: for ever. quorum: the share of the peers of a wave that
+    must have warmed up before an election opens. join_s: how long a peer without models waits for a neighbour that has
+    some, and at most for the neighbours' first word. hang_s: the silence after which an election is begun again, or a
+    request is given up; twice as long every time.
+    """
+
+    rules: Rules
+    neighbours: tuple[int, ...]
+    size: int
+    start: Literal["shared", "own", "elected"]
+    rounds: int
+    seed: int
+    clusters: int | None
+    dtype: torch.dtype = torch.float32
+    aggregation: Literal["batch", "sequential"] = "batch"
+    timeout_s: float | None = None
+    participation: float = 1.0
+    staleness: Staleness = field(default_factory=Staleness)
+    election: ElectionOptions = field(default_factory=ElectionOptions)
+    revives: bool = False
+    quorum: float = 0.8
+    join_s: float = 10.0
+    hang_s: float = 60.0
+
+    @property
+    def id(self) -> int:
+        """The peer's own id."""
+        return self.rules.id

@@ -1,0 +1,122 @@
+"""When a by-election is due: a distribution is new, a cluster was lost, or models were taken that do not fit.
+
+A peer remembers its lowest loss. Where the loss of its best model stays above `ALARM` times that for `ROUNDS` rounds in
+a row, no model fits it any more and it raises the alarm. So does a peer that took over models without having voted for
+them, if a model of its own, warmed up after `PAUSE` rounds, fits its samples better than all of them (`misfit`). Alarms
+travel from neighbour to neighbour, once per change, and are forgotten after `FRESH` rounds.
+
+A cluster is lost when nobody trains it: updates carry the newest round of every cluster that their sender knows of, and
+the peer counts its own rounds since it last saw a newer one. Models of slow or far-away trainers come seldom, so the
+count must exceed what was seen between two of them before; one that was never seen is waited for longer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dfca.core.election import ElectionOptions
+
+ALARM = 1.5
+ROUNDS = 3
+PAUSE = 10
+"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
+election that opened nothing, so that a false alarm costs little."""
+UNSEEN = 10
+"""Rounds after which a cluster that nobody was ever known to train counts as lost."""
+FRESH = 20
+"""Rounds after which an alarm that was not raised anew is forgotten."""
+
+
+@dataclass
+class DriftDetector:
+    """A peer's memory: its lowest loss, since how many rounds it is above it, and what it knows of the others.
+
+    newest: by cluster, the newest round of a local update that it knows of; idle: rounds since that changed; gaps: the
+    longest idle time that ended by itself; mourned: lost clusters that an election did not fill; last, pause: when an
+    election was held last, and for how many rounds none is called; alarms: by peer, the number of its last alarm,
+    whether it is raised, and the own round in which it came.
+    """
+
+    lowest: float = math.inf
+    alarm: int = 0
+    misfit: bool = False
+    newest: list[int] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
+    mourned: list[bool] = field(default_factory=list)
+    last: int = -PAUSE
+    pause: int = PAUSE
+    alarms: dict[int, tuple[int, bool, int]] = field(default_factory=dict)
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether no model fits this peer any more."""
+        return self.alarm >= ROUNDS or self.misfit
+
+    def look(self, loss: float) -> None:
+        """Take in the loss of one's best model."""
+        self.alarm = self.alarm + 1 if loss > ALARM * self.lowest else 0
+        self.lowest = min(self.lowest, loss)
+
+    def learn(self, freshness: tuple[int, ...], limit: int) -> None:
+        """Take in what a neighbour knows of who trains what; no round beyond `limit` is believed."""
+        for j, round in enumerate(freshness[: len(self.newest)]):
+            if self.newest[j] < round <= limit:
+                self.newest[j] = round
+
+    def hear_alarm(self, origin: int, number: int, raised: bool, round: int) -> bool:
+        """Take in an alarm; return whether it is news."""
+        if origin in self.alarms and number <= self.alarms[origin][0]:
+            return False
+        self.alarms[origin] = (number, raised, round)
+        return True
+
+    def end_round(self, clusters: int) -> None:
+        """Count for how long each cluster has been idle."""
+        self.grow(clusters)
+        for j in range(clusters):
+            if self.newest[j] > self.seen[j]:
+                if self.seen[j] >= 0:
+                    self.gaps[j] = max(self.gaps[j], self.idle[j])
+                self.seen[j], self.idle[j], self.mourned[j] = self.newest[j], 0, False
+            else:
+                self.idle[j] += 1
+
+    def is_due(self, round: int, options: ElectionOptions) -> bool:
+        """Return whether enough peers raise the alarm, or a cluster was lost, and the last election is long ago."""
+        if round - self.last < self.pause:
+            return False
+        fresh = sum(raised and round - since < FRESH for _, raised, since in self.alarms.values())
+        return fresh >= options.support or bool(self.lost())
+
+    def lost(self) -> tuple[int, ...]:
+        """List the clusters that nobody trains and that no election has failed to fill yet."""
+        found = []
+        for j, idle in enumerate(self.idle):
+            bound = UNSEEN if self.seen[j] < 0 else ROUNDS + 2 * self.gaps[j]
+            if idle >= bound and not self.mourned[j]:
+                found.append(j)
+        return tuple(found)
+
+    def close(self, round: int, clusters: int, opened: tuple[int, ...]) -> None:
+        """End an election after which there are so many clusters; what nobody filled is not asked for again."""
+        for j in self.lost():
+            self.mourned[j] = True
+        self.grow(clusters)
+        for j in opened:
+            self.newest[j] = self.seen[j] = -1
+            self.idle[j], self.gaps[j], self.mourned[j] = 0, 0, False
+        self.last, self.pause = round, PAUSE if opened else 2 * self.pause
+        self.alarm, self.lowest, self.misfit = 0, math.inf, False  # what is low is learned anew
+        self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
+
+    def grow(self, clusters: int) -> None:
+        """Make room for clusters that are new."""
+        more = clusters - len(self.idle)
+        self.newest += [-1] * more
+        self.seen += [-1] * more
+        self.idle += [0] * more
+        self.gaps += [0] * more
+        self.mourned += [False] * more
