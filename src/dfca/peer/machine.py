@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,8 +22,13 @@ class Machine(ABC):
     """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
 
     allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
-    held. bank: its models (m, P), None for none; copies: what is known of them.
+    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs.
     """
+
+    state: Enum
+    job: Job | None
+    STATE: tuple[str, ...]
+    """The fields of its whole state, but for its models."""
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate

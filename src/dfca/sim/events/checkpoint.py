@@ -21,11 +21,16 @@ from torch import Tensor
 
 from dfca.core import client, election, relay
 from dfca.errors import RunError
-from dfca.peer import lineage, messages, work
+from dfca.peer import election as peer_election
+from dfca.peer import inbox, join, lineage, messages, peer, revival, work
 from dfca.sim.events import books, links
 
 _MARK = "~"
-_MODULES: tuple[ModuleType, ...] = (client, election, relay, lineage, messages, work, books, links)
+_MODULES: tuple[ModuleType, ...] = (
+    *(client, election, relay),
+    *(peer, peer_election, inbox, join, lineage, messages, revival, work),
+    *(books, links),
+)
 
 
 def _records(modules: Iterable[ModuleType]) -> dict[str, type]:

@@ -1,0 +1,440 @@
+"""The asynchronous simulator: a virtual clock drives the peers of `dfca.peer` through a world of links and faults.
+
+A peer runs its own rounds at its own pace (`peer.peer` says what it does; with a server, `peer.server`). This file says
+when: how long its work takes, who is there, when the samples change, when everybody is scored. `links` carries messages,
+`pool` does the work, `host` hands both to the peers.
+
+**An instant.** All events of one time are handled: changes of the world, then what the failure detector notices, ends of
+jobs, departures, deliveries; within a kind in the order in which they were made. Then work that takes no time is done, in
+one call. When nothing is left, the peers that are due are woken in ascending order, and what comes of it is handled, until
+nobody is due. So models that are trained at the same instant all meet before the next round begins, and in the ideal
+world this simulator computes what the synchronous one does (a test says so, for every algorithm).
+
+**Absence.** Who leaves loses everything but its save (its models, where the churn `keeps` them), and returns as a new
+incarnation. A client that is not there from the begin on joins late, without models.
+
+**Drift.** The samples of all clients change at one instant: when the first of them begins the round of the drift. Who
+trains at that moment ends its round on the new ones.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dfca.errors import ConfigError, RunError
+from dfca.peer.staleness import Staleness
+from dfca.peer.work import Job, WarmUp
+from dfca.sim.events.books import Books, EventResult, Input, Line
+from dfca.sim.events.checkpoint import Packer, Unpacker
+from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, FINISH, Clock, Event
+from dfca.sim.events.host import PeerHost, peer_options
+from dfca.sim.events.links import Links, Parcel
+from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.replay import replay
+from dfca.sim.events.world import FLOAT_BYTES, SERVER, Link, World
+from dfca.sim.setting import Setting
+
+MAX_EVENTS = 100_000_000
+"""A run ends here at the latest: no setting may run for ever."""
+_FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
+
+
+class EventSimulation:
+    """A simulation in virtual time, until `until_s` seconds or until every client has done `rounds` rounds.
+
+    Without either, the setting's rounds. `setting.aggregation` says sequential or batch. evaluate_every_s None:
+    whenever clients have done `setting.evaluate_every` more rounds on average. quorum: the share of the clients that an
+    election waits for. trace: keep all records. replay: the trace of an earlier run of the same setting; nothing is
+    drawn and no clock runs, the peers are driven by it, and the result is bit-identical. dry: nothing is trained,
+    elected or scored: the clockwork alone.
+
+    `run` does all of it. `step` goes on to the next evaluation or mean round; between steps `state` and `restore` carry
+    the simulation over a restart, bit by bit.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        world: World | None = None,
+        *,
+        until_s: float | None = None,
+        rounds: int | None = None,
+        timeout_s: float | None = None,
+        staleness: Staleness | None = None,
+        evaluate_every_s: float | None = None,
+        quorum: float = 0.8,
+        trace: bool = False,
+        replay: Sequence[Line] | None = None,
+        dry: bool = False,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
+        for name, value in (("until_s", until_s), ("evaluate_every_s", evaluate_every_s)):
+            if value is not None and not (0 < value < math.inf):
+                raise ConfigError(f"{name} must be > 0 and finite, got {value}")
+        if rounds is not None and rounds < 1:
+            raise ConfigError(f"rounds must be >= 1, got {rounds}")
+        if not 0 < quorum <= 1:
+            raise ConfigError(f"quorum must be in (0, 1], got {quorum}")
+        self.setting, self.world, clients = setting, world or World(), setting.clients
+        self.until_s = math.inf if until_s is None else until_s
+        self.every_s, self.max_events, self.replay = evaluate_every_s, max_events, replay
+        self.pool = ClientPool(setting, dry)
+        self.model_bytes = self.pool.flat.size * FLOAT_BYTES
+        near = neighbours_of(setting)
+        self.world.check([len(each) for each in near[:clients]], self.model_bytes, timeout_s)
+        self.clock, self.books = Clock(), Books(clients, trace)
+        self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
+        hop_s = slowest_hop(self.world.link, near, clients, self.model_bytes)
+        options = peer_options(
+            setting,
+            self.pool,
+            near,
+            rounds=rounds or (setting.rounds if until_s is None else sys.maxsize),
+            timeout_s=timeout_s,
+            staleness=staleness,
+            quorum=quorum,
+            join_s=max(10.0, 4 * hop_s),
+            hang_s=max(60.0, 20 * hop_s),
+        )
+        self.host = PeerHost(options, self.pool, self.books)
+        self.links.ends, self.host.send, self.host.begun = self, self.links.send, self._on_begun
+        slowdowns = self.world.compute.slowdowns(setting.seed, clients)
+        self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
+        self.handled = 0
+        self.done = False
+        self._scored_at = -1
+        self._due = setting.evaluate_every * clients
+        self._due_s = math.inf if evaluate_every_s is None else evaluate_every_s
+        self._stays = [0] * clients
+        self._returns: set[int] = set()
+        self._drifter: int | None = None
+
+    # The run as a whole.
+
+    @property
+    def round(self) -> int:
+        """How many rounds the clients have done on average, rounded down."""
+        return self.books.rounds_done
+
+    @property
+    def now(self) -> float:
+        """The virtual time in seconds."""
+        return self.clock.now
+
+    @property
+    def banks(self) -> Tensor:
+        """The models of all clients, (m, N, P), or the server's (m, 1, P)."""
+        return self.pool.fill(self.host.sizes())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this run, once."""
+        return self.pool.notes(self.host.models())
+
+    def run(self) -> EventResult:
+        """Run to the end.
+
+        Raises RunError where nobody can go on before the end, with who waits for whom, or after `max_events` events.
+        """
+        if self.done:
+            raise RunError("this simulation has been run; make a new one")
+        while not self.done:
+            self.step()
+        return self.result()
+
+    def step(self) -> dict[str, Any] | None:
+        """Go on to the next evaluation, and return its row, or until the clients have done a round more on average.
+
+        Raises RunError as `run` does.
+        """
+        if self.replay is not None:
+            replay(self.host, self.replay, self.world.churn.keeps)
+            self.done = True
+            return next(reversed(self.host.metrics), None)
+        before = self.books.rounds_done
+        if not self.handled:
+            self._begin()
+        while not self._is_over():
+            time = min(self._next_time(), self._due_s)
+            self.clock.now = self.host.now = time
+            self._handle_instant()
+            row = self._evaluate() if self._is_evaluated() else None
+            self._drift()
+            if row is not None:
+                return row
+            if self.books.rounds_done > before:
+                return None
+        self.done = True
+        self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
+        return None if self._scored_at == self.books.kinds.total() else self._evaluate()
+
+    def take_trace(self) -> list[Line]:
+        """Hand over the trace since the last call, and forget it."""
+        return self.books.take_trace()
+
+    def result(self) -> EventResult:
+        """Sum up what happened so far."""
+        return self.host.result()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
+
+        A trace that nobody has taken is among the facts.
+        """
+        banks = self.pool.fill(self.host.sizes())
+        packer = Packer(banks)
+        clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
+        parts = {"clock": clock, "books": self.books, "links": self.links, "pool": self.pool, "host": self.host}
+        facts = {name: packer.pack(part if name == "clock" else part.state()) for name, part in parts.items()}
+        own = {name: packer.pack(getattr(self, name)) for name in _FACTS}
+        return {**packer.tensors, "bank": banks}, {**facts, "own": own}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+        """Continue from a state."""
+        stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
+        if stored[1:] != fresh[1:]:
+            raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
+        self.pool.restore(Unpacker({}).unpack(facts["pool"]), tensors["bank"])
+        unpacker = Unpacker(tensors, self.pool.banks)
+        for name, value in unpacker.unpack(facts["own"]).items():
+            setattr(self, name, value)
+        self.books.restore(unpacker.unpack(facts["books"]))
+        self.links.restore(unpacker.unpack(facts["links"]))
+        self.host.restore(unpacker.unpack(facts["host"]))
+        clock = unpacker.unpack(facts["clock"])
+        self.clock.now, self.clock.made = clock["now"], clock["made"]
+        for event in clock["queue"]:
+            if event[1] == FINISH:
+                event = (*event[:4], self.host.peers[event[3]].job)  # type: ignore[union-attr]
+            self.clock.queue.append(tuple(event))
+        self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
+
+    def _packable_queue(self) -> list[list[Any]]:
+        """Return the events to come in order; of jobs, those that run: a peer knows its job."""
+        events = sorted(self.clock.queue, key=lambda event: event[:3])
+        jobs = [None if peer is None else peer.job for peer in self.host.peers]  # type: ignore[attr-defined]
+        return [
+            list(event[:4] if event[1] == FINISH else event)
+            for event in events
+            if event[1] != FINISH or event[4] is jobs[event[3]]
+        ]
+
+    # The clock.
+
+    def _begin(self) -> None:
+        clock, host, world = self.clock, self.host, self.world
+        late = {each.client: each.at_s for each in world.late_joiners}
+        late |= {each.client: each.end_s for each in world.absences if each.begin_s == 0}
+        for i, at_s in sorted(late.items()):
+            self.books.note(0.0, "absent", i)
+            self._plan_return(i, at_s)
+        for each in world.absences:
+            if each.begin_s > 0:
+                clock.push(each.begin_s, CHANGE, "leave", each.client, each.end_s)
+        for number, partition in enumerate(world.partitions):
+            clock.push(partition.begin_s, CHANGE, "split", number, None)
+            if partition.end_s < math.inf:
+                clock.push(partition.end_s, CHANGE, "heal", number, None)
+        while clock.queue and clock.queue[0][0] == 0 and clock.queue[0][3] == "split":
+            self._on_change(clock.pop())
+        present = [i for i in range(self.setting.clients) if i not in late]
+        for i in present:
+            self._plan_leave(i)
+        for i in [*present, *([SERVER] if self.pool.shared else [])]:
+            host.begin(i, late=False)
+        for i in [*present, *([SERVER] if self.pool.shared else [])]:
+            self.links.arrive(i)
+        self.handled = 1
+
+    def _next_time(self) -> float:
+        if self.host.due or self.host.short:
+            return self.clock.now
+        queue = self.clock.queue
+        return min(queue[0][0] if queue else math.inf, self.host.next_timer())
+
+    def _is_over(self) -> bool:
+        """Return whether the run has ended; raises RunError where nobody can go on."""
+        time = self._next_time()
+        if not self.clock.live and not self.host.due and not self.host.short and self._all_done():
+            return True
+        if time == math.inf:
+            self._diagnose()
+        return min(time, self._due_s) > self.until_s
+
+    def _all_done(self) -> bool:
+        if self.pool.shared and self.host.is_done(SERVER):
+            return True
+        return all(
+            self.host.is_done(i) or (self.host.peers[i] is None and i not in self._returns)
+            for i in range(self.setting.clients)
+        )
+
+    def _handle_instant(self) -> None:
+        """Handle everything of this time."""
+        clock, host, now = self.clock, self.host, self.clock.now
+        while True:
+            while clock.queue and clock.queue[0][0] <= now:
+                self._handle(clock.pop())
+            if host.short:
+                for each in host.do_short_jobs():
+                    host.finish(*each)
+                continue
+            due = host.take_due()
+            if not due:
+                return
+            for i in due:
+                self._count()
+                host.wake(i)
+
+    def _handle(self, event: Event) -> None:
+        self._count()
+        kind = event[1]
+        if kind == DELIVER:
+            self.links.on_deliver(event)
+        elif kind == DEPART:
+            self.links.on_depart(event)
+        elif kind == FINISH:
+            self._on_finish(event)
+        elif kind == CHANGE:
+            self._on_change(event)
+        else:
+            self.links.on_notice(event)
+
+    def _count(self) -> None:
+        self.handled += 1
+        if self.handled > self.max_events:
+            raise RunError(
+                f"stopped after max_events = {self.max_events} events, at {self.clock.now:g} s of virtual time and "
+                f"{self.books.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
+            )
+
+    # Links.
+
+    def connected(self, i: int, peer: int) -> None:
+        """Tell a peer that a link came up."""
+        self.host.connected(i, peer)
+
+    def disconnected(self, i: int, peer: int) -> None:
+        """Tell a peer that a link went down."""
+        self.host.disconnected(i, peer)
+
+    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
+        """Hand a peer what has arrived."""
+        letter = Input(self.clock.now, "receive", i, parcel.sender, parcel.number, parcel.waited_s, broken)
+        self.host.receive(i, parcel.message, letter)
+
+    # Work.
+
+    def _on_begun(self, i: int, job: Job) -> None:
+        compute, local, now = self.world.compute, self.setting.local, self.clock.now
+        if isinstance(job, WarmUp):
+            seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
+        else:
+            round: int = job.round  # type: ignore[union-attr]
+            seconds = self._step_s[i] * max(1, local.steps) * compute.noise(self.setting.seed, i, round)
+            drift = self.setting.drift
+            if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
+                self._drifter = i
+        self.clock.push(now + seconds, FINISH, i, job)
+
+    def _on_finish(self, event: Event) -> None:
+        """End all jobs of this instant that were not cancelled: one call of the engine does them."""
+        clock, peers, ended = self.clock, self.host.peers, [event]
+        while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
+            self._count()
+            ended.append(clock.pop())
+        ended = [each for each in ended if peers[each[3]] is not None and peers[each[3]].job is each[4]]
+        if ended:
+            for each in self.host.do_jobs([each[3] for each in ended]):
+                self.host.finish(*each)
+
+    def _is_evaluated(self) -> bool:
+        """Return whether an evaluation is due, and plan the next."""
+        if self.every_s is not None:
+            due = self.clock.now >= self._due_s
+            self._due_s += self.every_s if due else 0.0
+            return due
+        due = self.books.finished >= self._due
+        while self.books.finished >= self._due:
+            self._due += self.setting.evaluate_every * self.setting.clients
+        return due
+
+    def _evaluate(self) -> dict[str, Any]:
+        row = self.host.evaluate()
+        self._scored_at = self.books.kinds.total()
+        return row
+
+    def _drift(self) -> None:
+        if self._drifter is not None:
+            self.host.drift(self._drifter)
+            self._drifter = None
+
+    # Who is there.
+
+    def _on_change(self, event: Event) -> None:
+        what, i, detail = event[3:]
+        if what == "leave":
+            self._leave(i, detail)
+        elif what == "return":
+            self._returns.discard(i)
+            self.books.note(self.clock.now, "return", i)
+            self._plan_leave(i)
+            self.host.begin(i, late=self.host.saved[i] is None)
+            self.links.arrive(i)
+        else:
+            self.books.note(self.clock.now, what, 0, round=i)
+            self.links.cut(i, closed=what == "split")
+
+    def _plan_leave(self, i: int) -> None:
+        """Draw when a client leaves."""
+        churn = self.world.churn
+        if churn.leaves_per_s:
+            self._stays[i] += 1
+            stay = churn.stay(self.setting.seed, i, self._stays[i])
+            self.clock.push(self.clock.now + stay, CHANGE, "leave", i, None)
+
+    def _leave(self, i: int, until_s: float | None) -> None:
+        churn = self.world.churn
+        self.books.note(self.clock.now, "leave", i)
+        self.host.leave(i, churn.keeps)
+        if until_s is None:
+            until_s = self.clock.now + churn.absence(self.setting.seed, i, self._stays[i])
+        self._plan_return(i, until_s)
+        self.links.leave(i)
+
+    def _plan_return(self, i: int, at_s: float) -> None:
+        if at_s < math.inf:
+            self._returns.add(i)
+            self.clock.push(at_s, CHANGE, "return", i, None)
+
+    def _diagnose(self) -> None:
+        """Raise RunError with who waits for whom."""
+        waits = self.host.waits()
+        shown = "; ".join(waits[:6]) + (f"; and {len(waits) - 6} more" if len(waits) > 6 else "")
+        lost = self.books.kinds["lost"] + self.books.kinds["corrupt"]
+        advice = "give timeout_s" if self.pool.shared else 'give timeout_s, or use aggregation "sequential"'
+        raise RunError(
+            f"nobody can go on at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
+            f"{advice}"
+        )
+
+
+def neighbours_of(setting: Setting) -> list[list[int]]:
+    """List the neighbours of each client; with a server, it is the only one, and its clients come last."""
+    clients = setting.clients
+    if setting.algorithm.exchange == "server":
+        return [*([SERVER] for _ in range(clients)), list(range(clients))]
+    if setting.algorithm.exchange == "none":
+        return [[] for _ in range(clients)]
+    return [sorted(setting.graph.neighbors(i)) for i in range(clients)]
+
+
+def slowest_hop(link: Link, near: Sequence[Sequence[int]], clients: int, model_bytes: int) -> float:
+    """Estimate how long a model takes to all neighbours at the client that needs longest, in seconds."""
+    uplinks = [len(near[i]) * model_bytes / each for i, each in enumerate(link.bandwidths(clients)) if near[i]]
+    return max(uplinks, default=0.0) + link.retry_s
