@@ -31,7 +31,7 @@ from dfca.runs.signals import Interrupted
 from dfca.runs.timeline import Timeline, choose_lanes
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import StuckError, TraceFile, Watch
-from dfca.sim.events.trace import Record
+from dfca.sim.events.books import Record
 from dfca.sim.events.world import Compute, Devices, LateJoiner, Partition, World
 
 TINY: dict[str, Any] = {

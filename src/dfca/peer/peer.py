@@ -284,6 +284,7 @@ class Peer(Machine):
             self.drawing = False
             if self.bank is None:
                 self._take_bank(result, (), self.round)
+                self._broadcast(self._hello())
                 self._wait_for(Step.BEGIN)
         elif job is self.job:
             self.job = None

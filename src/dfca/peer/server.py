@@ -48,6 +48,8 @@ class Server(Machine):
         self.links[neighbour] = Neighbour()
         if self.served is not None:
             self._send(neighbour, Served(self.round, self.served))
+            if self.deadline is None and self.options.timeout_s is not None:
+                self.deadline = now + self.options.timeout_s
         self.due = True
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -73,7 +75,10 @@ class Server(Machine):
         """End the round where nobody is waited for, or its time is over."""
         self._tick(now)
         self.due = False
-        if self.bank is None or self.state is State.DONE or not self.links:
+        if self.bank is None or self.state is State.DONE:
+            return
+        if not self.links:
+            self.deadline = None  # the time of a round runs while somebody is in reach
             return
         late = self.deadline is not None and now >= self.deadline
         if late:

@@ -13,7 +13,7 @@ from dfca.experiment.sweep import Cell
 from dfca.runs.store import RunFolder, plain
 from dfca.runs.trials import Job, Scene
 from dfca.runs.virtual import simulation_of
-from dfca.sim.events.trace import read_trace
+from dfca.sim.events.replay import read_trace
 from dfca.sim.shards import Alone
 
 NOT_COMPARED = ("seconds",)  # of the machine, not of the clock

@@ -68,7 +68,7 @@ class ClientPool:
         self._drawn: Tensor | None = None
         with told_memory():
             self._bank = self._reserve()
-        self.banks = self._bank.open(1)
+        self.banks = self._bank.open(self.models)
 
     # Models.
 
@@ -166,7 +166,8 @@ class ClientPool:
         found: dict[int, Trained] = {}
         for (round, models, _), some in groups.items():
             if self.dry:
-                found |= {each.client: Trained(each.client % models, True, None, float("inf")) for each in some}
+                model = torch.zeros(0, dtype=self.setting.dtype) if self.shared else None
+                found |= {each.client: Trained(each.client % models, True, model, float("inf")) for each in some}
             else:
                 found |= self._train_group(round, sorted(some, key=lambda order: order.client))
         for client, trained in found.items():
