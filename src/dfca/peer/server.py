@@ -48,7 +48,7 @@ class Server(Machine):
         self.links[neighbour] = Neighbour()
         if self.served is not None:
             self._send(neighbour, Served(self.round, self.served))
-            if self.deadline is None and self.options.timeout_s is not None:
+            if self.deadline is None and self.options.timeout_s is not None and self.state is not State.DONE:
                 self.deadline = now + self.options.timeout_s
         self.due = True
 
@@ -124,7 +124,7 @@ class Server(Machine):
         self.arrived.clear()
         self._hand_down()
         if self.round >= self.options.rounds:
-            self.state = State.DONE
+            self.state, self.deadline = State.DONE, None
             self._note("done", round=self.round)
 
     def _hand_down(self) -> None:
