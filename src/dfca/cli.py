@@ -366,11 +366,11 @@ def replay(
         told = (
             verdict.difference or f"identical ({verdict.records:,} records, {_count(verdict.rows, 'row')} of metrics)"
         )
-        console.print(f"{verdict.cell}: {told}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{verdict.trial}: {told}", highlight=False, markup=False, soft_wrap=True)
         differ += [verdict] if verdict.difference else []
         count += 1
     if differ:
-        raise RunError(f"{len(differ)} of {_count(count, 'cell')} differ from their trace, first {differ[0].cell}")
+        raise RunError(f"{len(differ)} of {_count(count, 'cell')} differ from their trace, first {differ[0].trial}")
     console.print(f"{_count(count, 'replay')}, bit-identical to the run", highlight=False)
 
 

@@ -24,13 +24,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
-from dfca.peer.lineage import Entry, Lineage
+from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
     Call,
@@ -153,6 +154,7 @@ class Election:
     outcome: Outcome | None = None
     last_s: float = 0.0
     wait_s: float = 0.0
+    early: dict[int, Bid | Votes] = field(default_factory=dict)
     out: list[tuple[int, Any]] = field(default_factory=list)
     work: list[Score] = field(default_factory=list)
 
@@ -198,11 +200,20 @@ class Election:
         elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
             if self.phase == "vote" or (self.phase in ("bid", "opening") and message.outcome == PASS):
                 self._decided(message.outcome, message.done)
+        elif isinstance(message, Bid | Votes) and sender in self.kids and message.turn == len(self.log):
+            self.early[sender] = message  # it has overtaken a model that is on its way here
+
+    def _take_early(self) -> None:
+        """Take in what overtook the model that this peer had to wait for."""
+        early, self.early = self.early, {}
+        for sender, message in sorted(early.items(), key=itemgetter(0)):
+            self.receive(sender, message, self.last_s)
 
     def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
         """Join a wave: forget the tree before, keep what was decided."""
         self.key, self.parent, self.call = key, parent, call
         self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
+        self.early = {}
         self.phase, self.last_s = "wave", now
         self.wait_s = self.wait_s or self.hang_s
         self.pending = self.links - {parent}
@@ -285,6 +296,7 @@ class Election:
         """Begin the turn once the models of all centres are there."""
         if len(self.centres) >= sum(turn.accepted for turn in self.log):
             self._begin_turn()
+            self._take_early()
 
     @property
     def _standing(self) -> Standing:
@@ -386,6 +398,7 @@ class Election:
         else:
             self.on_candidate = None
             self._votes_are_in()
+        self._take_early()
 
     def _take_votes(self, sender: int, tally: Tally) -> None:
         if sender not in self.missing or self.tally is None or len(tally.totals) != len(self.tally.totals):
@@ -444,7 +457,9 @@ class Election:
         self.phase = "done"
         slots = [turn.slot for turn in self.log if turn.accepted]
         opened = tuple(zip(slots, self.centres, strict=False))
-        entry = Entry(self.voters, self.key.attempt, self.key.root, self.key.incarnation, tuple(slots))
+        entry = Entry(
+            self.voters, self.key.attempt, self.key.root, self.key.incarnation, digest_of(self.centres), tuple(slots)
+        )
         self.outcome = Outcome(self.base, entry if slots else None, opened, self.call, self.votes)
 
     # Scores.
@@ -515,9 +530,8 @@ class Election:
         self.begin(now, self.key.attempt + 1)
 
     def next_wake(self) -> float:
-        """Return when silence has lasted too long; a root that waits for warm-ups has nobody to wait for."""
-        waits = self.phase != "done" and not (self.phase == "counted" and self.parent is None)
-        return self.last_s + self.wait_s if waits else math.inf
+        """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
+        return self.last_s + self.wait_s if self.phase != "done" else math.inf
 
     def wake(self, now: float) -> None:
         """Begin again after too long a silence; the next one may be twice as long."""

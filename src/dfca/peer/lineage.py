@@ -7,17 +7,30 @@ both ends, and takes the models of a higher lineage that it meets.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 
 class Entry(NamedTuple):
-    """One election: its voters, the wave that held it, and the clusters that it opened."""
+    """One election: its voters, the wave that held it, a digest of the models, and the clusters that these opened."""
 
     voters: int
     attempt: int
     root: int
     incarnation: int
+    digest: int
     slots: tuple[int, ...]
+
+
+def digest_of(models: Iterable[Tensor]) -> int:
+    """Digest models: 48 bits, the same for the same bits."""
+    found = hashlib.sha256()
+    for model in models:
+        found.update(model.detach().cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(found.digest()[:6], "big")
 
 
 Lineage = tuple[Entry, ...]
@@ -68,7 +81,7 @@ def is_lineage(value: Any) -> bool:
 def _is_entry(value: Any) -> bool:
     return (
         type(value) is Entry
-        and all(type(part) is int for part in value[:4])
+        and all(type(part) is int for part in value[:5])
         and type(value.slots) is tuple
         and 0 < len(value.slots) <= MOST_SLOTS
         and all(type(slot) is int and 0 <= slot < MOST_SLOTS for slot in value.slots)

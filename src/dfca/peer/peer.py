@@ -175,13 +175,8 @@ class Peer(Machine):
         times = [until for _, until in self.wanted.values()]
         if self.deadline is not None:
             times.append(self.deadline)
-        if (
-            self.bank is None
-            and self.pursuit is None
-            and self.job is None
-            and self.election is None
-            and not self.drawing
-        ) or (self.newcomer and self.job is None and self.election is None and self._silent()):
+        busy = self.job is not None or self.election is not None or self.drawing
+        if not busy and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
             times.append(self.join_until)
         if self.pursuit is not None:
             times.append(self.pursuit.until)
@@ -316,7 +311,7 @@ class Peer(Machine):
             self.election.wake(now)
         if self.step is not None:
             self._take_step()
-        elif self.newcomer and self.bank is not None and now >= self.join_until:
+        elif self._waits_for_hello() and now >= self.join_until:
             self._begin_round()
         self._seek()
         self._settle()
@@ -355,6 +350,10 @@ class Peer(Machine):
         self.job = Train(self.round) if self._takes_part(self.id, self.round) else Rest(self.round)
         self._out.work.append(self.job)
         self._note("start", round=self.round)
+
+    def _waits_for_hello(self) -> bool:
+        """Return whether the first round waits for the neighbours' first word."""
+        return self.newcomer and self.bank is not None and self.ending is None and self._silent()
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""
@@ -645,6 +644,9 @@ class Peer(Machine):
         if problem:
             self._refuse(problem, sender, copy.message.cluster)
             self._suspect(sender)
+            known = self.links[sender]
+            if known.hello is not None:  # what it sends counts, not what it said
+                known.hello = known.hello._replace(lineage=copy.lineage, clusters=copy.clusters)
             self._give_up()
             self._settle()
             return

@@ -1,0 +1,816 @@
+"""Random worlds full of faults, on tiny models: is every peer safe in them, and alive once the faults have stopped?
+
+A world is drawn from its number: a graph, an algorithm, speeds, delays, loss, duplication, corruption, reordering,
+partitions, crashes before and after a save with and without the bank, restarts from an old save, late joiners, a clock
+that jumps, a peer that sends garbage or lies about its lineage. The peers are real; what they train is not: the loss of a
+model theta on a sample x is |theta - x|^2, so that a world takes milliseconds. Checked in every world:
+
+  safety     nothing that is folded is of another lineage, size or type; no NaN enters a bank; memory stays bounded; no
+             exception leaves a peer
+  liveness   once faults stop, the peers of a connected part agree on one lineage, all hold its models, and rounds go on
+  resume     a peer that is replaced by a copy of its saved state at any moment changes nothing
+  replay     the inputs of a peer, driven again, give the same bits
+
+A world that fails is printed as one line that repeats it; `shrink` takes away what is not needed for the failure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from dfca.core.client import ClientState, Message, Rules
+from dfca.core.election import ElectionOptions, divide
+from dfca.core.rng import stream
+from dfca.peer.lineage import Entry, Lineage
+from dfca.peer.machine import Machine
+from dfca.peer.messages import LARGE, Alarm, BankCopy, Candidate, Centre, Copy, Hello, Update
+from dfca.peer.options import PeerOptions
+from dfca.peer.peer import Peer, Saved
+from dfca.peer.server import Server, ServerClient
+from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.sim.events.world import SERVER
+
+SIZE = 3
+"""Floats of a model."""
+FAULTS_S = 120.0
+"""Faults stop at this time."""
+CALM_S = 3000.0
+"""So long after that everything must be well."""
+MORE_ROUNDS = 3
+"""So many rounds every peer must do after the faults."""
+MAX_EVENTS = 400_000
+"""A world that is not over after so many events hangs."""
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A peer dies at a time, or at its save of that number, before it or after it; it returns after `away_s`.
+
+    keeps: "save": what was saved last; "old": the save before; "nothing".
+    """
+
+    peer: int
+    at_s: float
+    away_s: float
+    keeps: str
+    when: str = "any"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """No message passes between some peers and the others."""
+
+    begin_s: float
+    end_s: float
+    side: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FaultWorld:
+    """One world; every field that is empty or zero is a fault less."""
+
+    number: int
+    peers: int = 5
+    edges: tuple[tuple[int, int], ...] = ()
+    algorithm: str = "dfca"
+    aggregation: str = "sequential"
+    share: str = "trained"
+    weights: str = "uniform"
+    clusters: int | None = None
+    groups: int = 2
+    participation: float = 1.0
+    delay_s: float = 0.05
+    spread: float = 0.0
+    loss: float = 0.0
+    duplication: float = 0.0
+    corruption: float = 0.0
+    slow: tuple[tuple[int, float], ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    late: tuple[tuple[int, float], ...] = ()
+    jumps: tuple[tuple[int, float, float], ...] = ()
+    garbage: tuple[int, ...] = ()
+    liars: tuple[int, ...] = ()
+    flaps: int = 0
+    drift_s: float = 0.0
+    swap: int = -1
+
+
+ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
+
+
+def draw_world(number: int, seed: int = 0) -> FaultWorld:
+    """Draw the world of that number."""
+    rnd = random.Random(f"{seed}/{number}")
+    n = rnd.choice((2, 3, 4, 5, 6, 7, 8, 10, 12))
+    kind = rnd.random()
+    if kind < 0.15:
+        graph = nx.path_graph(n)
+    elif kind < 0.3:
+        graph = nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
+    elif kind < 0.4:
+        graph = nx.complete_graph(n)
+    elif kind < 0.5:
+        graph = nx.star_graph(n - 1)
+    else:
+        graph = nx.gnp_random_graph(n, rnd.uniform(0.2, 0.8), seed=rnd.randrange(10**6))
+    algorithm = rnd.choice((*ALGORITHMS, "dfca", "dfca", "dfca-fi"))
+
+    def some(chance: float, most: int) -> list[int]:
+        return rnd.sample(range(n), min(n, rnd.randint(1, most))) if rnd.random() < chance else []
+
+    def moment() -> float:
+        return rnd.choice((0.0, rnd.expovariate(1 / 15), rnd.uniform(0, FAULTS_S)))
+
+    def crash(peer: int) -> Crash:
+        return Crash(
+            peer,
+            moment(),
+            rnd.expovariate(1 / 15) + 0.5,
+            rnd.choice(("save", "save", "old", "nothing")),
+            rnd.choice(("any", "before save", "after save")),
+        )
+
+    late = tuple((i, round(rnd.uniform(0.1, 60), 3)) for i in some(0.3, max(1, n // 3)))
+    if len(late) == n:
+        late = late[1:]
+    cuts = tuple(
+        Cut(begin, begin + rnd.expovariate(1 / 25) + 0.1, tuple(sorted(rnd.sample(range(n), rnd.randint(1, n)))))
+        for begin in (moment() for _ in range(rnd.choice((0, 0, 1, 1, 2))))
+    )
+    return FaultWorld(
+        number,
+        n,
+        tuple(sorted((min(e), max(e)) for e in graph.edges)),
+        algorithm,
+        rnd.choice(("sequential", "batch")),
+        rnd.choice(("trained", "all", "relay")),
+        rnd.choice(("uniform", "metropolis")),
+        rnd.choice((None, 2, 3)) if algorithm in ("dfca", "dfca-fi") else rnd.choice((1, 2, 3)),
+        rnd.choice((1, 2, 2, 3)),
+        rnd.choice((1.0, 1.0, 1.0, 0.7)),
+        rnd.choice((0.0, 0.01, 0.3, 1.5)),
+        rnd.choice((0.0, 0.5, 1.5)),
+        rnd.choice((0.0, 0.0, 0.1, 0.4)),
+        rnd.choice((0.0, 0.0, 0.2)),
+        rnd.choice((0.0, 0.0, 0.1, 0.3)),
+        tuple((i, rnd.choice((3.0, 10.0, 40.0))) for i in some(0.4, max(1, n // 2))),
+        tuple(crash(i) for i in some(0.5, n) for _ in range(rnd.randint(1, 2))),
+        cuts,
+        late,
+        tuple((i, moment(), rnd.choice((-50.0, -5.0, 7.0, 500.0))) for i in some(0.2, 1)),
+        tuple(some(0.15, 1)),
+        tuple(some(0.15, 1)),
+        rnd.choice((0, 0, 0, 5)),
+        rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
+        rnd.choice((-1, rnd.randrange(2000))),
+    )
+
+
+class Violation(Exception):
+    """What is wrong in a world."""
+
+
+def origin(lineage: Lineage, cluster: int) -> Entry | None:
+    """Find the election that a cluster of a lineage comes from: the last that opened it."""
+    return next((entry for entry in reversed(lineage) if cluster in entry.slots), None)
+
+
+class CheckedRules(Rules):
+    """Rules that look at everything that is folded, beside the peer's own checks."""
+
+    peer: Any = None
+    made: Any = None
+
+    def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Check, then fold."""
+        peer = self.peer()
+        if not bool(torch.isfinite(message.model).all()) or message.model.shape != (SIZE,):
+            raise Violation(f"peer {peer.id} folds a model that does not fit")
+        lineage = self.made.get(id(message.model))
+        if lineage is not None and isinstance(peer, Peer):
+            mine, theirs = origin(peer.lineage, message.cluster), origin(lineage[0], message.cluster)
+            if mine != theirs:
+                raise Violation(f"peer {peer.id} folds cluster {message.cluster} of another lineage")
+        return super().receive_(state, message, weight)
+
+
+class TinyWork:
+    """The work of one peer on samples (n, SIZE) around a point: loss |theta - x|^2, steps towards the samples' mean."""
+
+    def __init__(self, seed: int, peer: int, group: int, start: str, models: int) -> None:
+        self.seed, self.peer, self.start, self.models = seed, peer, start, models
+        self.move_to(group)
+
+    def move_to(self, group: int) -> None:
+        """Hold samples of another group."""
+        spread = torch.randn(20, SIZE, generator=stream(self.seed, "samples", self.peer, group))
+        centre = 4.0 * torch.randn(SIZE, generator=stream(self.seed, "group", group))
+        self.x = (centre + 0.3 * spread).double()
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        """Do a job."""
+        if isinstance(job, Train):
+            assert bank is not None
+            losses = _losses(bank, self.x).mean(dim=1)
+            cluster = int(losses.argmin())
+            model = bank[cluster] + 0.5 * (self.x.mean(dim=0) - bank[cluster])
+            return Trained(cluster, True, model, float(losses[cluster]))
+        if isinstance(job, Rest):
+            return None
+        if isinstance(job, Draw):
+            who = () if self.start == "shared" else (self.peer,)
+            drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
+            return torch.stack(drawn).double()
+        stage = () if job.stage is None else (job.stage,)
+        parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
+        if isinstance(job, Score):
+            return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
+        own = self.x[parts.warm].mean(dim=0)
+        return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
+
+
+def _losses(models: Tensor, x: Tensor) -> Tensor:
+    return (models[:, None] - x[None]).square().sum(dim=2)
+
+
+class Event(NamedTuple):
+    """What waits in the queue."""
+
+    time: float
+    rank: int
+    number: int
+    kind: str
+    peer: int
+    detail: Any
+
+
+@dataclass
+class Link:
+    """A pair of neighbours: its epoch, whether it is up, and when the last small message each way arrives."""
+
+    epoch: int = 0
+    up: bool = False
+    last: dict[int, float] = field(default_factory=dict)
+
+
+class FaultRun:
+    """Carries a world out and checks it. `log_of`: the peer whose inputs are kept for a replay."""
+
+    def __init__(self, world: FaultWorld, log_of: int | None = None) -> None:
+        self.world, self.rnd = world, random.Random(f"run/{world.number}")
+        self.server = world.algorithm == "ifca"
+        self.graph = nx.Graph()
+        self.graph.add_nodes_from(range(world.peers))
+        self.graph.add_edges_from([(SERVER, i) for i in range(world.peers)] if self.server else world.edges)
+        if world.algorithm == "local":
+            self.graph.remove_edges_from(list(self.graph.edges))
+        self.ids = sorted(self.graph)
+        self.now, self.count, self.handled = 0.0, 0, 0
+        self.queue: list[Event] = []
+        self.peers: dict[int, Machine] = {}
+        self.lives: dict[int, int] = dict.fromkeys(self.ids, -1)
+        self.saves: dict[int, list[Saved]] = {i: [] for i in self.ids}
+        self.banks: dict[int, Tensor] = {}
+        self.links = {frozenset(edge): Link() for edge in self.graph.edges}
+        self.known: dict[tuple[int, int], int] = {}
+        self.away: set[int] = set()
+        self.made: dict[int, tuple[Lineage, Tensor]] = {}
+        self.offsets: dict[int, float] = dict.fromkeys(self.ids, 0.0)
+        self.pending: dict[int, Crash] = {}
+        slow = dict(world.slow)
+        self.round_s = {i: slow.get(i, 1.0) for i in self.ids}
+        self.work = {i: TinyWork(world.number, i, i % world.groups, self._start, self._models) for i in self.ids}
+        self.rounds_at_stop: dict[int, int] = {}
+        self.inputs: list[tuple[Any, ...]] = []
+        self.log_of = log_of
+        self.stopped = False
+
+    @property
+    def _start(self) -> str:
+        return {"dfca": "elected", "dfca-fi": "elected", "dfca-li": "own"}.get(self.world.algorithm, "shared")
+
+    @property
+    def _models(self) -> int:
+        return 1 if self.world.algorithm in ("dfedavgm", "local") else self.world.clusters or 2
+
+    def options(self, i: int) -> PeerOptions:
+        """Make the options of a peer."""
+        world = self.world
+        exchange = {"local": "none", "ifca": "server"}.get(world.algorithm, "gossip")
+        share = "relay" if world.algorithm == "dfca" else "trained" if exchange != "gossip" else world.share
+        rules = CheckedRules(i, self.graph.degree(i), exchange, world.weights, share)  # type: ignore[arg-type]
+        object.__setattr__(rules, "peer", lambda: self.peers[i])
+        object.__setattr__(rules, "made", self.made)
+        elected = self._start == "elected"
+        return PeerOptions(
+            rules,
+            tuple(sorted(self.graph.neighbors(i))),
+            SIZE,
+            self._start,  # type: ignore[arg-type]
+            10**9,
+            world.number,
+            world.clusters if elected else self._models,
+            torch.float64,
+            world.aggregation,  # type: ignore[arg-type]
+            timeout_s=4.0,
+            participation=world.participation,
+            election=ElectionOptions(warmup_steps=2, patience=2, most=5),
+            revives=world.algorithm == "dfca",
+            join_s=5.0,
+            hang_s=5.0,
+        )
+
+    # The clock.
+
+    def push(self, time: float, rank: int, kind: str, peer: int, detail: Any = None) -> None:
+        """Plan an event."""
+        self.count += 1
+        heapq.heappush(self.queue, Event(time, rank, self.count, kind, peer, detail))
+
+    def run(self) -> None:
+        """Carry the world out. Raises Violation."""
+        self._plan()
+        end_s = FAULTS_S + CALM_S
+        while True:
+            while self.queue and self.queue[0].time <= self.now:
+                self._handle(heapq.heappop(self.queue))
+            due = [i for i in self.ids if i in self.peers and self._due(i) <= self.now]
+            if due:
+                self._count(len(due))
+                for i in due:
+                    if i in self.peers:
+                        self._call(i, "wake")
+                continue
+            if self.stopped and self._is_well():
+                return
+            soonest = min((self._due(i) for i in self.peers), default=math.inf)
+            if self.queue:
+                soonest = min(soonest, self.queue[0].time)
+            if soonest > end_s:
+                raise Violation(f"not well at the end: {self._unwell()}")
+            self.now = max(self.now, soonest)
+
+    def _due(self, i: int) -> float:
+        wake = self.peers[i].next_wake()
+        return math.inf if wake is None else wake - self.offsets[i]
+
+    def _plan(self) -> None:
+        world = self.world
+        late = dict(world.late)
+        for i in self.ids:
+            if i in late:
+                self.away.add(i)
+                self.push(late[i], 0, "return", i, True)
+            else:
+                self._born(i, None, late=False)
+        for link in self.links:
+            self._update_link(link)
+        for crash in world.crashes:
+            self.push(crash.at_s, 0, "crash", crash.peer, crash)
+        for cut in world.cuts:
+            self.push(cut.begin_s, 0, "cut", 0)
+            self.push(cut.end_s, 0, "cut", 0)
+        for peer, at_s, jump in world.jumps:
+            self.push(at_s, 0, "jump", peer, jump)
+        for _ in range(world.flaps):
+            if self.links:
+                self.push(self.rnd.uniform(0, FAULTS_S), 0, "flap", 0, self.rnd.randrange(len(self.links)))
+        if world.drift_s:
+            self.push(world.drift_s, 0, "drift", 0)
+        if world.swap >= 0:
+            self.push(self.rnd.uniform(0, FAULTS_S), 3, "swap", self.ids[world.swap % len(self.ids)])
+        self.push(FAULTS_S, 0, "stop", 0)
+
+    def _count(self, events: int) -> None:
+        self.handled += events
+        if self.handled > MAX_EVENTS:
+            raise Violation(f"hangs at {self.now:g} s: {self._unwell()}")
+
+    def _handle(self, event: Event) -> None:
+        self._count(1)
+        _, _, _, kind, i, detail = event
+        if kind == "deliver":
+            self._deliver(i, *detail)
+        elif kind == "done":
+            peer, (life, job) = self.peers.get(i), detail
+            if peer is None or life != self.lives[i]:
+                return
+            long = isinstance(job, Train | Rest | WarmUp)
+            if long and getattr(peer, "job", None) is not job:
+                return
+            self._call(i, "finished", job, self.work[i].run(job, peer.bank))
+        elif kind == "link":
+            self._notice(i, *detail)
+        elif kind == "crash":
+            if self.stopped or i in self.away:
+                return
+            if detail.when == "any" or i == SERVER:
+                self._crash(i, detail)
+            else:
+                self.pending[i] = detail
+        elif kind == "return":
+            self._return(i, detail)
+        elif kind == "cut":
+            for link in self.links:
+                self._update_link(link)
+        elif kind == "jump":
+            self.offsets[i] += detail
+        elif kind == "flap":
+            self._break(list(self.links)[detail])
+        elif kind == "drift":
+            for peer in self.ids:
+                self.work[peer].move_to((peer % self.world.groups) + 10 * (peer % 2))
+        elif kind == "swap":
+            self._swap(i)
+        elif kind == "stop":
+            self._stop()
+
+    # Peers.
+
+    def _allocate(self, i: int) -> Callable[[int], Tensor]:
+        def allocate(models: int) -> Tensor:
+            bank, old = torch.zeros(models, SIZE, dtype=torch.float64), self.banks.get(i)
+            if old is not None:
+                bank[: min(models, len(old))] = old[:models]
+            self.banks[i] = bank
+            return bank
+
+        return allocate
+
+    def _born(self, i: int, saved: Saved | None, late: bool) -> None:
+        self.lives[i] += 1
+        self.banks.pop(i, None)
+        if i == SERVER:
+            peer: Machine = Server(self.options(i), self._allocate(i), self.lives[i])
+        elif self.server:
+            peer = ServerClient(self.options(i), self._allocate(i), self.lives[i])
+        else:
+            peer = Peer(self.options(i), self._allocate(i), self.lives[i], saved)
+        self.peers[i] = peer
+        self.away.discard(i)
+        if i == self.log_of:
+            self.inputs = [("born", self.lives[i], saved)]
+        self._call(i, "begin", late and saved is None)
+
+    def _call(self, i: int, what: str, *arguments: Any) -> None:
+        """Call an input of a peer, and carry out what it wants."""
+        peer, now = self.peers[i], self.now + self.offsets[i]
+        if i == self.log_of:
+            self.inputs.append((what, arguments, now))
+        try:
+            if what == "begin":
+                peer.begin(now, *arguments)
+            else:
+                getattr(peer, what)(*arguments, now)
+        except Violation:
+            raise
+        except Exception as error:
+            raise Violation(f"{type(error).__name__} out of peer {i} at {what}: {error}") from error
+        ready = peer.ready()
+        crash = self.pending.get(i)
+        if ready.save and isinstance(peer, Peer):
+            if crash is not None and crash.when == "before save":
+                del self.pending[i]
+                self._crash(i, crash)
+                return
+            self.saves[i] = [*self.saves[i][-3:], peer.save()]
+            if crash is not None:
+                del self.pending[i]
+                self._crash(i, crash)
+                return
+        self._check(peer)
+        for to, message in ready.messages:
+            self._send(i, to, message)
+        for job in ready.work:
+            takes = self.round_s[i] if isinstance(job, Train | Rest) else 2.0 if isinstance(job, WarmUp) else 0.0
+            self.push(self.now + takes, 1, "done", i, (self.lives[i], job))
+
+    def _crash(self, i: int, crash: Crash) -> None:
+        del self.peers[i]
+        self.away.add(i)
+        self.lives[i] += 1
+        for link in self.links:
+            if i in link:
+                self._update_link(link)
+        kept = self.saves[i]
+        saved = None
+        if crash.keeps == "save" and kept:
+            saved = kept[-1]
+        elif crash.keeps == "old" and kept:
+            saved = kept[0]
+        self.push(min(FAULTS_S, self.now + crash.away_s), 0, "return", i, saved or True)
+
+    def _return(self, i: int, what: Any) -> None:
+        if i in self.peers:
+            return
+        self._born(i, what if isinstance(what, Saved) else None, late=True)
+        for link in self.links:
+            if i in link:
+                self._update_link(link)
+
+    def _swap(self, i: int) -> None:
+        """Put a copy of a peer's state in its place: nothing may change."""
+        peer = self.peers.get(i)
+        if not isinstance(peer, Peer) or i == self.log_of:
+            return
+        twin = Peer(peer.options, self._allocate(i), peer.incarnation)
+        twin.restore(peer.state_of())
+        self.peers[i] = twin
+
+    def _stop(self) -> None:
+        """End all faults."""
+        self.stopped = True
+        self.pending.clear()
+        self.world = replace(self.world, loss=0.0, duplication=0.0, corruption=0.0, garbage=(), liars=())
+        for i in self.ids:
+            if i not in self.peers:
+                self.push(self.now, 0, "return", i, self.saves[i][-1] if self.saves[i] else True)
+        for link in self.links:
+            self._update_link(link)
+        self.rounds_at_stop = {i: self.peers[i].round if i in self.peers else 0 for i in self.ids}
+
+    # The network.
+
+    def _wanted_up(self, link: frozenset[int]) -> bool:
+        if any(i not in self.peers for i in link):
+            return False
+        if self.stopped:
+            return True
+        return not any(
+            cut.begin_s <= self.now < cut.end_s and len(link & set(cut.side)) == 1 for cut in self.world.cuts
+        )
+
+    def _update_link(self, link: frozenset[int]) -> None:
+        state, up = self.links[link], self._wanted_up(link)
+        if up == state.up:
+            return
+        state.up = up
+        state.epoch += 1
+        state.last.clear()
+        for i in link:
+            (other,) = link - {i}
+            later = self.rnd.uniform(0, 2.0) if not up else 0.0
+            self.push(self.now + later, 0, "link", i, (other, state.epoch, up))
+
+    def _break(self, link: frozenset[int]) -> None:
+        """Break a link for a moment: what is on its way is lost."""
+        state = self.links[link]
+        if not state.up or self.stopped:
+            return
+        state.up = False
+        state.epoch += 1
+        self.push(self.now + 0.2, 0, "cut", 0)
+        for i in link:
+            (other,) = link - {i}
+            self.push(self.now + self.rnd.uniform(0, 0.4), 0, "link", i, (other, state.epoch, False))
+
+    def _notice(self, i: int, other: int, epoch: int, up: bool) -> None:
+        """Let an end of a link notice that it went down or up."""
+        link = frozenset((i, other))
+        if i not in self.peers:
+            return
+        linked = other in self.peers[i].links
+        newer = self.known.get((i, other), -1) < epoch
+        if not up:
+            if linked and newer:
+                self._call(i, "disconnected", other)
+        elif self.links[link].up and self.links[link].epoch == epoch:
+            if linked:
+                self._call(i, "disconnected", other)
+            if i in self.peers:
+                self.known[i, other] = epoch
+                self._call(i, "connected", other)
+
+    def _send(self, i: int, to: int, message: Any) -> None:
+        link = self.links.get(frozenset((i, to)))
+        if link is None:
+            raise Violation(f"peer {i} sends to {to}, which is no neighbour")
+        self._remember(i, message)
+        world, rnd = self.world, self.rnd
+        if i in world.garbage and rnd.random() < 0.3:
+            message = garble(message, rnd)
+        if i in world.liars and rnd.random() < 0.5:
+            message = lie(message, rnd)
+        if not link.up or self.known.get((i, to)) != link.epoch:
+            return
+        delay = world.delay_s * (math.exp(world.spread * rnd.gauss(0, 1)) if world.spread else 1.0)
+        if isinstance(message, LARGE):
+            delay *= rnd.choice((1.0, 1.0, 3.0)) if world.spread else 1.0
+            if isinstance(message, Update):
+                if rnd.random() < world.loss:
+                    return
+                if rnd.random() < world.duplication:
+                    self.push(self.now + delay * rnd.uniform(0.5, 3), 2, "deliver", to, (i, link.epoch, message))
+                if rnd.random() < world.corruption:
+                    message = corrupt(message, rnd)
+            elif rnd.random() < world.loss:
+                delay += 2 * world.delay_s + 0.1
+            at = self.now + delay
+        else:
+            if rnd.random() < world.loss:
+                delay += 2 * world.delay_s + 0.1
+            at = max(self.now + delay, link.last.get(to, 0.0))
+            link.last[to] = at
+        self.push(at, 2, "deliver", to, (i, link.epoch, message))
+
+    def _remember(self, i: int, message: Any) -> None:
+        """Keep of which lineage a model was when it was sent."""
+        if isinstance(message, Update | Copy | BankCopy):
+            model = message.message.model
+            self.made[id(model)] = (message.lineage, model)
+
+    def _deliver(self, i: int, sender: int, epoch: int, message: Any) -> None:
+        link = self.links[frozenset((i, sender))]
+        if i in self.peers and link.up and link.epoch == epoch and self.known.get((i, sender)) == epoch:
+            self._call(i, "receive", sender, message)
+
+    # What must hold.
+
+    def _check(self, peer: Machine) -> None:
+        """Check what must hold at every moment."""
+        if peer.bank is not None and not bool(torch.isfinite(peer.bank).all()):
+            raise Violation(f"peer {peer.id} has a model that is not finite")
+        if not isinstance(peer, Peer):
+            return
+        degree, models = len(peer.options.neighbours), 0 if peer.bank is None else len(peer.bank)
+        waiting = sum(map(len, peer.inbox.kept.values()))
+        if waiting > 2 * degree * max(1, models) or len(peer.wanted) > max(1, models) or len(peer.links) > degree:
+            raise Violation(f"peer {peer.id} keeps {waiting} updates and {len(peer.wanted)} requests")
+        if len(peer.suspects) > degree or len(peer.answers) > max(1, models):
+            raise Violation(f"peer {peer.id} keeps {len(peer.suspects)} suspects, {len(peer.answers)} answers")
+
+    def _parts(self) -> Iterator[set[int]]:
+        yield from nx.connected_components(self.graph)
+
+    def _problems(self) -> Iterator[str]:
+        for i in self.ids:
+            peer = self.peers.get(i)
+            if peer is None or peer.bank is None:
+                yield f"peer {i} has no models ({'away' if peer is None else peer.waits()})"
+            elif peer.round < self.rounds_at_stop.get(i, 0) + MORE_ROUNDS:
+                yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"  # type: ignore[attr-defined]
+        for part in self._parts():
+            found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
+            lineages = {peer.lineage for peer in found if isinstance(peer, Peer)}
+            sizes = {len(peer.bank) for peer in found if peer.bank is not None}
+            if len(lineages) > 1 or len(sizes) > 1:
+                yield f"{len(lineages)} lineages and {len(sizes)} sizes among {sorted(part)}"
+
+    def _is_well(self) -> bool:
+        return next(self._problems(), None) is None
+
+    def _unwell(self) -> str:
+        return "; ".join(list(self._problems())[:4])
+
+
+# What bad links and bad peers send.
+
+
+def corrupt(update: Update, rnd: random.Random) -> Any:
+    """Break a model as a bad link does."""
+    model = update.message.model.clone()
+    kind = rnd.randrange(4)
+    if kind == 0:
+        model[rnd.randrange(len(model))] = math.nan
+    elif kind == 1:
+        model = model[:-1]
+    elif kind == 2:
+        model = model.float()
+    else:
+        return update._replace(message=replace(update.message, cluster=update.message.cluster + 100))
+    return update._replace(message=replace(update.message, model=model))
+
+
+_JUNK: Sequence[Any] = (None, 7, "x", -1, 2**70, (), (1, 2), math.nan, math.inf, [1], {"a": 1}, b"z")
+
+
+def garble(message: Any, rnd: random.Random) -> Any:
+    """Make something else of a message: junk, or the message with one field changed."""
+    if rnd.random() < 0.3:
+        return rnd.choice(_JUNK)
+    names = message._fields
+    name = rnd.choice(names)
+    value = getattr(message, name)
+    if type(value) is int and rnd.random() < 0.6:
+        return message._replace(**{name: value + rnd.choice((-1, 1, 5, 10**6))})
+    if isinstance(value, Tensor) and rnd.random() < 0.6:
+        return message._replace(**{name: torch.full_like(value, rnd.choice((math.nan, 1e300, 0.0)))})
+    if isinstance(value, Message):
+        part = rnd.choice([each.name for each in fields(value)])
+        return message._replace(**{name: replace(value, **{part: rnd.choice(_JUNK)})})
+    return message._replace(**{name: rnd.choice(_JUNK)})
+
+
+def lie(message: Any, rnd: random.Random) -> Any:
+    """Claim a lineage with more voters than there are."""
+    fake = (Entry(rnd.choice((1, 50, 10**6)), rnd.randrange(3), 0, 0, rnd.randrange(100), (0, 1)),)
+    if isinstance(message, Hello):
+        return message._replace(lineage=fake, clusters=2)
+    if isinstance(message, Update | Copy | BankCopy | Alarm):
+        return message._replace(lineage=fake)
+    if isinstance(message, Candidate | Centre) and rnd.random() < 0.2:
+        return message._replace(model=torch.full_like(message.model, 1e6))
+    return message
+
+
+# Worlds, one after the other.
+
+
+def check_world(world: FaultWorld) -> str | None:
+    """Carry a world out; return what is wrong, None if nothing is."""
+    watched = world.number % world.peers if world.number % 5 == 0 else None
+    run = FaultRun(world, watched)
+    try:
+        run.run()
+        if watched is not None and not run.server:
+            replay(run, watched)
+    except Violation as violation:
+        return str(violation)
+    return None
+
+
+def replay(run: FaultRun, i: int) -> None:
+    """Drive the inputs of a peer's last life again: the same bits."""
+    peer, (_, life, saved) = run.peers[i], run.inputs[0]
+    banks: dict[int, Tensor] = {}
+
+    def allocate(models: int) -> Tensor:
+        bank, old = torch.zeros(models, SIZE, dtype=torch.float64), banks.get(0)
+        if old is not None:
+            bank[: min(models, len(old))] = old[:models]
+        banks[0] = bank
+        return bank
+
+    options = replace(run.options(i), rules=Rules(**{f.name: getattr(peer.rules, f.name) for f in fields(Rules)}))
+    twin, jobs = Peer(options, allocate, life, saved), list[Job]()
+    made: list[Job] = []
+    for what, arguments, now in run.inputs[1:]:
+        if what == "begin":
+            twin.begin(now, *arguments)
+        elif what == "finished":
+            old_job, result = arguments
+            match = next((job for job in jobs if _same_job(job, old_job)), None)
+            if match is None:
+                raise Violation(f"the replay of peer {i} asks for other work")
+            jobs.remove(match)
+            twin.finished(match, result, now)
+        else:
+            getattr(twin, what)(*arguments, now)
+        made = twin.ready().work
+        jobs += made
+    same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)
+    if not same or peer.round != twin.round or getattr(peer, "lineage", None) != twin.lineage:
+        raise Violation(f"the replay of peer {i} gives other models")
+
+
+def _same_job(one: Job, other: Job) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Score) and isinstance(other, Score):
+        return one.stage == other.stage and torch.equal(one.models, other.models)
+    return one.__dict__ == other.__dict__
+
+
+def shrink(world: FaultWorld, tries: int = 200) -> FaultWorld:
+    """Take faults away as long as the world still fails."""
+    bare = FaultWorld(world.number)
+    for _ in range(tries):
+        for name in (each.name for each in fields(FaultWorld)):
+            if name in ("number", "peers", "edges", "algorithm", "aggregation", "clusters", "groups"):
+                continue
+            value, zero = getattr(world, name), getattr(bare, name)
+            options = [zero]
+            if isinstance(value, tuple) and len(value) > 1:
+                options += [value[:place] + value[place + 1 :] for place in range(len(value))]
+            smaller = next(
+                (less for less in (replace(world, **{name: o}) for o in options if o != value) if check_world(less)),
+                None,
+            )
+            if smaller is not None:
+                world = smaller
+                break
+        else:
+            return world
+    return world
+
+
+def describe(world: FaultWorld) -> str:
+    """Write a world as one line that makes it again: the fields that differ from the simplest world."""
+    bare = FaultWorld(world.number)
+    shown = [f"{each.name}={getattr(world, each.name)!r}" for each in fields(FaultWorld)]
+    kept = [
+        s
+        for s, each in zip(shown, fields(FaultWorld), strict=True)
+        if getattr(world, each.name) != getattr(bare, each.name)
+    ]
+    return f"FaultWorld({', '.join([str(world.number), *kept])})"
