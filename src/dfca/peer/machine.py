@@ -79,6 +79,14 @@ class Machine(ABC):
         """Say what it waits for, in a sentence without a subject."""
 
     @abstractmethod
+    def state_of(self) -> dict[str, Any]:
+        """Return the whole state, field by field; nothing may be waiting in `ready`."""
+
+    @abstractmethod
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Continue from a whole state."""
+
+    @abstractmethod
     def _handle(self, sender: int, message: Any) -> bool:
         """Take in a message that is well formed; return False where this kind of participant has no use for it."""
 

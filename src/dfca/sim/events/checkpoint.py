@@ -88,7 +88,7 @@ class Packer:
             raise RunError(f"a checkpoint cannot hold a {kind}")
         if isinstance(value, Enum):
             return {_MARK: kind, "is": value.name}
-        names = [each.name for each in fields(value)] if is_dataclass(value) else value._fields
+        names = [each.name for each in fields(value)] if is_dataclass(value) else value._fields  # type: ignore[attr-defined]
         return {_MARK: kind, "is": {name: self.pack(getattr(value, name)) for name in names}}
 
     def _pack_tensor(self, tensor: Tensor) -> Any:

@@ -37,9 +37,9 @@ class PeerHost:
     """The peers of a run, the server's last. now: the time of what goes in.
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
-    short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due: those
-    that are to be woken now. send: called with (sender, receiver, message, number); begun: called with a client and the
-    long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
+    short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
+    those that are to be woken now. send: called with (sender, receiver, message, number); begun: called with a client
+    and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
     """
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
@@ -107,7 +107,8 @@ class PeerHost:
         for i in clients:
             peer = self.peers[i]
             assert peer is not None
-            orders.append(Order(i, peer.job, peer.bank))  # type: ignore[attr-defined]
+            assert peer.job is not None
+            orders.append(Order(i, peer.job, peer.bank))
         self.calls += 1
         return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
 
@@ -236,7 +237,7 @@ class PeerHost:
     def is_done(self, i: int) -> bool:
         """Return whether a participant that is there has done all its rounds."""
         peer = self.peers[i]
-        return peer is not None and peer.state is State.DONE  # type: ignore[attr-defined]
+        return peer is not None and peer.state is State.DONE
 
     def waits(self) -> list[str]:
         """Say who waits for whom."""

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from dfca.core.client import Message
-from dfca.peer.messages import LARGE, BankCopy, Candidate, Centre, Copy, Report, Served, Update, models
+from dfca.peer.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
 from dfca.sim.events.books import Books
 from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
 from dfca.sim.events.world import SERVER, World, draw
@@ -215,7 +215,10 @@ class Links:
     def _fail(self, parcel: Parcel, tries: int) -> bool:
         """Draw whether a message that will be repeated gets lost, or broken."""
         sender, receiver, _, number = parcel[:4]
-        for share, name, kind in ((self.faults.loss, "loss", "lost"), (self.faults.corruption, "corruption", "corrupt")):
+        for share, name, kind in (
+            (self.faults.loss, "loss", "lost"),
+            (self.faults.corruption, "corruption", "corrupt"),
+        ):
             if share and draw(self.seed, name, sender, receiver, number, tries) < share:
                 self.books.note(self.clock.now, kind, receiver, sender)
                 return True
@@ -340,10 +343,8 @@ def _about(message: Any) -> tuple[int, int]:
     """Return the cluster and the round that a message is about, -1 where there is none."""
     if isinstance(message, Candidate | Centre):
         return -1, -1
-    inner = message if isinstance(message, Served) else message.message
-    if isinstance(message, Report) and inner is None:
-        return -1, message.round
-    return (-1 if isinstance(message, Served) else inner.cluster), inner.round
+    inner = None if isinstance(message, Served) else message.message
+    return (-1, message.round) if inner is None else (inner.cluster, inner.round)
 
 
 def corrupted(message: Message, seed: int, receiver: int) -> Message:

@@ -23,8 +23,9 @@ from dfca.core.params import FlatModel, initial
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.errors import ModelError
+from dfca.memory import explain_oom, format_bytes
 from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
-from dfca.sim.bank import Bank, tell, told_memory
+from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, make_engine
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
@@ -66,7 +67,7 @@ class ClientPool:
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
         self._drawn: Tensor | None = None
-        with told_memory():
+        with explain_oom():
             self._bank = self._reserve()
         self.banks = self._bank.open(self.models)
 
@@ -334,8 +335,8 @@ class ClientPool:
             )
         if self._bank.on_disk:
             available = self._bank.available
-            room = "" if available is None else f"; {tell(available)} of memory were available"
-            found.append(f"the models of all clients ({tell(self._bank.bytes)}) lie on the disk{room}")
+            room = "" if available is None else f"; {format_bytes(available)} of memory were available"
+            found.append(f"the models of all clients ({format_bytes(self._bank.bytes)}) lie on the disk{room}")
         return tuple(found)
 
     def _check_outputs(self) -> None:

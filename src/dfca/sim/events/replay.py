@@ -148,7 +148,7 @@ class _Replay:
             else:
                 for client in self.calls[line.number]:
                     peer = self.host.peers[client]
-                    if peer is None or peer.job is None:  # type: ignore[attr-defined]
+                    if peer is None or peer.job is None:
                         raise self._differs(line, f"client {client} has nothing to do")
                 self.results.extend(self.host.do_jobs(self.calls[line.number]))
         if not self.results or self.results[0][0] != line.client:

@@ -1,14 +1,14 @@
 """The asynchronous simulator: a virtual clock drives the peers of `dfca.peer` through a world of links and faults.
 
 A peer runs its own rounds at its own pace (`peer.peer` says what it does; with a server, `peer.server`). This file says
-when: how long its work takes, who is there, when the samples change, when everybody is scored. `links` carries messages,
-`pool` does the work, `host` hands both to the peers.
+when: how long its work takes, who is there, when the samples change, when everybody is scored. `links` carries
+messages, `pool` does the work, `host` hands both to the peers.
 
-**An instant.** All events of one time are handled: changes of the world, then what the failure detector notices, ends of
-jobs, departures, deliveries; within a kind in the order in which they were made. Then work that takes no time is done, in
-one call. When nothing is left, the peers that are due are woken in ascending order, and what comes of it is handled, until
-nobody is due. So models that are trained at the same instant all meet before the next round begins, and in the ideal
-world this simulator computes what the synchronous one does (a test says so, for every algorithm).
+**An instant.** All events of one time are handled: changes of the world, then what the failure detector notices, ends
+of jobs, departures, deliveries; within a kind in the order in which they were made. Then work that takes no time is
+done, in one call. When nothing is left, the peers that are due are woken in ascending order, and what comes of it is
+handled, until nobody is due. So models that are trained at the same instant all meet before the next round begins, and
+in the ideal world this simulator computes what the synchronous one does (a test says so, for every algorithm).
 
 **Absence.** Who leaves loses everything but its save (its models, where the churn `keeps` them), and returns as a new
 incarnation. A client that is not there from the begin on joins late, without models.
@@ -189,10 +189,16 @@ class EventSimulation:
         banks = self.pool.fill(self.host.sizes())
         packer = Packer(banks)
         clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
-        parts = {"clock": clock, "books": self.books, "links": self.links, "pool": self.pool, "host": self.host}
-        facts = {name: packer.pack(part if name == "clock" else part.state()) for name, part in parts.items()}
-        own = {name: packer.pack(getattr(self, name)) for name in _FACTS}
-        return {**packer.tensors, "bank": banks}, {**facts, "own": own}
+        facts = {
+            "clock": clock,
+            "books": self.books.state(),
+            "links": self.links.state(),
+            "pool": self.pool.state(),
+            "host": self.host.state(),
+            "own": {name: getattr(self, name) for name in _FACTS},
+        }
+        packed = {name: packer.pack(part) for name, part in facts.items()}
+        return {**packer.tensors, "bank": banks}, packed
 
     def restore(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Continue from a state."""
@@ -217,7 +223,7 @@ class EventSimulation:
     def _packable_queue(self) -> list[list[Any]]:
         """Return the events to come in order; of jobs, those that run: a peer knows its job."""
         events = sorted(self.clock.queue, key=lambda event: event[:3])
-        jobs = [None if peer is None else peer.job for peer in self.host.peers]  # type: ignore[attr-defined]
+        jobs = [None if peer is None else peer.job for peer in self.host.peers]
         return [
             list(event[:4] if event[1] == FINISH else event)
             for event in events
@@ -348,9 +354,9 @@ class EventSimulation:
         while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
             self._count()
             ended.append(clock.pop())
-        ended = [each for each in ended if peers[each[3]] is not None and peers[each[3]].job is each[4]]
-        if ended:
-            for each in self.host.do_jobs([each[3] for each in ended]):
+        running = [i for _, _, _, i, job in ended if (peer := peers[i]) is not None and peer.job is job]
+        if running:
+            for each in self.host.do_jobs(running):
                 self.host.finish(*each)
 
     def _is_evaluated(self) -> bool:
