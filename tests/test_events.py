@@ -286,8 +286,8 @@ def test_a_wait_that_cannot_end_is_diagnosed() -> None:
     with pytest.raises(RunError) as caught:
         run(setting, nothing_arrives)
     assert str(caught.value) == (
-        "nobody can go on at 0 s: the server waits for its clients; client 0 waits for the server; client 1 waits for the "
-        "server; client 2 waits for the server (0 messages were lost or broken on the way); give timeout_s"
+        "nobody can go on at 0 s: the server waits for its clients; client 0 waits for the server; client 1 waits for "
+        "the server; client 2 waits for the server (0 messages were lost or broken on the way); give timeout_s"
     )
     alone = run(replace(setting, algorithm=algorithms.get("dfca-gi")), nothing_arrives)
     assert alone.rounds == [4, 4, 4]
@@ -344,8 +344,8 @@ BAD = [
     ),
     (
         {"replay": [Input(0.0, "begin", 0, number=0), Input(2.0, "receive", 0, 1, 7)]},
-        "the trace has a receive of client 0 at 2 s, but client 1 has sent no message of number 7 before; it is cut or of "
-        "another run",
+        "the trace has a receive of client 0 at 2 s, but client 1 has sent no message of number 7 before; it is cut "
+        "or of another run",
     ),
 ]
 

@@ -4,8 +4,8 @@
 that it comes up it begins a new epoch; what is on its way in an older one is lost. Both ends are told at once when it
 comes up, and `Link.retry_s` after it went down (the time of a failure detector).
 
-**Small messages** (all but `messages.LARGE`) arrive in order within an epoch. A lost one is repeated after `retry_s`; if
-it is lost `TRIES` times, the link is declared down at both ends, and comes up again later.
+**Small messages** (all but `messages.LARGE`) arrive in order within an epoch. A lost one is repeated after `retry_s`;
+if it is lost `TRIES` times, the link is declared down at both ends, and comes up again later.
 
 **Models** leave through the sender's uplink one after the other. An `Update`, which nobody asked for, replaces an older
 one of the same cluster to the same receiver that has not left, and may be lost, arrive twice, or arrive broken. A model

@@ -1,8 +1,8 @@
 """The models, samples and work of all clients: what peers ask for, done for many of them in one call of the engine.
 
-All models stand in one tensor (K, N, P): a peer's bank is a view of it, and what is trained is written in place where the
-engine can. With a server the tensor is the server's (K, 1, P), and its clients hold what it handed down. This file knows
-nothing of time.
+All models stand in one tensor (K, N, P): a peer's bank is a view of it, and what is trained is written in place where
+the engine can. With a server the tensor is the server's (K, 1, P), and its clients hold what it handed down. This file
+knows nothing of time.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def replay_peer(
 ) -> tuple[Machine, list[Ready]]:
     """Drive one peer by its own inputs; returns it, and what left it after each of them.
 
-    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender and
-    the message; finished: the number of the job among all that the peer asked for, and the result; wake: nothing.
+    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
+    and the message; finished: the number of the job among all that the peer asked for, and the result; wake: nothing.
     """
     memory: dict[int, Tensor] = {}
 

@@ -216,7 +216,7 @@ class EventSimulation:
         self.clock.now, self.clock.made = clock["now"], clock["made"]
         for event in clock["queue"]:
             if event[1] == FINISH:
-                event = (*event[:4], self.host.peers[event[3]].job)  # type: ignore[union-attr]
+                event = (*event[:4], self.host.peers[event[3]].job)
             self.clock.queue.append(tuple(event))
         self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
 
