@@ -19,6 +19,8 @@ from dfca.errors import ConfigError, DfcaError, RankLost, RunError, unknown
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dfca.runs.reading import Run
+
 INTERRUPTED = 130
 WIDTH_OF_FILES = 120
 
@@ -167,7 +169,8 @@ def run_command(
         console.print(_headline(chosen))
         with Bars(console) as bars:
             summary = run(chosen, out, bars, **options)
-    _show_run(console, out, load_run(out).summary)
+    stored = load_run(out)
+    _show_run(console, stored, stored.summary)
     failed = [row for row in summary["runs"] if row.get("error")]
     if failed:
         first = failed[0]
@@ -239,7 +242,7 @@ def report(
       dfca report runs/quickstart --figures figures
     """
     from dfca.report.formats import FORMATS
-    from dfca.report.results import load_results, save_results, stored_run
+    from dfca.report.results import save_results, stored_run
     from dfca.runs.reading import load_run
     from dfca.runs.reuse import join
 
@@ -254,21 +257,20 @@ def report(
     console = _console()
     joined = join([load_run(path) for path in runs]) if together else None
     for path in runs[:1] if together else runs:
-        run = joined or (None if path.is_file() else load_run(path))
-        summary = load_results(path) if run is None else run.summary
-        if save is not None and run is not None:
+        run = joined or (stored_run(path) if path.is_file() else load_run(path))
+        if save is not None:
             save_results(run, save)
         if figures is not None:
             from dfca.report.paper.figures import save_figures
 
-            written = save_figures(run or stored_run(path), figures)
+            written = save_figures(run, figures)
             print(f"{len(written)} files in {figures}", file=sys.stderr)
         if format_ != "terminal":
-            print(FORMATS[format_](summary), end="" if together or path == runs[-1] else "\n")
+            print(FORMATS[format_](run.summary), end="" if together or path == runs[-1] else "\n")
             continue
-        name = escape(str(summary.get("experiment", path.name)))
+        name = escape(str(run.summary.get("experiment", path.name)))
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, runs)) if together else str(path))}[/dim]")
-        _show_run(console, None if run is None or together else path, summary)
+        _show_run(console, None if path.is_file() or together else run, run.summary)
 
 
 @app.command()
@@ -428,7 +430,7 @@ def data_import(
     print(f"ready in {import_file(file, name)}")
 
 
-def _show_run(console: Console, folder: Path | None, summary: dict[str, Any]) -> None:
+def _show_run(console: Console, run: Run | None, summary: dict[str, Any]) -> None:
     from dfca.report.formats import all_notes, terminal_tables
     from dfca.report.page import write_report
 
@@ -436,8 +438,8 @@ def _show_run(console: Console, folder: Path | None, summary: dict[str, Any]) ->
         console.print()
         console.print(table)
     console.print("\n".join(all_notes(summary)), style="dim", highlight=False, markup=False)
-    if folder is not None:
-        console.print(f"\nreport: {write_report(folder)}", highlight=False, soft_wrap=True)
+    if run is not None:
+        console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
 
 
 def _headline(chosen: Any) -> str:

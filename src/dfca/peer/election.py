@@ -162,6 +162,7 @@ class Election:
 
     def begin(self, now: float, attempt: int = 0) -> None:
         """Begin a wave of one's own."""
+        self._forget_what_never_came()
         own = Key(attempt, len(self.log), -lot(self.seed, self.id), self.id, self.incarnation)
         self._enter(own, None, self.call, now)
 
@@ -183,7 +184,7 @@ class Election:
         if isinstance(message, Count):
             self._take_count(sender, message)
         elif isinstance(message, Refuse):
-            self.lost(sender, now)
+            self._without(sender, now)
         elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
             self._opened(message.voters, message.log)
         elif sender == self.parent and isinstance(message, Centre):
@@ -211,15 +212,25 @@ class Election:
 
     def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
         """Join a wave: forget the tree before, keep what was decided."""
+        self._forget_what_never_came()
         self.key, self.parent, self.call = key, parent, call
         self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
         self.early = {}
         self.phase, self.last_s = "wave", now
-        self.wait_s = self.wait_s or self.hang_s
+        self.wait_s = max(self.wait_s, self.hang_s * 2 ** min(8, key.attempt // 3))  # many attempts: it takes longer
         self.pending = self.links - {parent}
         for neighbour in sorted(self.pending):
             self._send(neighbour, Probe(key, self.base, call))
         self._counted()
+
+    def _forget_what_never_came(self) -> None:
+        """Keep the turns whose centres are here: the others are somebody else's to know."""
+        accepted = 0
+        for place, turn in enumerate(self.log):
+            accepted += turn.accepted
+            if accepted > len(self.centres):
+                del self.log[place:]
+                return
 
     def _take_count(self, sender: int, message: Count) -> None:
         if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
@@ -500,10 +511,13 @@ class Election:
             self._send(neighbour, Probe(self.key, self.base, self.call))
 
     def lost(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that is out of reach, or left the election."""
+        """Go on without a neighbour that is out of reach."""
         self.links.discard(neighbour)
-        if self.phase == "done":
-            return
+        if self.phase != "done":
+            self._without(neighbour, now)
+
+    def _without(self, neighbour: int, now: float) -> None:
+        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
         if neighbour == self.parent:
             self._again(now)
             return

@@ -143,7 +143,7 @@ class Peer(Machine):
         self.asked = False
         self.deadline: float | None = None
         self.wanted: dict[int, tuple[int, float]] = {}
-        self.answers: list[Copy] = []
+        self.answers: dict[int, Copy] = {}
         self.finishes: list[float] = []
         self.newcomer = True
         self.drawing = False
@@ -201,7 +201,7 @@ class Peer(Machine):
             copies.origins,
             copies.folded,
             copies.updates,
-            replace(self.detector, alarms={}),
+            self.detector.copy(),
             self.voted,
         )
 
@@ -390,6 +390,7 @@ class Peer(Machine):
         if self.rules.exchange == "none":
             self._wait_for(Step.CLOSE)
             return
+        self._adopt()  # what came while it trained
         fresh = tuple(self.detector.newest) if self.options.revives else ()
         offers = tuple(self.rules.offers(self.copies).items())
         updates = [Update(each, len(messages), self.lineage, 0.0, fresh, offers) for each in messages]
@@ -467,8 +468,8 @@ class Peer(Machine):
             age = self._age(update, came_s)
             self.copies = self.rules.receive_(self.copies, message, self.options.staleness.weight(age))
             self._note("fold", message.sender, message.cluster, message.round, age)
-        answers, self.answers = self.answers, []
-        for copy in answers:
+        answers, self.answers = self.answers, {}
+        for copy in answers.values():
             self._take_copy(copy)
         if self.ending is not None:
             self.deadline = None
@@ -604,7 +605,7 @@ class Peer(Machine):
         del self.wanted[j]
         if self.bank is not None:
             if copy.message.sender == sender and usable(copy.message, self.bank):
-                self.answers.append(copy)
+                self.answers[j] = copy
             else:
                 self._refuse("does not fit", sender, j)
             idle = self.job is None and self.ending is None and self.step is None
@@ -688,6 +689,9 @@ class Peer(Machine):
             if not isinstance(self.job, Train):
                 self._extend(pursuit)
             return
+        if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
+            self._give_up()
+            return
         had, round = self.bank is not None, max(self.round, pursuit.round)
         if self.job is not None:
             if isinstance(self.job, WarmUp):
@@ -708,13 +712,15 @@ class Peer(Machine):
         self._leave_election()
         if isinstance(self.job, WarmUp):
             self._stop_warming()
-        for j, copy in sorted(pursuit.taken.items()):
+        opened = opened_since(pursuit.lineage, self.lineage)
+        for j in opened:
+            copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
             self._set_freshness(j, copy.message)
             self._note("adopt", pursuit.source, j, copy.message.round)
         assert self.bank is not None
         self.lineage = pursuit.lineage
-        self.detector.close(self.round - 1, len(self.bank), tuple(pursuit.taken))
+        self.detector.close(self.round - 1, len(self.bank), opened)
         self._end_pursuit()
         if self.job is None and self.step is None:
             self._wait_for(Step.CLOSE if self.ending is not None else Step.BEGIN)
@@ -1020,7 +1026,7 @@ class Peer(Machine):
             parts = {name: getattr(saved, name) for name in ("stamps", "origins", "folded", "updates")}
             if all(len(part) == len(bank) for part in parts.values()):
                 self.copies = replace(self.copies, assignment=saved.assignment, **parts)
-            self.detector, self.voted = replace(saved.detector), saved.voted
+            self.detector, self.voted = saved.detector.copy(), saved.voted
             self.detector.grow(len(bank))
             self.adopted = saved.round
 

@@ -13,7 +13,7 @@ count must exceed what was seen between two of them before; one that was never s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dfca.core.election import ElectionOptions
 
@@ -49,6 +49,18 @@ class DriftDetector:
     last: int = -PAUSE
     pause: int = PAUSE
     alarms: dict[int, tuple[int, bool, int]] = field(default_factory=dict)
+
+    def copy(self) -> DriftDetector:
+        """Copy the memory, without the alarms of others."""
+        return replace(
+            self,
+            newest=list(self.newest),
+            seen=list(self.seen),
+            idle=list(self.idle),
+            gaps=list(self.gaps),
+            mourned=list(self.mourned),
+            alarms={},
+        )
 
     @property
     def alarmed(self) -> bool:

@@ -32,7 +32,7 @@ from dfca.core.election import ElectionOptions, divide
 from dfca.core.rng import stream
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.machine import Machine
-from dfca.peer.messages import LARGE, Alarm, BankCopy, Candidate, Centre, Copy, Hello, Update
+from dfca.peer.messages import LARGE, Alarm, BankCopy, Candidate, Centre, Copy, Hello, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer, Saved
 from dfca.peer.server import Server, ServerClient
@@ -465,6 +465,9 @@ class FaultRun:
     def _call(self, i: int, what: str, *arguments: Any) -> None:
         """Call an input of a peer, and carry out what it wants."""
         peer, now = self.peers[i], self.now + self.offsets[i]
+        if what == "wake":  # its own clock, without the rounding of ours
+            due = peer.next_wake()
+            now = now if due is None else max(now, due)
         if i == self.log_of:
             self.inputs.append((what, arguments, now))
         try:
@@ -603,7 +606,7 @@ class FaultRun:
             message = lie(message, rnd)
         if not link.up or self.known.get((i, to)) != link.epoch:
             return
-        delay = world.delay_s * (math.exp(world.spread * rnd.gauss(0, 1)) if world.spread else 1.0)
+        delay = world.delay_s * (min(20.0, math.exp(world.spread * rnd.gauss(0, 1))) if world.spread else 1.0)
         if isinstance(message, LARGE):
             delay *= rnd.choice((1.0, 1.0, 3.0)) if world.spread else 1.0
             if isinstance(message, Update):
@@ -611,7 +614,7 @@ class FaultRun:
                     return
                 if rnd.random() < world.duplication:
                     self.push(self.now + delay * rnd.uniform(0.5, 3), 2, "deliver", to, (i, link.epoch, message))
-                if rnd.random() < world.corruption:
+                if rnd.random() < world.corruption and well_formed(message):
                     message = corrupt(message, rnd)
             elif rnd.random() < world.loss:
                 delay += 2 * world.delay_s + 0.1
