@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
@@ -46,7 +47,6 @@ from dfca.peer.messages import (
     Stand,
     Turn,
     Votes,
-    is_finite,
 )
 from dfca.peer.work import Losses, Score, Warm
 

@@ -24,12 +24,13 @@ from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.work import Draw, Job, Note, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
-from dfca.sim.events.links import corrupted
+from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics
 from dfca.sim.setting import Setting
 
+_LARGE = frozenset(LARGE)
 _FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
 
 
@@ -82,17 +83,18 @@ class PeerHost:
         peer.disconnected(other, self.now)
         self._drain(i, peer)
 
-    def receive(self, i: int, message: Any, letter: Input) -> None:
-        """Hand a message to a peer; letter: what the trace says of it."""
+    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
+        """Hand a peer what has arrived."""
+        sender, _, message, number, _, _, waited_s, _ = parcel
         peer = self.peers[i]
         assert peer is not None
         if self.books.trace is not None:
-            self.books.trace.append(letter)
-        if letter.waited_s and type(message) is Update:
-            message = message._replace(age_s=message.age_s + letter.waited_s)
-        if letter.broken:
+            self.books.trace.append(Input(self.now, "receive", i, sender, number, waited_s, broken))
+        if waited_s and type(message) is Update:
+            message = message._replace(age_s=message.age_s + waited_s)
+        if broken:
             message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
-        peer.receive(letter.peer, message, self.now)
+        peer.receive(sender, message, self.now)
         self._drain(i, peer)
 
     def wake(self, i: int) -> None:
@@ -175,11 +177,11 @@ class PeerHost:
             self.sent[i] += 1
             if type(message) is Update:
                 self.books.scalars += 2 * len(message.offers) + len(message.freshness)
-            elif not isinstance(message, LARGE):
+            elif type(message) not in _LARGE:
                 self.books.scalars += scalars(message)
             self.send(i, other, message, self.sent[i])
         for job in out.work:
-            if isinstance(job, Score | Draw):
+            if type(job) is Score or type(job) is Draw:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)

@@ -32,6 +32,7 @@ TRIES = 30
 """So many losses in a row break a link; at 50 % loss, one message in 10**9 gets so far."""
 REOPEN_S = 1.0
 """After how long a link that broke comes up again, where `retry_s` is 0."""
+_LARGE = frozenset(LARGE)
 _FACTS = ("live", "told", "here", "cuts", "outboxes", "sending", "arrivals", "epochs")
 
 
@@ -179,12 +180,11 @@ class Links:
         """Take over a message; one to a neighbour that is out of reach is lost."""
         epoch = self.live.get((i, peer))
         if epoch is None:
-            if isinstance(message, LARGE):
+            if type(message) in _LARGE:
                 self._lose(Parcel(i, peer, message, number, 0))
             return
-        now = self.clock.now
-        parcel = Parcel(i, peer, message, number, epoch, now)
-        if not isinstance(message, LARGE):
+        parcel = Parcel(i, peer, message, number, epoch, self.clock.now)
+        if type(message) not in _LARGE:
             self._send_small(parcel)
             return
         if isinstance(message, Copy | BankCopy):
@@ -303,7 +303,7 @@ class Links:
         """Let a message arrive."""
         parcel, broken = event[3], event[4]
         if self.live.get((parcel.sender, parcel.receiver)) != parcel.epoch:
-            if isinstance(parcel.message, LARGE):
+            if type(parcel.message) in _LARGE:
                 self._lose(parcel)
             return
         if broken:
@@ -321,7 +321,10 @@ class Links:
 
     def _note_departure(self, parcel: Parcel) -> None:
         message = parcel.message
-        if isinstance(message, Candidate | Centre):
+        if type(message) is Update:
+            inner = message.message
+            self.books.note(self.clock.now, "send", parcel[0], parcel[1], inner.cluster, inner.round, 1)
+        elif isinstance(message, Candidate | Centre):
             self._note("candidacy", parcel)
         elif parcel.tries:
             self._note("repeat", parcel, number=models(message))

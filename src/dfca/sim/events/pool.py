@@ -188,7 +188,7 @@ class ClientPool:
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
             client = places[position]
             if samples is None and algorithm.needs == "samples":
-                samples = torch.zeros(1, self.train.sizes[client], device=bank.device)
+                samples = torch.zeros(1, self._sizes[client], device=bank.device)
             known = int(self._truth[client]) if algorithm.informed and self._truth is not None else None
             return algorithm.choose(View(means, partial(stream, self.seed, "choose", client, round), samples, known))
 
@@ -205,7 +205,7 @@ class ClientPool:
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
-        samples, local = self.train.sizes[client], self.setting.local
+        samples, local = self._sizes[client], self.setting.local
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
         return (looked + 3 * local.steps * min(samples, local.batch_size or samples)) * self.flat.size
 
@@ -265,7 +265,7 @@ class ClientPool:
     def _hold(self, split: Split) -> None:
         device, dtype = self.setting.device, self.setting.dtype
         self.train, self.test = split.train.to(device, dtype), split.test.to(device, dtype)
-        self._truth = split.clusters
+        self._sizes, self._truth = self.train.sizes, split.clusters
         self._divided: dict[int | None, _Divided] = {}
 
     def drift(self) -> None:

@@ -23,6 +23,7 @@ from dfca.peer.server import Server, ServerClient
 from dfca.peer.work import Job, Ready
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
 from dfca.sim.events.host import PeerHost
+from dfca.sim.events.links import Parcel
 from dfca.sim.events.world import SERVER, check_clients
 
 
@@ -136,7 +137,8 @@ class _Replay:
                 raise self._differs(line, f"client {line.peer} has sent no message of number {line.number} before")
             self.uses[key] -= 1
             message = self.kept[key] if self.uses[key] else self.kept.pop(key)
-            host.receive(i, message, line)
+            parcel = Parcel(line.peer, i, message, line.number, 0, waited_s=line.waited_s)
+            host.receive(i, parcel, line.broken)
         else:
             self._finish(line)
 

@@ -29,11 +29,11 @@ from torch import Tensor
 from dfca.errors import ConfigError, RunError
 from dfca.peer.staleness import Staleness
 from dfca.peer.work import Job, WarmUp
-from dfca.sim.events.books import Books, EventResult, Input, Line
+from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
-from dfca.sim.events.links import Links, Parcel
+from dfca.sim.events.links import Links
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.replay import replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, Link, World
@@ -102,7 +102,7 @@ class EventSimulation:
             hang_s=max(60.0, 20 * hop_s),
         )
         self.host = PeerHost(options, self.pool, self.books)
-        self.links.ends, self.host.send, self.host.begun = self, self.links.send, self._on_begun
+        self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
         slowdowns = self.world.compute.slowdowns(setting.seed, clients)
         self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
         self.handled = 0
@@ -318,21 +318,6 @@ class EventSimulation:
                 f"stopped after max_events = {self.max_events} events, at {self.clock.now:g} s of virtual time and "
                 f"{self.books.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
             )
-
-    # Links.
-
-    def connected(self, i: int, peer: int) -> None:
-        """Tell a peer that a link came up."""
-        self.host.connected(i, peer)
-
-    def disconnected(self, i: int, peer: int) -> None:
-        """Tell a peer that a link went down."""
-        self.host.disconnected(i, peer)
-
-    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
-        """Hand a peer what has arrived."""
-        letter = Input(self.clock.now, "receive", i, parcel.sender, parcel.number, parcel.waited_s, broken)
-        self.host.receive(i, parcel.message, letter)
 
     # Work.
 
