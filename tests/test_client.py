@@ -11,7 +11,7 @@ from conftest import make_toy_setting
 from dfca.core.client import Client, ClientState, Message
 from dfca.core.mixing import WEIGHT_RULES, WeightRule, fold, fold_, fold_weighted, fold_weighted_
 from dfca.core.relay import Offer
-from dfca.sim.events.fleet import make_clients
+from dfca.testing import make_clients
 
 
 def make_client(weights: WeightRule = "uniform") -> tuple[Client, ClientState]:

@@ -14,7 +14,8 @@ from test_revival import drift_setting
 
 from dfca import algorithms
 from dfca.core.election import ElectionOptions
-from dfca.errors import RunError
+from dfca.peer.lineage import Lineage
+from dfca.peer.peer import Peer
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
 from dfca.sim.rounds.simulation import Simulation
@@ -35,9 +36,9 @@ def drifting(**changes: Any) -> Setting:
     return replace(setting, algorithm=replace(setting.algorithm, election=ElectionOptions(warmup_steps=20)))
 
 
-def centres(simulation: EventSimulation) -> set[tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
-    """Tell which elections the clients believe in."""
-    return {node.charter for node in simulation.nodes}
+def lineages(simulation: EventSimulation) -> set[Lineage]:
+    """List the elections that the clients' models come from."""
+    return {peer.lineage for peer in simulation.host.peers if isinstance(peer, Peer)}
 
 
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
@@ -47,7 +48,7 @@ def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> 
     result = run(setting, trace=True)
     assert_same(setting, result)
     assert result.banks.shape[0] == 3
-    assert {record.cluster for record in result.trace or [] if record.kind == "elect"} == {0, 1, 2}
+    assert {record.number for record in result.trace or [] if record.kind == "elect"} == {2, 3}
     assert_identical(run(setting, trace=True, replay=result.trace), result)
 
 
@@ -59,7 +60,7 @@ def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(name: str)
     assert expected is not None
     assert row["start_bytes"] == expected["start_bytes"]
     if name == "dfca-fi":
-        assert row["scalars_sent"] == pytest.approx(expected["scalars_sent"], rel=0.05)  # bids overtake each other
+        assert 0 < row["scalars_sent"] < expected["scalars_sent"]  # votes are summed on a tree, not flooded
 
 
 @pytest.mark.parametrize("loss", [0.2, 0.5])
@@ -68,11 +69,17 @@ def test_with_loss_everybody_ends_with_the_same_centres(loss: float) -> None:
     expected = Simulation(setting)
     simulation = EventSimulation(setting, World(link=TIMED_LINK, faults=Faults(loss, corruption=0.1)), timeout_s=99.0)
     simulation._begin()
-    while not any(node.holds for node in simulation.nodes):
-        simulation._handle_next()
-    torch.testing.assert_close(simulation.fleet.banks, expected.banks, rtol=1e-9, atol=1e-11)
-    assert simulation.ledger.kinds["lost"] > 20
-    assert len(centres(simulation)) == 1
+    begun: dict[int, torch.Tensor] = {}
+    while len(begun) < 12:
+        simulation.clock.now = simulation.host.now = simulation._next_time()
+        simulation._handle_instant()
+        for i, size in enumerate(simulation.host.sizes()):
+            if size and i not in begun:
+                begun[i] = simulation.banks[:, i].clone()
+    banks = torch.stack([begun[i] for i in range(12)], dim=1)
+    torch.testing.assert_close(banks, expected.banks, rtol=1e-9, atol=1e-11)
+    assert simulation.books.kinds["lost"] > 20
+    assert len(lineages(simulation)) == 1
 
 
 def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
@@ -83,9 +90,9 @@ def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
     elected = [record for record in result.trace or [] if record.kind == "elect"]
     assert {record.client for record in elected} == set(range(10))
     assert {record.time for record in elected} == {QUICK.warmup_steps}
-    assert len(centres(simulation)) == 1
-    (((voters, _, _, _),),) = centres(simulation)
-    assert voters == 7
+    assert len(lineages(simulation)) == 1
+    ((entry,),) = lineages(simulation)
+    assert entry.voters == 7
 
 
 def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
@@ -96,7 +103,7 @@ def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
     voted = {record.client for record in result.trace or [] if record.kind == "elect"}
     assert voted >= {0, 1, 3, 5}
     assert 2 not in voted
-    assert len(centres(simulation)) == 1
+    assert len(lineages(simulation)) == 1
     assert result.rounds == [6] * 6
 
 
@@ -108,11 +115,11 @@ def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
     before: set[Any] = set()
     while simulation.now < 11.0:
         simulation.step()
-        before = centres(simulation)
+        before = lineages(simulation)
     result = simulation.run()
     assert len(before) == 2
-    assert len(centres(simulation)) == 1
-    assert {record.client for record in result.trace or [] if record.kind == "convert"} == {0, 1, 2}
+    assert len(lineages(simulation)) == 1
+    assert {record.client for record in result.trace or [] if record.kind == "switch"} == {0, 1, 2}
     assert_identical(run(setting, world, trace=True, replay=result.trace), result)
 
 
@@ -121,12 +128,12 @@ def test_a_client_that_missed_a_by_election_asks_for_the_new_cluster() -> None:
     away = World(absences=(Absence(3, 63.0, 110.0), Absence(7, 63.0, 110.0)))
     simulation = EventSimulation(setting, away, trace=True)
     result = simulation.run()
-    opened = [record for record in result.trace or [] if record.kind == "elect" and record.cluster == 2]
+    opened = [record for record in result.trace or [] if record.kind == "elect" and record.number == 3]
     adopted = {record.client for record in result.trace or [] if record.kind == "adopt"}
     assert 63 < opened[0].time < 110
     assert adopted == {3, 7}
     assert result.banks.shape[0] == 3
-    assert len(centres(simulation)) == 1
+    assert len(lineages(simulation)) == 1
     assert_identical(run(setting, away, trace=True, replay=result.trace), result)
 
 
@@ -148,7 +155,6 @@ def test_rough_worlds_with_elections_and_relay(world: str, aggregation: str) -> 
     result = simulation.run()
     assert torch.isfinite(result.banks).all()
     assert sum(result.rounds) >= 6
-    assert sum(simulation.transport.alive.values()) == 0 or simulation.elections.campaigns  # type: ignore[union-attr]
     assert_identical(run(setting, ROUGH_WORLDS[world], replay=result.trace, **options), result)
 
 
@@ -160,13 +166,3 @@ def test_relayed_copies_reach_clients_without_a_trainer_beside_them() -> None:
         world = World(link=Link(0.05, spread=0.3), faults=Faults(loss=0.1))
         result = run(replace(setting, aggregation=aggregation), world, timeout_s=5.0, trace=True)
         assert result.records["relay"] > 0
-
-
-def test_an_election_that_cannot_open_is_diagnosed() -> None:
-    setting = quick(split=make_toy_split(clients=4), graph=nx.complete_graph(4))
-    simulation = EventSimulation(setting, World())
-    simulation._begin()
-    simulation.stage.queue.clear()
-    simulation.stage.live = 0
-    with pytest.raises(RunError, match="the election of client 0's part has 0 of 4 clients ready and needs 4"):
-        simulation._is_over()

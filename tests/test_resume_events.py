@@ -12,8 +12,8 @@ from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 
 from dfca.errors import ConfigError, RunError
 from dfca.peer.staleness import Staleness
+from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.simulation import EventSimulation
-from dfca.sim.events.snapshot import Packer, Unpacker
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World
 from dfca.sim.setting import Setting
 

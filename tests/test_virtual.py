@@ -27,7 +27,7 @@ from dfca.runs.sink import NullSink
 from dfca.runs.timeline import Timeline, choose_lanes
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile
-from dfca.sim.events.trace import Record
+from dfca.sim.events.books import Record
 from dfca.sim.events.world import Compute, Devices, LateJoiner, Partition, World
 
 TINY: dict[str, Any] = {
@@ -126,16 +126,15 @@ def test_rounds_end_a_run_without_a_clock(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_go_on_fails_with_its_diagnosis(tmp_path: Path) -> None:
-    lost = {"faults": {"loss": 1.0}}
-    with pytest.raises(StuckError, match=r"nobody can go on at .* client 0 waits for round 0 of .*give timeout_s"):
-        run(tiny(world=lost, clock={"until_s": 20.0}), tmp_path / "run")
+    stuck: dict[str, Any] = {"algorithms": ["ifca"], "world": {"faults": {"loss": 1.0}}, "clock": {"until_s": 20.0}}
+    with pytest.raises(StuckError, match=r"nobody can go on at .* client 0 waits for the server.*give timeout_s"):
+        run(tiny(**stuck), tmp_path / "run")
     out = tmp_path / "swept"
-    both = Sweep.of({"grid": {"mixing.aggregation": ["batch", "sequential"]}})
-    experiment = Experiment("tiny", "default", both.base(TINY | {"world": lost, "clock": {"until_s": 20.0}}), both)
-    run(experiment, out, workers=1)
-    batch, sequential = sorted(rows_of(out), key=lambda row: row["point"]["mixing.aggregation"])
-    assert batch["error"].startswith("nobody can go on")
-    assert sequential["finished"]
+    both = Sweep.of({"grid": {"world.faults.loss": [0.0, 1.0]}})
+    run(Experiment("tiny", "default", both.base(TINY | stuck), both), out, workers=1)
+    fine, bad = sorted(rows_of(out), key=lambda row: row["point"]["world.faults.loss"])
+    assert fine["finished"]
+    assert bad["error"].startswith("nobody can go on")
 
 
 def test_the_bars_count_virtual_seconds(tmp_path: Path) -> None:

@@ -12,8 +12,34 @@ import torch
 
 from dfca.core.client import Client, ClientState, Message, participates
 from dfca.core.elector import ElectionMessage, Elector, ElectorState
-from dfca.sim.events.fleet import make_clients as make_clients
-from dfca.sim.setting import Setting
+from dfca.core.params import FlatModel
+from dfca.sim.setting import Setting, initial_module
+
+
+def make_clients(setting: Setting) -> list[Client]:
+    """Make the clients of a setting."""
+    flat = FlatModel(initial_module(setting).to(setting.dtype))
+    train = setting.split.train.to("cpu", setting.dtype)
+    truth = setting.split.clusters
+    known = setting.clusters is not None and not setting.algorithm.informed
+    return [
+        Client(
+            id=i,
+            degree=setting.graph.degree(i),
+            x=train.of(i)[0],
+            y=train.of(i)[1],
+            model=flat,
+            make_model=setting.make_model,
+            algorithm=setting.algorithm,
+            clusters=setting.clusters or 1 if known else setting.true_clusters,
+            local=setting.local,
+            seed=setting.seed,
+            weights=setting.weights,
+            share=setting.share,
+            true_cluster=None if truth is None else int(truth[i]),
+        )
+        for i in range(setting.clients)
+    ]
 
 
 def elect(

@@ -8,9 +8,10 @@ one model each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -163,7 +164,8 @@ class Rules:
         else:
             r = fold_(state.bank[j], counts[j], message.model, weight)
             counts = (*counts[:j], r, *counts[j + 1 :])
-        return stamped(replace(state, counts=counts, own=own), j, message.round, message.sender)
+        stamps, origins = _stamps(state, j, message.round, message.sender)
+        return _changed(state, counts=counts, own=own, stamps=stamps, origins=origins)
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
         """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
@@ -266,10 +268,22 @@ def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientSt
 
     The stamp is the newest round of all; its origin is one client only while no other update has entered since.
     """
+    stamps, origins = _stamps(state, cluster, now, origin)
+    return replace(state, stamps=stamps, origins=origins)
+
+
+def _stamps(state: ClientState, cluster: int, now: int, origin: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     stamps, origins = list(state.stamps), list(state.origins)
     origins[cluster] = origin if now > stamps[cluster] else MANY
     stamps[cluster] = max(now, stamps[cluster])
-    return replace(state, stamps=tuple(stamps), origins=tuple(origins))
+    return tuple(stamps), tuple(origins)
+
+
+def _changed(state: ClientState, **changes: Any) -> ClientState:
+    """Do what `replace` does in a tenth of the time: a fold is one of many."""
+    later = object.__new__(ClientState)
+    later.__dict__.update(state.__dict__, **changes)
+    return later
 
 
 def effective(local: LocalOptions, algorithm: Algorithm) -> LocalOptions:
@@ -292,8 +306,18 @@ def participates(seed: int, client: int, round: int, rate: float) -> bool:
     return rate >= 1 or bool(torch.rand((), generator=stream(seed, "participation", client, round)) < rate)
 
 
-def usable(message: Message, bank: Tensor) -> bool:
-    """Tell whether a message can be folded: a cluster of ours, a model of our size and type, finite numbers only."""
+def fits(message: Message, bank: Tensor) -> bool:
+    """Return whether a message is for a cluster of ours, with a model of our size and type."""
     model = message.model
-    fits = 0 <= message.cluster < len(bank) and model.shape == bank.shape[1:] and model.dtype == bank.dtype
-    return fits and message.degree >= 0 and bool(torch.isfinite(model).all())
+    shaped = 0 <= message.cluster < len(bank) and model.shape == bank.shape[1:] and model.dtype == bank.dtype
+    return shaped and message.degree >= 0
+
+
+def usable(message: Message, bank: Tensor) -> bool:
+    """Return whether a message can be folded: it `fits`, and its model holds finite numbers only."""
+    return fits(message, bank) and is_finite(message.model)
+
+
+def is_finite(model: Tensor) -> bool:
+    """Return whether a model holds finite numbers only: a finite sum says so, any other is looked at again."""
+    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())

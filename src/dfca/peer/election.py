@@ -24,11 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
@@ -45,7 +47,6 @@ from dfca.peer.messages import (
     Stand,
     Turn,
     Votes,
-    is_finite,
 )
 from dfca.peer.work import Losses, Score, Warm
 
@@ -153,6 +154,7 @@ class Election:
     outcome: Outcome | None = None
     last_s: float = 0.0
     wait_s: float = 0.0
+    early: dict[int, Bid | Votes] = field(default_factory=dict)
     out: list[tuple[int, Any]] = field(default_factory=list)
     work: list[Score] = field(default_factory=list)
 
@@ -199,12 +201,21 @@ class Election:
         elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
             if self.phase == "vote" or (self.phase in ("bid", "opening") and message.outcome == PASS):
                 self._decided(message.outcome, message.done)
+        elif isinstance(message, Bid | Votes) and sender in self.kids and message.turn == len(self.log):
+            self.early[sender] = message  # it has overtaken a model that is on its way here
+
+    def _take_early(self) -> None:
+        """Take in what overtook the model that this peer had to wait for."""
+        early, self.early = self.early, {}
+        for sender, message in sorted(early.items(), key=itemgetter(0)):
+            self.receive(sender, message, self.last_s)
 
     def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
         """Join a wave: forget the tree before, keep what was decided."""
         self._forget_what_never_came()
         self.key, self.parent, self.call = key, parent, call
         self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
+        self.early = {}
         self.phase, self.last_s = "wave", now
         self.wait_s = max(self.wait_s, self.hang_s * 2 ** min(8, key.attempt // 3))  # many attempts: it takes longer
         self.pending = self.links - {parent}
@@ -296,6 +307,7 @@ class Election:
         """Begin the turn once the models of all centres are there."""
         if len(self.centres) >= sum(turn.accepted for turn in self.log):
             self._begin_turn()
+            self._take_early()
 
     @property
     def _standing(self) -> Standing:
@@ -397,6 +409,7 @@ class Election:
         else:
             self.on_candidate = None
             self._votes_are_in()
+        self._take_early()
 
     def _take_votes(self, sender: int, tally: Tally) -> None:
         if sender not in self.missing or self.tally is None or len(tally.totals) != len(self.tally.totals):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from dfca.core.client import is_finite
 from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
-from dfca.peer.messages import BankCopy, is_finite
+from dfca.peer.messages import BankCopy
 from dfca.peer.options import PeerOptions
 
 MOST_CLUSTERS = 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,8 +22,13 @@ class Machine(ABC):
     """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
 
     allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
-    held. bank: its models (m, P), None for none; copies: what is known of them.
+    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs.
     """
+
+    state: Enum
+    job: Job | None
+    STATE: tuple[str, ...]
+    """The fields of its whole state, but for its models."""
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
@@ -71,6 +77,14 @@ class Machine(ABC):
     @abstractmethod
     def waits(self) -> str:
         """Say what it waits for, in a sentence without a subject."""
+
+    @abstractmethod
+    def state_of(self) -> dict[str, Any]:
+        """Return the whole state, field by field; nothing may be waiting in `ready`."""
+
+    @abstractmethod
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Continue from a whole state."""
 
     @abstractmethod
     def _handle(self, sender: int, message: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dfca.core.client import Message
@@ -379,8 +378,3 @@ def well_formed(message: Any) -> bool:
     """Return whether something that came is a message, with fields of the right types; anything may come."""
     check = _CHECKS.get(type(message))
     return check is not None and bool(check(message))
-
-
-def is_finite(model: Tensor) -> bool:
-    """Return whether a model holds finite numbers only."""
-    return bool(torch.isfinite(model).all())

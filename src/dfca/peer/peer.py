@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, participates, usable
+from dfca.core.client import ClientState, Message, fits, participates, usable
 from dfca.core.election import bid
 from dfca.core.relay import Offer
 from dfca.peer.election import Election, Outcome
@@ -279,6 +279,7 @@ class Peer(Machine):
             self.drawing = False
             if self.bank is None:
                 self._take_bank(result, (), self.round)
+                self._broadcast(self._hello())
                 self._wait_for(Step.BEGIN)
         elif job is self.job:
             self.job = None
@@ -461,7 +462,7 @@ class Peer(Machine):
         limit = math.inf if not batch or self.ending is None else self.ending
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
-            if not compatible(self.lineage, update.lineage, message.cluster) or not usable(message, self.bank):
+            if not compatible(self.lineage, update.lineage, message.cluster) or not fits(message, self.bank):
                 self._note("drop", message.sender, message.cluster, message.round)
                 continue
             age = self._age(update, came_s)

@@ -48,6 +48,8 @@ class Server(Machine):
         self.links[neighbour] = Neighbour()
         if self.served is not None:
             self._send(neighbour, Served(self.round, self.served))
+            if self.deadline is None and self.options.timeout_s is not None and self.state is not State.DONE:
+                self.deadline = now + self.options.timeout_s
         self.due = True
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -73,11 +75,12 @@ class Server(Machine):
         """End the round where nobody is waited for, or its time is over."""
         self._tick(now)
         self.due = False
-        late = self.deadline is not None and now >= self.deadline
-        if late:
-            self.deadline = now + (self.options.timeout_s or 0.0)
-        if self.bank is None or self.state is State.DONE or not self.links:
+        if self.bank is None or self.state is State.DONE:
             return
+        if not self.links:
+            self.deadline = None  # the time of a round runs while somebody is in reach
+            return
+        late = self.deadline is not None and now >= self.deadline
         if late:
             self._note("timeout", round=self.round)
         if late or not self.awaited():
@@ -121,7 +124,7 @@ class Server(Machine):
         self.arrived.clear()
         self._hand_down()
         if self.round >= self.options.rounds:
-            self.state = State.DONE
+            self.state, self.deadline = State.DONE, None
             self._note("done", round=self.round)
 
     def _hand_down(self) -> None:
@@ -129,6 +132,22 @@ class Server(Machine):
         self.served = self.bank.clone()
         self.deadline = None if self.options.timeout_s is None else self.now + self.options.timeout_s
         self._broadcast(Served(self.round, self.served))
+
+    STATE = ("incarnation", "now", "state", "links", "refused", "copies", "served", "arrived", "due", "deadline")
+
+    def state_of(self) -> dict[str, Any]:
+        """Return the whole state, field by field; the models are in the memory that `allocate` returned."""
+        fields = {name: getattr(self, name) for name in self.STATE}
+        bare = replace(self.copies, bank=self.copies.bank[:0])
+        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Continue from a whole state; the memory that `allocate` returns holds the models already."""
+        for name in self.STATE:
+            setattr(self, name, fields[name])
+        if fields["clusters"]:
+            self.bank = self.allocate(fields["clusters"])
+            self.copies = replace(self.copies, bank=self.bank)
 
     @staticmethod
     def _own_copy_does_not_count(copies: ClientState) -> ClientState:
@@ -227,3 +246,14 @@ class ServerClient(Machine):
             else replace(ClientState.of(message.bank), round=message.round)
         )
         self.state, self.due = State.WAITING, True
+
+    STATE = ("incarnation", "now", "state", "links", "refused", "copies", "bank", "job", "pending", "reported", "due")
+
+    def state_of(self) -> dict[str, Any]:
+        """Return the whole state, field by field, with the models: they are the server's."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Continue from a whole state."""
+        for name in self.STATE:
+            setattr(self, name, fields[name])

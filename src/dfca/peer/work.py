@@ -107,6 +107,7 @@ NOTES = {
     "jump": "the peer goes on with the round of its neighbours",
     "relay": "a relayed copy was taken",
     "take": "a model of a neighbour's bank was taken",
+    "join": "a peer without models took over those of a neighbour",
     "afresh": "the peer begins with a start of its own",
     "elect": "an election ended; number: the clusters",
     "adopt": "a cluster that others opened was taken",

@@ -15,7 +15,7 @@ from dfca.runs.sink import NullSink
 from dfca.runs.store import RunFolder
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
-from dfca.sim.events.trace import read_trace
+from dfca.sim.events.replay import read_trace
 from dfca.sim.shards import Alone
 
 NOT_COMPARED = ("seconds",)  # of the machine, not of the clock

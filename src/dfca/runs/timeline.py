@@ -17,7 +17,7 @@ from typing import Any
 import networkx as nx
 
 from dfca.experiment.world import TimelineConfig
-from dfca.sim.events.trace import Record
+from dfca.sim.events.books import Line, Record
 from dfca.sim.events.world import SERVER, World
 
 ROUNDS = 10  # of an undisturbed client, where the config does not say how long the window is
@@ -64,19 +64,19 @@ class Timeline:
         self._server = False
         self.over = False  # nothing more can be added
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Iterable[Line]) -> None:
         """Take in what happened."""
         for record in records:
             time, kind, i, peer = record[:4]
             if time > self.end_s:
                 self.over = True
                 return
-            if i not in self._shown:
+            if i not in self._shown or not isinstance(record, Record):
                 continue
             self._server = self._server or (kind == "send" and SERVER in (i, peer))
             if kind in ("start", "warm"):
                 self._open[f"train {i}"] = time
-            elif kind in ("finish", "sit", "warmed", "convert"):
+            elif kind in ("finish", "sit", "warmed", "switch"):
                 self._close("train", i, time)
             elif kind in ("leave", "absent"):
                 self._close("train", i, time)

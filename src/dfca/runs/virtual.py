@@ -21,8 +21,9 @@ from dfca.experiment.world import ClockConfig, TimelineConfig
 from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
+from dfca.sim.events.books import Line
+from dfca.sim.events.replay import to_line
 from dfca.sim.events.simulation import EventSimulation
-from dfca.sim.events.trace import Record
 from dfca.sim.setting import Setting
 from dfca.sim.shards import pieces
 
@@ -33,7 +34,7 @@ class StuckError(DfcaError):
     """A trial in which nobody can go on, with who waits for whom."""
 
 
-def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Record] | None = None) -> EventSimulation:
+def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line] | None = None) -> EventSimulation:
     """Make the event simulation of a trial."""
     config = trial.point.config
     world, clock = config.world, ClockConfig.of(config.clock)
@@ -105,7 +106,7 @@ class VirtualTrial:
 
     def stream(self) -> Stream:
         """Return all models, (m, N, P)."""
-        banks = self._simulation.fleet.banks
+        banks = self._simulation.banks
         return Stream(tuple(banks.shape), banks.dtype, pieces(banks))
 
     def step(self) -> dict[str, Any] | None:
@@ -211,13 +212,12 @@ class TraceFile:
         self._path, self._part = path, path.with_name(path.name + ".part")
         self._begun = False
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Line]) -> None:
         """Write records; the first replace what an earlier run has left."""
-        lines = (json.dumps(each._asdict(), separators=(",", ":")) + "\n" for each in records)
         with explain_write_errors(self._path):
             self._part.parent.mkdir(parents=True, exist_ok=True)
             with self._part.open("ab" if self._begun else "wb") as file:
-                file.write("".join(lines).encode())
+                file.write("".join(map(to_line, records)).encode())
         self._begun = True
 
     def flush(self) -> int:

@@ -1,37 +1,17 @@
-"""The asynchronous simulator: a virtual clock and an event queue drive the sans-I/O clients of `core.client`.
+"""The asynchronous simulator: a virtual clock drives the peers of `dfca.peer` through a world of links and faults.
 
-Each client runs its own rounds at its own pace. A round: choose and train (takes the world's compute time), send, then
+A peer runs its own rounds at its own pace (`peer.peer` says what it does; with a server, `peer.server`). This file says
+when: how long its work takes, who is there, when the samples change, when everybody is scored. `links` carries
+messages, `pool` does the work, `host` hands both to the peers.
 
-  sequential   fold what came while it trained and go on at once; what comes later waits in the mailbox
-  batch        wait until every neighbour in reach has sent its model of this round, or for `timeout_s`, fold, go on
+**An instant.** All events of one time are handled: changes of the world, then what the failure detector notices, ends
+of jobs, departures, deliveries; within a kind in the order in which they were made. Then work that takes no time is
+done, in one call. When nothing is left, the peers that are due are woken in ascending order, and what comes of it is
+handled, until nobody is due. So models that are trained at the same instant all meet before the next round begins, and
+in the ideal world this simulator computes what the synchronous one does (a test says so, for every algorithm).
 
-With a server (ifca, fedavg, oracle) the clients upload what they trained, the server waits for all clients of the round
-that are in reach, takes the mean of each cluster and sends all models to everybody: it is bound by the slowest. Its own
-uplink is not shared: a client's download takes its own bandwidth.
-
-**Order.** Events at the same instant are handled by kind: changes of the world, ends of training, departures, arrivals,
-requests, folds, timeouts, elections, evaluations, starts of rounds; within a kind in the order in which they were made.
-So models that are trained at the same instant all meet before the next round begins, and in the ideal world this
-simulator computes what the synchronous one does (a test says so, for every algorithm).
-
-**Mailbox.** A message of an older round than the newest seen from its sender for its cluster is dropped, so duplicates
-and overtaken messages do nothing. While a client trains, its mailbox keeps the newest message per sender and cluster;
-under `batch`, where a neighbour can be one round ahead, the newest two. An uplink that cannot keep up drops the models
-that were overtaken before they left. A trained model is one snapshot, shared by all its receivers. So memory is bounded
-by the banks, the graph's edges and what is on its way.
-
-**Staleness.** A message weighs by its age: `sim.staleness`. **Links, faults, repeats:** `sim.transport`.
-**Elections, revival:** `sim.elections`.
-
-**Relay.** Offers travel with the models. At the end of its round a client asks for the copies that `core.relay` lets
-it choose among what was offered since its last one; under `batch` it waits for them, else it folds them when they come.
-The copy is the holder's as of the moment it is asked. Rounds date a copy, so among clients of unequal speed the copies
-of the fast ones count as fresher.
-
-**Churn.** A client that leaves loses the work of its round, its mailbox and its outbox. When it returns it goes on with
-the round that its neighbours are in. A client without models (a late joiner, or one that returns empty) asks all
-neighbours for all their models, folds what comes as equals, and begins once each cluster has come, as a rule with the
-bank of the first that answers. Neighbours know who is in reach: nobody waits for a client that is away.
+**Absence.** Who leaves loses everything but its save (its models, where the churn `keeps` them), and returns as a new
+incarnation. A client that is not there from the begin on joins late, without models.
 
 **Drift.** The samples of all clients change at one instant: when the first of them begins the round of the drift. Who
 trains at that moment ends its round on the new ones.
@@ -39,46 +19,29 @@ trains at that moment ends its round on the new ones.
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
 from dfca.peer.staleness import Staleness
-from dfca.sim.events.attendance import Attendance
-from dfca.sim.events.elections import Elections
-from dfca.sim.events.fleet import Fleet
-from dfca.sim.events.mailroom import Mailroom
-from dfca.sim.events.server import Server
-from dfca.sim.events.snapshot import Packer, Unpacker
-from dfca.sim.events.stage import (
-    ASK,
-    CHANGE,
-    CLOSE,
-    DELIVER,
-    DEPART,
-    EVALUATE,
-    FINISH,
-    FLUSH,
-    SETTLE,
-    START,
-    TIMEOUT,
-    WATCH,
-    Packet,
-    Stage,
-)
-from dfca.sim.events.trace import EventResult, Record, replay
-from dfca.sim.events.transport import Transport
-from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
+from dfca.peer.work import Job, WarmUp
+from dfca.sim.events.books import Books, EventResult, Line
+from dfca.sim.events.checkpoint import Packer, Unpacker
+from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, FINISH, Clock, Event
+from dfca.sim.events.host import PeerHost, peer_options
+from dfca.sim.events.links import Links
+from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.replay import replay
+from dfca.sim.events.world import FLOAT_BYTES, SERVER, Link, World
 from dfca.sim.setting import Setting
 
 MAX_EVENTS = 100_000_000
 """A run ends here at the latest: no setting may run for ever."""
+_FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
 
 
 class EventSimulation:
@@ -86,9 +49,9 @@ class EventSimulation:
 
     Without either, the setting's rounds. `setting.aggregation` says sequential or batch. evaluate_every_s None:
     whenever clients have done `setting.evaluate_every` more rounds on average. quorum: the share of the clients that an
-    election waits for. trace: keep all records. replay: the records of an earlier run of the same setting; nothing is
-    drawn and no clock runs, the records are carried out, and the result is bit-identical. dry: nothing is trained,
-    folded, elected or scored: the clockwork alone.
+    election waits for. trace: keep all records. replay: the trace of an earlier run of the same setting; nothing is
+    drawn and no clock runs, the peers are driven by it, and the result is bit-identical. dry: nothing is trained,
+    elected or scored: the clockwork alone.
 
     `run` does all of it. `step` goes on to the next evaluation or mean round; between steps `state` and `restore` carry
     the simulation over a restart, bit by bit.
@@ -106,7 +69,7 @@ class EventSimulation:
         evaluate_every_s: float | None = None,
         quorum: float = 0.8,
         trace: bool = False,
-        replay: Sequence[Record] | None = None,
+        replay: Sequence[Line] | None = None,
         dry: bool = False,
         max_events: int = MAX_EVENTS,
     ) -> None:
@@ -117,64 +80,61 @@ class EventSimulation:
             raise ConfigError(f"rounds must be >= 1, got {rounds}")
         if not 0 < quorum <= 1:
             raise ConfigError(f"quorum must be in (0, 1], got {quorum}")
-        self.setting, self.world, self.timeout_s = setting, world or World(), timeout_s
+        self.setting, self.world, clients = setting, world or World(), setting.clients
         self.until_s = math.inf if until_s is None else until_s
         self.every_s, self.max_events, self.replay = evaluate_every_s, max_events, replay
-        self.fleet = Fleet(setting, dry)
-        self.model_bytes = self.fleet.size * FLOAT_BYTES
-        rounds = rounds or (setting.rounds if until_s is None else sys.maxsize)
-        self.stage = Stage(setting, self.world, self.fleet, staleness or Staleness(), rounds, trace)
-        self.ledger, self.nodes, self.near = self.stage.ledger, self.stage.nodes, self.stage.near
-        self.transport = Transport(self.stage, self.model_bytes)
-        slowdowns = self.world.compute.slowdowns(setting.seed, setting.clients)
-        step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
-        self._round_s = [each * max(1, setting.local.steps) for each in step_s]
-        elects = (setting.algorithm.start == "elected" or setting.algorithm.revives) and not dry
-        warm_s = [each * setting.algorithm.election.warmup_steps for each in step_s]
-        self._elected = elects and setting.algorithm.start == "elected"
-        self.elections = Elections(self.stage, self.transport, quorum, warm_s) if elects else None
-        self.server = Server(self.stage, self.transport, timeout_s) if self.fleet.shared else None
-        self.mailroom = Mailroom(self.stage, self.transport, self.server, self.elections, self._end_round)
-        self.attendance = Attendance(self.stage, self.transport, self.server, self.elections, self.mailroom.try_close)
-        self.mailroom.attendance = self.attendance
-        if self.elections is not None:
-            self.elections.attendance = self.attendance
-        degrees = [1] * setting.clients if self.server else [len(near) for near in self.near]
-        self.world.check(degrees, self.model_bytes, timeout_s)
+        self.pool = ClientPool(setting, dry)
+        self.model_bytes = self.pool.flat.size * FLOAT_BYTES
+        near = neighbours_of(setting)
+        self.world.check([len(each) for each in near[:clients]], self.model_bytes, timeout_s)
+        self.clock, self.books = Clock(), Books(clients, trace)
+        self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
+        hop_s = slowest_hop(self.world.link, near, clients, self.model_bytes)
+        options = peer_options(
+            setting,
+            self.pool,
+            near,
+            rounds=rounds or (setting.rounds if until_s is None else sys.maxsize),
+            timeout_s=timeout_s,
+            staleness=staleness,
+            quorum=quorum,
+            join_s=max(10.0, 4 * hop_s),
+            hang_s=max(60.0, 20 * hop_s),
+        )
+        self.host = PeerHost(options, self.pool, self.books)
+        self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
+        slowdowns = self.world.compute.slowdowns(setting.seed, clients)
+        self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
         self.handled = 0
         self.done = False
-        self._batch = setting.aggregation == "batch"
         self._scored_at = -1
-        self._due = setting.evaluate_every * setting.clients
-        self._handlers: dict[int, Callable[[int, Any], None]] = {
-            FINISH: self._on_finish,
-            DEPART: self.transport.on_depart,
-            DELIVER: self.transport.on_deliver,
-            FLUSH: self.transport.on_flush,
-            ASK: self.mailroom.on_ask,
-            CLOSE: self.mailroom.on_close,
-            TIMEOUT: self._on_timeout,
-            START: self._on_start,
-        }
-        if self.elections is not None:
-            self._handlers |= {WATCH: self.elections.on_watch, SETTLE: self.elections.on_settle}
+        self._due = setting.evaluate_every * clients
+        self._due_s = math.inf if evaluate_every_s is None else evaluate_every_s
+        self._stays = [0] * clients
+        self._returns: set[int] = set()
+        self._drifter: int | None = None
 
     # The run as a whole.
 
     @property
     def round(self) -> int:
         """How many rounds the clients have done on average, rounded down."""
-        return self.ledger.rounds_done
+        return self.books.rounds_done
 
     @property
     def now(self) -> float:
         """The virtual time in seconds."""
-        return self.stage.now
+        return self.clock.now
+
+    @property
+    def banks(self) -> Tensor:
+        """The models of all clients, (m, N, P), or the server's (m, 1, P)."""
+        return self.pool.fill(self.host.sizes())
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return self.fleet.still.notes
+        return self.pool.notes(self.host.models())
 
     def run(self) -> EventResult:
         """Run to the end.
@@ -193,274 +153,279 @@ class EventSimulation:
         Raises RunError as `run` does.
         """
         if self.replay is not None:
-            if self._elected:
-                self._take_models()
-            replay(self.stage, self.replay)
+            replay(self.host, self.replay, self.world.churn.keeps)
             self.done = True
-            return self._last_row()
+            return next(reversed(self.host.metrics), None)
+        before = self.books.rounds_done
         if not self.handled:
             self._begin()
-        stage, before = self.stage, self.ledger.rounds_done
         while not self._is_over():
-            rank = self._handle_next()
-            if rank == EVALUATE:
-                return self._last_row()
-            if self.ledger.rounds_done > before and stage.queue and stage.queue[0][0] > stage.now:
+            time = min(self._next_time(), self._due_s)
+            self.clock.now = self.host.now = time
+            self._handle_instant()
+            row = self._evaluate() if self._is_evaluated() else None
+            self._drift()
+            if row is not None:
+                return row
+            if self.books.rounds_done > before:
                 return None
         self.done = True
-        stage.now = self.until_s if self.until_s < math.inf else stage.now
-        if self._scored_at == self.ledger.kinds.total():
-            return None
-        self._evaluate()
-        return self._last_row()
+        self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
+        return None if self._scored_at == self.books.kinds.total() else self._evaluate()
 
-    def _last_row(self) -> dict[str, Any] | None:
-        return next(reversed(self.stage.metrics), None)
-
-    def take_trace(self) -> list[Record]:
-        """Hand over the records since the last call, and forget them."""
-        taken = self.ledger.trace or []
-        if self.ledger.trace is not None:
-            self.ledger.trace = []
-        return taken
+    def take_trace(self) -> list[Line]:
+        """Hand over the trace since the last call, and forget it."""
+        return self.books.take_trace()
 
     def result(self) -> EventResult:
         """Sum up what happened so far."""
-        fleet, clients = self.fleet, self.setting.clients
-        assignments = [state.assignment for state in fleet.states[:clients]]
-        return EventResult(
-            metrics=self.stage.metrics,
-            banks=fleet.banks,
-            assignments=torch.tensor([-1 if each is None else each for each in assignments]),
-            rounds=[node.round for node in self.nodes[:clients]],
-            time_s=self.ledger.time,
-            idle_shares=self.ledger.idle_shares(),
-            compute_s=self.ledger.busy_s(),
-            staleness=dict(sorted(self.ledger.ages.items())),
-            records=dict(self.ledger.kinds),
-            rejected=sum(state.rejected for state in fleet.states),
-            trace=self.ledger.trace,
-        )
+        return self.host.result()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Give everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
+        """Return everything that a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
 
-        Records that nobody has taken are among the facts.
+        A trace that nobody has taken is among the facts.
         """
-        packer = Packer()
-        facts = {name: part.pack(packer) for name, part in self._parts().items()}
-        names = ("handled", "done", "_scored_at", "_due")
-        return packer.tensors, {**facts, **{name: getattr(self, name) for name in names}}
+        banks = self.pool.fill(self.host.sizes())
+        packer = Packer(banks)
+        clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
+        facts = {
+            "clock": clock,
+            "books": self.books.state(),
+            "links": self.links.state(),
+            "pool": self.pool.state(),
+            "host": self.host.state(),
+            "own": {name: getattr(self, name) for name in _FACTS},
+        }
+        packed = {name: packer.pack(part) for name, part in facts.items()}
+        return {**packer.tensors, "bank": banks}, packed
 
     def restore(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Continue from a state."""
-        stored, fresh = tuple(tensors["bank"].shape), tuple(self.fleet.banks.shape)
+        stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
         if stored[1:] != fresh[1:]:
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        unpacker, parts = Unpacker(tensors), self._parts()
-        for name, part in parts.items():
-            part.restore(facts[name], unpacker)
-        for name, value in facts.items():
-            if name not in parts:
-                setattr(self, name, value)
+        self.pool.restore(Unpacker({}).unpack(facts["pool"]), tensors["bank"])
+        unpacker = Unpacker(tensors, self.pool.banks)
+        for name, value in unpacker.unpack(facts["own"]).items():
+            setattr(self, name, value)
+        self.books.restore(unpacker.unpack(facts["books"]))
+        self.links.restore(unpacker.unpack(facts["links"]))
+        self.host.restore(unpacker.unpack(facts["host"]))
+        clock = unpacker.unpack(facts["clock"])
+        self.clock.now, self.clock.made = clock["now"], clock["made"]
+        for event in clock["queue"]:
+            if event[1] == FINISH:
+                event = (*event[:4], self.host.peers[event[3]].job)
+            self.clock.queue.append(tuple(event))
+        self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
 
-    def _parts(self) -> dict[str, Any]:
-        parts = {"fleet": self.fleet, "stage": self.stage, "ledger": self.ledger, "transport": self.transport}
-        if self.server is not None:
-            parts["server"] = self.server
-        if self.elections is not None:
-            parts["elections"] = self.elections
-        return parts
+    def _packable_queue(self) -> list[list[Any]]:
+        """Return the events to come in order; of jobs, those that run: a peer knows its job."""
+        events = sorted(self.clock.queue, key=lambda event: event[:3])
+        jobs = [None if peer is None else peer.job for peer in self.host.peers]
+        return [
+            list(event[:4] if event[1] == FINISH else event)
+            for event in events
+            if event[1] != FINISH or event[4] is jobs[event[3]]
+        ]
 
     # The clock.
 
     def _begin(self) -> None:
-        stage, world, late = self.stage, self.world, set()
-        firsts = {each.client: each.end_s for each in world.absences if each.begin_s == 0}
-        for i, at_s in sorted({**{each.client: each.at_s for each in world.late_joiners}, **firsts}.items()):
-            late.add(i)
-            stage.note("absent", i)
-            node = self.nodes[i]
-            node.here = node.holds = False
-            self.fleet.empty(i)
-            if at_s < math.inf:
-                stage.push(at_s, CHANGE, i, ("return", None))
+        clock, host, world = self.clock, self.host, self.world
+        late = {each.client: each.at_s for each in world.late_joiners}
+        late |= {each.client: each.end_s for each in world.absences if each.begin_s == 0}
+        for i, at_s in sorted(late.items()):
+            self.books.note(0.0, "absent", i)
+            self._plan_return(i, at_s)
         for each in world.absences:
             if each.begin_s > 0:
-                stage.push(each.begin_s, CHANGE, each.client, ("leave", each.end_s))
+                clock.push(each.begin_s, CHANGE, "leave", each.client, each.end_s)
         for number, partition in enumerate(world.partitions):
-            stage.push(partition.begin_s, CHANGE, 0, ("split", number))
+            clock.push(partition.begin_s, CHANGE, "split", number, None)
             if partition.end_s < math.inf:
-                stage.push(partition.end_s, CHANGE, 0, ("heal", number))
-        if self.every_s is not None:
-            stage.push(self.every_s, EVALUATE, 0)
-        for i in range(self.setting.clients):
-            if i not in late:
-                self.attendance.plan_leave(i)
-                if not self._elected:
-                    stage.push(0.0, START, i)
-        if self._elected:
-            assert self.elections is not None
-            self._take_models()
-            self.elections.begin()
-        if self.server is not None:
-            self.server.begin_round()
+                clock.push(partition.end_s, CHANGE, "heal", number, None)
+        while clock.queue and clock.queue[0][0] == 0 and clock.queue[0][3] == "split":
+            self._on_change(clock.pop())
+        present = [i for i in range(self.setting.clients) if i not in late]
+        for i in present:
+            self._plan_leave(i)
+        for i in [*present, *([SERVER] if self.pool.shared else [])]:
+            host.begin(i, late=False)
+        for i in [*present, *([SERVER] if self.pool.shared else [])]:
+            self.links.arrive(i)
+        self.handled = 1
 
-    def _take_models(self) -> None:
-        """Leave everybody without models: they are yet to be elected."""
-        for i, node in enumerate(self.nodes):
-            node.holds = False
-            self.fleet.bare.add(i)
+    def _next_time(self) -> float:
+        if self.host.due or self.host.short:
+            return self.clock.now
+        queue = self.clock.queue
+        return min(queue[0][0] if queue else math.inf, self.host.next_timer())
 
     def _is_over(self) -> bool:
-        """Tell whether the run has ended; raises RunError where nobody can go on."""
-        stage = self.stage
-        if not stage.live and (self._all_done() or not stage.changes):
-            if not self._all_done():
-                self._diagnose()
+        """Return whether the run has ended; raises RunError where nobody can go on."""
+        time = self._next_time()
+        if not self.clock.live and not self.host.due and not self.host.short and self._all_done():
             return True
-        return stage.queue[0][0] > self.until_s
+        if time == math.inf:
+            self._diagnose()
+        return min(time, self._due_s) > self.until_s
 
-    def _handle_next(self) -> int:
-        """Handle one event; returns its kind."""
-        stage = self.stage
-        time, rank, _, client, epoch, payload = heapq.heappop(stage.queue)
-        stage.now = time
+    def _all_done(self) -> bool:
+        if self.pool.shared and self.host.is_done(SERVER):
+            return True
+        return all(
+            self.host.is_done(i) or (self.host.peers[i] is None and i not in self._returns)
+            for i in range(self.setting.clients)
+        )
+
+    def _handle_instant(self) -> None:
+        """Handle everything of this time."""
+        clock, host, now = self.clock, self.host, self.clock.now
+        while True:
+            while clock.queue and clock.queue[0][0] <= now:
+                self._handle(clock.pop())
+            if host.short:
+                for each in host.do_short_jobs():
+                    host.finish(*each)
+                continue
+            due = host.take_due()
+            if not due:
+                return
+            for i in due:
+                self._count()
+                host.wake(i)
+
+    def _handle(self, event: Event) -> None:
+        self._count()
+        kind = event[1]
+        if kind == DELIVER:
+            self.links.on_deliver(event)
+        elif kind == DEPART:
+            self.links.on_depart(event)
+        elif kind == FINISH:
+            self._on_finish(event)
+        elif kind == CHANGE:
+            self._on_change(event)
+        else:
+            self.links.on_notice(event)
+
+    def _count(self) -> None:
         self.handled += 1
         if self.handled > self.max_events:
             raise RunError(
-                f"stopped after max_events = {self.max_events} events, at {stage.now:g} s of virtual time and "
-                f"{self.ledger.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
+                f"stopped after max_events = {self.max_events} events, at {self.clock.now:g} s of virtual time and "
+                f"{self.books.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
             )
-        if rank == CHANGE:
-            stage.changes -= 1
-            self.attendance.on_change(client, payload)
-        elif rank == EVALUATE:
-            self._evaluate()
-            if self.every_s is not None:
-                stage.push(stage.now + self.every_s, EVALUATE, 0)
+
+    # Work.
+
+    def _on_begun(self, i: int, job: Job) -> None:
+        compute, local, now = self.world.compute, self.setting.local, self.clock.now
+        if isinstance(job, WarmUp):
+            seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
         else:
-            stage.live -= 1
-            if epoch == self.nodes[client].epoch or rank in (DELIVER, SETTLE):
-                self._handlers[rank](client, payload)
-            elif rank == DEPART:
-                self.transport.forget(payload[1])
-        return rank
+            round: int = job.round  # type: ignore[union-attr]
+            seconds = self._step_s[i] * max(1, local.steps) * compute.noise(self.setting.seed, i, round)
+            drift = self.setting.drift
+            if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
+                self._drifter = i
+        self.clock.push(now + seconds, FINISH, i, job)
 
-    def _all_done(self) -> bool:
-        if self.server and self.nodes[SERVER].round >= self.stage.rounds:
-            return True
-        return all(node.done for node in self.nodes[: self.setting.clients])
+    def _on_finish(self, event: Event) -> None:
+        """End all jobs of this instant that were not cancelled: one call of the engine does them."""
+        clock, peers, ended = self.clock, self.host.peers, [event]
+        while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
+            self._count()
+            ended.append(clock.pop())
+        running = [i for _, _, _, i, job in ended if (peer := peers[i]) is not None and peer.job is job]
+        if running:
+            for each in self.host.do_jobs(running):
+                self.host.finish(*each)
 
-    def _evaluate(self) -> None:
-        self.stage.note("evaluate", SERVER)
-        self.stage.score()
-        self._scored_at = self.ledger.kinds.total()
-
-    # Rounds.
-
-    def _on_start(self, i: int, _: Any) -> None:
-        node, drift = self.nodes[i], self.setting.drift
-        if node.held:
-            node.owes = True
-            return
-        if drift is not None and not self.fleet.drifted and node.round >= drift[0]:
-            self.stage.note("drift", i)
-            self.fleet.drift()
-        node.busy = True
-        if self.server and not self.stage.takes_part(i, node.round):
-            self._sit(i)
-            self.server.check()
-            return
-        self.stage.note("start", i, round=node.round)
-        noise = self.world.compute.noise(self.setting.seed, i, node.round)
-        self.stage.push(self.stage.now + self._round_s[i] * noise, FINISH, i)
-
-    def _sit(self, i: int) -> None:
-        node = self.nodes[i]
-        node.busy = False
-        self.stage.note("sit", i, round=node.round)
-        self.fleet.sit(i)
-        node.round += 1
-        self._count_round()
-
-    def _on_finish(self, i: int, warmed: Any) -> None:
-        node, stage = self.nodes[i], self.stage
-        if self.elections is not None and warmed is not None:
-            self.elections.on_warm(i, warmed)
-            return
-        if not stage.takes_part(i, node.round):
-            self._sit(i)
-            self._end_round(i)
-            return
-        node.busy, now = False, node.round
-        stage.note("finish", i, round=now)
-        self.ledger.multiplications += self.fleet.work(i)
-        messages = self.fleet.train(i, now)
-        node.round += 1
-        stage.finished(i)
-        self._count_round()
-        if self.fleet.silent:
-            stage.go_on(i)
-            return
-        if self.elections is not None and self.elections.watches:
-            self.elections.trained(i)
-        offers = self.fleet.offers(i) if self.fleet.relays else None
-        packets = [
-            Packet("model", each, len(messages), made_s=stage.now, offers=offers, charter=node.charter)
-            for each in messages
-        ]
-        if not packets:  # training diverged: say so, so that nobody waits
-            packets = [Packet("nothing", stage.nothing(i, round=now), offers=offers, charter=node.charter)]
-        for peer in [SERVER] if self.server else self.near[i]:
-            if stage.in_reach(i, peer):
-                for packet in packets:
-                    self.transport.send(i, peer, packet)
-        if self.server:
-            if node.pending is not None:
-                self.server.download(i, node.pending)
-        elif self._batch:
-            node.waiting = now
-            if self.timeout_s is not None:
-                stage.push(stage.now + self.timeout_s, TIMEOUT, i, now)
-            self.mailroom.try_close(i)
-        else:
-            if self.fleet.relays:
-                stage.push(stage.now, ASK, i)
-            self.mailroom.plan_close(i)
-            self._end_round(i)
-
-    def _end_round(self, i: int) -> None:
-        """Let a client go on, through an election if there is one."""
-        if self.elections is not None:
-            self.elections.plan_watch(i)
-            self.elections.may_join(i)
-        self.stage.go_on(i)
-
-    def _count_round(self) -> None:
-        if self.every_s is None and self.ledger.finished >= self._due:
+    def _is_evaluated(self) -> bool:
+        """Return whether an evaluation is due, and plan the next."""
+        if self.every_s is not None:
+            due = self.clock.now >= self._due_s
+            self._due_s += self.every_s if due else 0.0
+            return due
+        due = self.books.finished >= self._due
+        while self.books.finished >= self._due:
             self._due += self.setting.evaluate_every * self.setting.clients
-            self.stage.push(self.stage.now, EVALUATE, 0)
+        return due
 
-    def _on_timeout(self, i: int, now: int) -> None:
-        node = self.nodes[i]
-        if self.server and i == SERVER:
-            if node.round == now:
-                self.stage.note("timeout", SERVER, round=now)
-                self.server.broadcast()
-        elif node.waiting == now:
-            self.stage.note("timeout", i, round=now)
-            self.mailroom.on_close(i, None)
+    def _evaluate(self) -> dict[str, Any]:
+        row = self.host.evaluate()
+        self._scored_at = self.books.kinds.total()
+        return row
 
-    # When nobody can go on.
+    def _drift(self) -> None:
+        if self._drifter is not None:
+            self.host.drift(self._drifter)
+            self._drifter = None
+
+    # Who is there.
+
+    def _on_change(self, event: Event) -> None:
+        what, i, detail = event[3:]
+        if what == "leave":
+            self._leave(i, detail)
+        elif what == "return":
+            self._returns.discard(i)
+            self.books.note(self.clock.now, "return", i)
+            self._plan_leave(i)
+            self.host.begin(i, late=self.host.saved[i] is None)
+            self.links.arrive(i)
+        else:
+            self.books.note(self.clock.now, what, 0, round=i)
+            self.links.cut(i, closed=what == "split")
+
+    def _plan_leave(self, i: int) -> None:
+        """Draw when a client leaves."""
+        churn = self.world.churn
+        if churn.leaves_per_s:
+            self._stays[i] += 1
+            stay = churn.stay(self.setting.seed, i, self._stays[i])
+            self.clock.push(self.clock.now + stay, CHANGE, "leave", i, None)
+
+    def _leave(self, i: int, until_s: float | None) -> None:
+        churn = self.world.churn
+        self.books.note(self.clock.now, "leave", i)
+        self.host.leave(i, churn.keeps)
+        if until_s is None:
+            until_s = self.clock.now + churn.absence(self.setting.seed, i, self._stays[i])
+        self._plan_return(i, until_s)
+        self.links.leave(i)
+
+    def _plan_return(self, i: int, at_s: float) -> None:
+        if at_s < math.inf:
+            self._returns.add(i)
+            self.clock.push(at_s, CHANGE, "return", i, None)
 
     def _diagnose(self) -> None:
         """Raise RunError with who waits for whom."""
-        waits = self.attendance.waits()
+        waits = self.host.waits()
         shown = "; ".join(waits[:6]) + (f"; and {len(waits) - 6} more" if len(waits) > 6 else "")
-        lost = self.ledger.kinds["lost"] + self.ledger.kinds["corrupt"]
-        way_out = "give timeout_s" if self.server else 'give timeout_s, or use aggregation "sequential"'
+        lost = self.books.kinds["lost"] + self.books.kinds["corrupt"]
+        advice = "give timeout_s" if self.pool.shared else 'give timeout_s, or use aggregation "sequential"'
         raise RunError(
-            f"nobody can go on at {self.stage.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
-            f"{way_out}"
+            f"nobody can go on at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
+            f"{advice}"
         )
+
+
+def neighbours_of(setting: Setting) -> list[list[int]]:
+    """List the neighbours of each client; with a server, it is the only one, and its clients come last."""
+    clients = setting.clients
+    if setting.algorithm.exchange == "server":
+        return [*([SERVER] for _ in range(clients)), list(range(clients))]
+    if setting.algorithm.exchange == "none":
+        return [[] for _ in range(clients)]
+    return [sorted(setting.graph.neighbors(i)) for i in range(clients)]
+
+
+def slowest_hop(link: Link, near: Sequence[Sequence[int]], clients: int, model_bytes: int) -> float:
+    """Estimate how long a model takes to all neighbours at the client that needs longest, in seconds."""
+    uplinks = [len(near[i]) * model_bytes / each for i, each in enumerate(link.bandwidths(clients)) if near[i]]
+    return max(uplinks, default=0.0) + link.retry_s

@@ -1,0 +1,256 @@
+"""What happened in virtual time: records, the books that they fill, and a run's result.
+
+A trace is a list of records, in order: what went into each peer (`Input`), and what came of it (`Record`): the notes of
+the peer, then what the links did. The inputs are enough to drive the peers again (`sim.events.replay`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dfca.peer.work import NOTES
+from dfca.sim.events.world import SERVER
+from dfca.sim.metrics_table import Metrics
+
+WORLD_KINDS = frozenset(("absent", "leave", "return", "split", "heal", "drift", "evaluate"))
+"""What happens to the world, and to the run."""
+LINK_KINDS = frozenset(("queue", "overtaken", "send", "lost", "corrupt", "repeat", "answer", "candidacy"))
+"""What links do."""
+KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
+"""What a record can say."""
+INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "finished", "scored", "wake"))
+"""What can go into a peer; "scored" is the end of a short job."""
+_SENDS = frozenset(("send", "answer", "repeat"))
+_STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch"))
+_BOOKED = _SENDS | _STOPS | {"start", "warm", "return", "candidacy", "fold"}
+
+
+class Record(NamedTuple):
+    """What happened to `client` at `time`; peer, cluster and round where they mean something.
+
+    number: of a fold, the age of the model; of models that leave, how many.
+    """
+
+    time: float
+    kind: str
+    client: int
+    peer: int = -2
+    cluster: int = -1
+    round: int = -1
+    number: float = -1
+
+
+class Input(NamedTuple):
+    """What went into the peer of `client` at `time`.
+
+    peer: the neighbour that it came from, or that came or went. number: of a message, the sender's count of all that it
+    ever sent; of finished work, the call of the engine that did it; of a begin, 1 where it joins late. waited_s: how
+    long a message waited for the uplink; broken: whether a link broke it.
+    """
+
+    time: float
+    kind: str
+    client: int
+    peer: int = -2
+    number: int = -1
+    waited_s: float = 0.0
+    broken: bool = False
+
+
+Line = Record | Input
+
+
+class Books:
+    """Counts what happens; a run and its replay keep the same books.
+
+    start_models: models that elections sent; scalars: numbers that travelled besides models; away: clients that are
+    away now; multiplications: those of all rounds (`ClientPool.work`), without rounds that were broken off.
+    """
+
+    def __init__(self, clients: int, keep: bool) -> None:
+        self.clients = clients
+        self.trace: list[Line] | None = [] if keep else None
+        self.kinds: Counter[str] = Counter()
+        self.ages: Counter[int] = Counter()
+        self.sent_by_client, self.sent_by_cluster = [0] * clients, [0]
+        self.server_models, self.start_models, self.scalars, self.finished = 0, 0, 0, 0
+        self.multiplications = 0
+        self.time = 0.0
+        self.away = 0
+        self._busy, self._began = [0.0] * clients, [math.nan] * clients
+        self._away, self._left = [0.0] * clients, [math.nan] * clients
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds the clients have done on average, rounded down."""
+        return self.finished // self.clients
+
+    def note(
+        self,
+        time: float,
+        kind: str,
+        client: int,
+        peer: int = -2,
+        cluster: int = -1,
+        round: int = -1,
+        number: float = -1,
+    ) -> None:
+        """Enter what happened into the books."""
+        self.time = time
+        self.kinds[kind] += 1
+        if self.trace is not None:
+            self.trace.append(Record(time, kind, client, peer, cluster, round, number))
+        if kind not in _BOOKED:
+            return
+        if kind in _SENDS:
+            self._count(client, cluster, number)
+        elif kind == "fold":
+            self.ages[int(number)] += 1
+        elif kind == "candidacy":
+            self.start_models += 1
+        elif client == SERVER:
+            return
+        elif kind == "start" or kind == "warm":
+            self._began[client] = time
+        elif kind == "return":
+            self._away[client] += time - self._left[client]
+            self._left[client] = math.nan
+            self.away -= 1
+        else:
+            self._stop(time, kind, client)
+
+    def _count(self, client: int, cluster: int, number: float) -> None:
+        if client == SERVER:
+            self.server_models += int(number)
+        elif cluster >= 0:
+            self.sent_by_client[client] += 1
+            self.sent_by_cluster += [0] * (cluster + 1 - len(self.sent_by_cluster))
+            self.sent_by_cluster[cluster] += 1
+
+    def _stop(self, time: float, kind: str, client: int) -> None:
+        if kind in ("finish", "sit"):
+            self.finished += 1
+        elif kind in ("leave", "absent"):
+            self._left[client] = time
+            self.away += 1
+        if kind != "sit" and self._began[client] == self._began[client]:
+            self._busy[client] += time - self._began[client]
+        self._began[client] = math.nan
+
+    def busy_s(self) -> list[float]:
+        """Return for how many seconds each client has trained so far, broken-off rounds included."""
+        return [
+            done + (self.time - began if began == began else 0.0)
+            for done, began in zip(self._busy, self._began, strict=True)
+        ]
+
+    def idle_shares(self) -> list[float]:
+        """Return for each client the part of its time here in which it did not train."""
+        shares = []
+        for i, busy in enumerate(self.busy_s()):
+            away = self._away[i] + (self.time - self._left[i] if self._left[i] == self._left[i] else 0.0)
+            shares.append(1 - busy / (self.time - away) if self.time > away else 0.0)
+        return shares
+
+    def traffic(self, model_bytes: int, models: int) -> dict[str, Any]:
+        """Return what was sent so far, as `sim.rounds.exchange` counts it."""
+        messages, by_cluster = sum(self.sent_by_client), list(self.sent_by_cluster)
+        return {
+            "messages_sent": messages,
+            "bytes_sent": (messages + self.start_models) * model_bytes + 4 * self.scalars,
+            "start_bytes": self.start_models * model_bytes,
+            "scalars_sent": self.scalars,
+            "server_bytes_sent": self.server_models * model_bytes,
+            "messages_by_client": list(self.sent_by_client),
+            "messages_by_cluster": by_cluster + [0] * (models - len(by_cluster)),
+            "model_bytes": model_bytes,
+        }
+
+    def times(self) -> dict[str, Any]:
+        """Return how the clients spent their time so far."""
+        idle = self.idle_shares()
+        return {
+            "away": self.away,
+            "idle_share": sum(idle) / len(idle),
+            "compute_s": sum(self.busy_s()),
+            "multiplications": self.multiplications,
+        }
+
+    def take_trace(self) -> list[Line]:
+        """Hand over the trace since the last call, and forget it."""
+        taken = self.trace or []
+        if self.trace is not None:
+            self.trace = []
+        return taken
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs."""
+        return dict(vars(self))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned; the trace that was handed over before is not in it."""
+        keep = self.trace is not None
+        vars(self).update(state)
+        self.trace = (self.trace or []) if keep else None
+
+
+@dataclass(frozen=True)
+class EventResult:
+    """A finished run against virtual time.
+
+    metrics: rows with time_s, accuracy, cluster_accuracy, bytes_sent, ... as in the synchronous simulator; banks
+    (m, N, P), (m, 1, P) with a server; assignments (N,), -1 where a client never trained; idle_shares (N,): of the time
+    that a client was there, the part in which it did not train; compute_s (N,): for how long each trained, warm-ups and
+    rounds that were broken off included; staleness: how many folds had which age (seconds rounded down); records: how
+    many events of each kind; rejected: messages that clients refused; trace: all of it, if asked for and not taken.
+    """
+
+    metrics: Metrics
+    banks: Tensor
+    assignments: Tensor
+    rounds: list[int]
+    time_s: float
+    idle_shares: list[float]
+    compute_s: list[float]
+    staleness: dict[int, int]
+    records: dict[str, int]
+    rejected: int
+    trace: list[Line] | None
+
+    def time_to(self, accuracy: float) -> float | None:
+        """Return when the mean accuracy was first seen at or above a target, in seconds; None: never."""
+        return self._first(accuracy, "time_s")
+
+    def bytes_to(self, accuracy: float) -> float | None:
+        """Return how many bytes had been sent by then, the server's included; None: never."""
+        sent, served = self._first(accuracy, "bytes_sent"), self._first(accuracy, "server_bytes_sent")
+        return None if sent is None or served is None else sent + served
+
+    def compute_to(self, accuracy: float) -> float | None:
+        """Return how many seconds all clients together had trained by then: what stands for energy; None: never."""
+        return self._first(accuracy, "compute_s")
+
+    def catch_up_s(self, client: int, joined_s: float, share: float = 0.95) -> float | None:
+        """Return how long a late joiner needed to reach that share of the others' mean accuracy; None: never.
+
+        Seen at the evaluations: no finer than they are.
+        """
+        for row in self.metrics:
+            if row["time_s"] < joined_s or client in row["without_models"]:
+                continue
+            others = [
+                score
+                for i, score in enumerate(row["accuracy_by_client"])
+                if i != client and i not in row["without_models"]
+            ]
+            if others and row["accuracy_by_client"][client] >= share * sum(others) / len(others):
+                return float(row["time_s"] - joined_s)
+        return None
+
+    def _first(self, accuracy: float, column: str) -> float | None:
+        return next((row[column] for row in self.metrics if row["accuracy"] >= accuracy), None)

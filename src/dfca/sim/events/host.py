@@ -1,0 +1,317 @@
+"""The peers of a run: everything that goes into one goes through here, and so does everything that comes out.
+
+A `PeerHost` has no clock and no links. The simulator drives it by events (`sim.events.simulation`), a replay by the
+trace of an earlier run (`sim.events.replay`): the same inputs in the same order give the same bits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from dfca.core.client import rules_of
+from dfca.peer.machine import Machine
+from dfca.peer.messages import LARGE, Update, scalars
+from dfca.peer.options import PeerOptions
+from dfca.peer.peer import Peer, Saved, State
+from dfca.peer.server import Server, ServerClient
+from dfca.peer.staleness import Staleness
+from dfca.peer.work import Draw, Job, Note, Score, Train
+from dfca.sim.events.books import Books, EventResult, Input
+from dfca.sim.events.links import Parcel, corrupted
+from dfca.sim.events.pool import ClientPool, Order
+from dfca.sim.events.world import SERVER
+from dfca.sim.metrics_table import Metrics
+from dfca.sim.setting import Setting
+
+_LARGE = frozenset(LARGE)
+_FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
+
+
+class PeerHost:
+    """The peers of a run, the server's last. now: the time of what goes in.
+
+    lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
+    short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
+    those that are to be woken now. send: called with (sender, receiver, message, number); begun: called with a client
+    and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
+    """
+
+    def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
+        self.options, self.pool, self.books = options, pool, books
+        self.metrics = Metrics()
+        self.peers: list[Machine | None] = [None] * len(options)
+        self.now = 0.0
+        self.lives = [0] * len(options)
+        self.saved: list[Saved | None] = [None] * len(options)
+        self.sent, self.rounds = [0] * len(options), [0] * len(options)
+        self.refused, self.calls = 0, 0
+        self.short: list[tuple[int, Machine, Job]] = []
+        self.wakes = [math.inf] * len(options)
+        self.due: set[int] = set()
+        self._timers: list[tuple[float, int]] = []
+        self.noted: deque[Note] | None = None
+        self.send: Callable[[int, int, Any, int], None]
+        self.begun: Callable[[int, Job], None]
+
+    # Inputs.
+
+    def begin(self, i: int, late: bool) -> None:
+        """Make a peer, from what it has kept if there is something, and let it begin."""
+        self._log("begin", i, number=int(late))
+        peer = self._make(i)
+        self.lives[i] += 1
+        self.saved[i] = None
+        peer.begin(self.now, late)
+        self._drain(i, peer)
+
+    def connected(self, i: int, other: int) -> None:
+        """Tell a peer that a neighbour is in reach."""
+        peer = self._take(i, "connected", other)
+        peer.connected(other, self.now)
+        self._drain(i, peer)
+
+    def disconnected(self, i: int, other: int) -> None:
+        """Tell a peer that a neighbour is out of reach."""
+        peer = self._take(i, "disconnected", other)
+        peer.disconnected(other, self.now)
+        self._drain(i, peer)
+
+    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
+        """Hand a peer what has arrived."""
+        sender, _, message, number, _, _, waited_s, _ = parcel
+        peer = self.peers[i]
+        assert peer is not None
+        if self.books.trace is not None:
+            self.books.trace.append(Input(self.now, "receive", i, sender, number, waited_s, broken))
+        if waited_s and type(message) is Update:
+            message = message._replace(age_s=message.age_s + waited_s)
+        if broken:
+            message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
+        peer.receive(sender, message, self.now)
+        self._drain(i, peer)
+
+    def wake(self, i: int) -> None:
+        """Tell a peer that nothing else is to be handled now."""
+        peer = self._take(i, "wake")
+        peer.wake(self.now)
+        self._drain(i, peer)
+
+    def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
+        """Do the long jobs of some clients in one call: (client, job, result)."""
+        orders = []
+        for i in clients:
+            peer = self.peers[i]
+            assert peer is not None
+            assert peer.job is not None
+            orders.append(Order(i, peer.job, peer.bank))
+        self.calls += 1
+        return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
+
+    def do_short_jobs(self) -> list[tuple[int, Job, Any]]:
+        """Do the jobs that take no time in one call: (client, job, result)."""
+        orders = [Order(i, job, None) for i, peer, job in self.short if self.peers[i] is peer]
+        self.short = []
+        self.calls += 1
+        return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
+
+    def finish(self, i: int, job: Job, result: Any) -> None:
+        """Hand a peer what came of its job."""
+        peer = self._take(i, "scored" if isinstance(job, Score | Draw) else "finished", number=self.calls)
+        if type(job) is Train:
+            assert peer.bank is not None
+            self.books.multiplications += self.pool.work(i, len(peer.bank))
+        peer.finished(job, result, self.now)
+        self._drain(i, peer)
+
+    def leave(self, i: int, keeps: bool) -> None:
+        """Take a peer away, with everything but what it keeps."""
+        peer = self.peers[i]
+        assert peer is not None
+        self.peers[i] = None
+        self.rounds[i] = peer.round
+        self.refused += peer.refused.total()
+        self.wakes[i] = math.inf
+        self.due.discard(i)
+        if keeps and isinstance(peer, Peer) and peer.bank is not None:
+            self.saved[i] = peer.save()
+        else:
+            self.pool.empty(i)
+
+    def _take(self, i: int, kind: str, other: int = -2, number: int = -1) -> Machine:
+        self._log(kind, i, other, number)
+        peer = self.peers[i]
+        assert peer is not None
+        return peer
+
+    def _log(self, kind: str, i: int, other: int = -2, number: int = -1) -> None:
+        if self.books.trace is not None:
+            self.books.trace.append(Input(self.now, kind, i, other, number))
+
+    def _make(self, i: int) -> Machine:
+        options, allocate = self.options[i], partial(self.pool.allocate, i)
+        peer: Machine
+        if options.rules.exchange == "server":
+            peer = (Server if i == SERVER else ServerClient)(options, allocate, self.lives[i])
+        else:
+            peer = Peer(options, allocate, self.lives[i], self.saved[i])
+        self.peers[i] = peer
+        return peer
+
+    # Outputs.
+
+    def _drain(self, i: int, peer: Machine) -> None:
+        """Carry out what a peer asks for."""
+        out, now = peer.ready(), self.now
+        for note in out.notes:
+            self.books.note(now, note[0], i, note[1], note[2], note[3], note[4])
+            if self.noted is not None:
+                self.noted.append(note)
+        for other, message in out.messages:
+            self.sent[i] += 1
+            if type(message) is Update:
+                self.books.scalars += 2 * len(message.offers) + len(message.freshness)
+            elif type(message) not in _LARGE:
+                self.books.scalars += scalars(message)
+            self.send(i, other, message, self.sent[i])
+        for job in out.work:
+            if type(job) is Score or type(job) is Draw:
+                self.short.append((i, peer, job))
+            else:
+                self.begun(i, job)
+        wake = peer.next_wake()
+        if wake is None:
+            self.wakes[i] = math.inf
+        elif wake <= now:
+            self.wakes[i] = wake
+            self.due.add(i)
+        elif wake != self.wakes[i]:
+            self.wakes[i] = wake
+            heapq.heappush(self._timers, (wake, i))
+
+    def next_timer(self) -> float:
+        """Return when the next peer is to be woken; inf for never."""
+        timers = self._timers
+        while timers and self.wakes[timers[0][1]] != timers[0][0]:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else math.inf
+
+    def take_due(self) -> list[int]:
+        """Take out the peers that are to be woken now, in ascending order."""
+        while self.next_timer() <= self.now:
+            self.due.add(heapq.heappop(self._timers)[1])
+        due, self.due = self.due, set()
+        return sorted(i for i in due if self.wakes[i] <= self.now)
+
+    # The whole.
+
+    def evaluate(self) -> dict[str, Any]:
+        """Score everybody, and add the row to the metrics."""
+        self.books.note(self.now, "evaluate", SERVER)
+        row = self.pool.evaluate(self.books, self.sizes())
+        self.metrics.append(row)
+        return row
+
+    def drift(self, i: int) -> None:
+        """Let all clients hold their later samples: a client begins the round of the drift."""
+        self.books.note(self.now, "drift", i)
+        self.pool.drift()
+
+    def sizes(self) -> list[int]:
+        """Return how many models each client holds, those that are away included."""
+        found = []
+        for i in range(self.books.clients):
+            holder = self.peers[i] or self.saved[i]
+            found.append(0 if holder is None or holder.bank is None else len(holder.bank))
+        return found
+
+    def models(self) -> int:
+        """Return the most models that somebody holds."""
+        server = self.peers[SERVER]
+        return max(1, *self.sizes(), 0 if server is None or server.bank is None else len(server.bank))
+
+    def is_done(self, i: int) -> bool:
+        """Return whether a participant that is there has done all its rounds."""
+        peer = self.peers[i]
+        return peer is not None and peer.state is State.DONE
+
+    def waits(self) -> list[str]:
+        """Say who waits for whom."""
+        order = [SERVER, *range(self.books.clients)] if len(self.peers) > self.books.clients else range(len(self.peers))
+        found = []
+        for i in order:
+            peer = self.peers[i]
+            if peer is not None and not self.is_done(i):
+                found.append(f"{'the server' if i == SERVER else f'client {i}'} {peer.waits()}")
+        return found
+
+    def result(self) -> EventResult:
+        """Sum up what happened so far."""
+        books, pool, clients = self.books, self.pool, self.books.clients
+        present = [peer for peer in self.peers if peer is not None]
+        return EventResult(
+            metrics=self.metrics,
+            banks=pool.fill(self.sizes()),
+            assignments=torch.tensor(pool.assigned),
+            rounds=[self.rounds[i] if (peer := self.peers[i]) is None else peer.round for i in range(clients)],
+            time_s=books.time,
+            idle_shares=books.idle_shares(),
+            compute_s=books.busy_s(),
+            staleness=dict(sorted(books.ages.items())),
+            records=dict(books.kinds),
+            rejected=self.refused + sum(peer.refused.total() for peer in present),
+            trace=books.trace,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs; between two instants."""
+        facts = {name: getattr(self, name) for name in _FACTS}
+        peers = [None if peer is None else peer.state_of() for peer in self.peers]
+        return {**facts, "peers": peers, "metrics": list(self.metrics)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned; the pool holds the banks already."""
+        for name in _FACTS:
+            setattr(self, name, state[name])
+        self.metrics[:] = state["metrics"]
+        self._timers, self.due = [], set()
+        for i, fields in enumerate(state["peers"]):
+            i = SERVER if i == self.books.clients else i
+            self.peers[i] = None
+            if fields is not None:
+                peer = self._make(i)
+                peer.restore(fields)
+                self._drain(i, peer)
+
+
+def peer_options(
+    setting: Setting, pool: ClientPool, near: Sequence[Sequence[int]], **changes: Any
+) -> list[PeerOptions]:
+    """Make what does not change about the peers of a setting, the server's last."""
+    algorithm, clients = setting.algorithm, setting.clients
+    ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
+    staleness = changes.pop("staleness", None) or Staleness()
+    return [
+        PeerOptions(
+            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), algorithm, setting.weights, setting.share),
+            neighbours=tuple(near[i]),
+            size=pool.size,
+            dtype=setting.dtype,
+            start="shared" if pool.dry and algorithm.start == "elected" else algorithm.start,
+            seed=setting.seed,
+            clusters=setting.clusters if pool.elects else pool.models,
+            aggregation=setting.aggregation,  # type: ignore[arg-type]
+            participation=setting.participation,
+            election=algorithm.election,
+            revives=algorithm.revives and not pool.dry,
+            staleness=staleness,
+            **changes,
+        )
+        for i in ids
+    ]

@@ -1,0 +1,360 @@
+"""What the world does to messages: links that go down and up, uplinks that queue, loss, repeats, delays.
+
+**Links.** A pair of neighbours has a link, which is up while both are there and no partition separates them. Each time
+that it comes up it begins a new epoch; what is on its way in an older one is lost. Both ends are told at once when it
+comes up, and `Link.retry_s` after it went down (the time of a failure detector).
+
+**Small messages** (all but `messages.LARGE`) arrive in order within an epoch. A lost one is repeated after `retry_s`;
+if it is lost `TRIES` times, the link is declared down at both ends, and comes up again later.
+
+**Models** leave through the sender's uplink one after the other. An `Update`, which nobody asked for, replaces an older
+one of the same cluster to the same receiver that has not left, and may be lost, arrive twice, or arrive broken. A model
+that somebody asked for is repeated until it arrives, or the link goes down; a broken one fails its checksum and counts
+as lost. A server's uplink is not shared: a download takes its client's bandwidth.
+
+All draws have names (`world.draw`), and nothing is drawn where the probability is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from dfca.core.client import Message
+from dfca.peer.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
+from dfca.sim.events.books import Books
+from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
+from dfca.sim.events.world import SERVER, World, draw
+
+TRIES = 30
+"""So many losses in a row break a link; at 50 % loss, one message in 10**9 gets so far."""
+REOPEN_S = 1.0
+"""After how long a link that broke comes up again, where `retry_s` is 0."""
+_LARGE = frozenset(LARGE)
+_FACTS = ("live", "told", "here", "cuts", "outboxes", "sending", "arrivals", "epochs")
+
+
+class Ends(Protocol):
+    """Who is at the ends of the links."""
+
+    def connected(self, i: int, peer: int) -> None: ...
+    def disconnected(self, i: int, peer: int) -> None: ...
+    def receive(self, i: int, parcel: Parcel, broken: bool) -> None: ...
+
+
+class Parcel(NamedTuple):
+    """A message on its way. number: the sender's count of messages; since: when it was handed over; waited_s: how long
+    it waited for the uplink; tries: how often it was repeated."""
+
+    sender: int
+    receiver: int
+    message: Any
+    number: int
+    epoch: int
+    since: float = 0.0
+    waited_s: float = 0.0
+    tries: int = 0
+
+
+class Links:
+    """The links between clients, and between clients and a server.
+
+    live: the epoch of each link that is up, told: the epoch that each end believes to be up, by (end, other end);
+    outboxes: what waits for each uplink; arrivals: when the last small message arrives, by (sender, receiver).
+    """
+
+    def __init__(
+        self, world: World, near: Sequence[Sequence[int]], model_bytes: int, seed: int, clock: Clock, books: Books
+    ) -> None:
+        """near: the neighbours of each client; those of a server, if there is one, come last."""
+        self.world, self.near, self.model_bytes, self.seed = world, near, model_bytes, seed
+        self.clock, self.books, self.link, self.faults = clock, books, world.link, world.faults
+        self.clients = len(books.sent_by_client)
+        self.retry_s = self.link.retry_s
+        self.ends: Ends
+        self._bandwidths = self.link.bandwidths(self.clients)
+        self._fails = bool(self.faults.loss or self.faults.corruption)
+        self._ordered = self._fails or self.link.spread > 0
+        self.live: dict[tuple[int, int], int] = {}
+        self.told: dict[tuple[int, int], int] = {}
+        self.here = [False] * len(near)
+        self.cuts: set[int] = set()
+        self.epochs = 0
+        self.outboxes: list[dict[tuple[int, int, int], Parcel]] = [{} for _ in near]
+        self.sending = [0] * len(near)
+        self.arrivals: dict[tuple[int, int], float] = {}
+        self._sides: list[list[int]] = []
+
+    # Up and down.
+
+    def arrive(self, i: int) -> None:
+        """Note that a participant is there."""
+        self.here[i] = True
+        for peer in self.near[i]:
+            self._review(i, peer)
+
+    def leave(self, i: int) -> None:
+        """Note that a participant has left, with all that it was about to send."""
+        self.here[i] = False
+        self.outboxes[i].clear()
+        self.sending[i] = 0
+        for peer in self.near[i]:
+            self.told.pop((i, peer), None)
+            self._review(i, peer)
+
+    def cut(self, number: int, closed: bool) -> None:
+        """Begin or end a partition of the world."""
+        (self.cuts.add if closed else self.cuts.discard)(number)
+        self._set_sides()
+        for i in range(self.clients):
+            for peer in self.near[i]:
+                if i < peer or peer == SERVER:
+                    self._review(i, peer)
+
+    def _set_sides(self) -> None:
+        cuts = [self.world.partitions[each] for each in sorted(self.cuts)]
+        self._sides = [[*cut.sides(self.clients), cut.server_side(self.clients)] for cut in cuts]  # the server's last
+
+    def _review(self, i: int, peer: int) -> None:
+        """Let a link go up or down with what the world is now. A link that loses everything is never up."""
+        up = self.here[i] and self.here[peer] and self.faults.loss < 1
+        up = up and all(side[i] == side[peer] for side in self._sides)
+        if up and (i, peer) not in self.live:
+            self._open(i, peer)
+        elif not up and (i, peer) in self.live:
+            self._close(i, peer)
+
+    def _open(self, i: int, peer: int) -> None:
+        self.epochs += 1
+        ends = ((i, peer), (peer, i))
+        for end in ends:
+            self.live[end] = self.epochs
+            self.arrivals.pop(end, None)
+        for end in ends:
+            if end in self.told:
+                self.ends.disconnected(*end)
+        for end in ends:
+            self.told[end] = self.epochs
+            self.ends.connected(*end)
+
+    def _close(self, i: int, peer: int, at_once: bool = False) -> None:
+        epoch = self.live.pop((i, peer))
+        del self.live[peer, i]
+        for end in ((i, peer), (peer, i)):
+            outbox = self.outboxes[end[0]]
+            for key in [key for key in outbox if key[0] == end[1]]:
+                self._lose(outbox.pop(key))
+            if at_once or not self.retry_s:
+                self._notice(*end, epoch)
+            elif self.told.get(end) == epoch:
+                self.clock.push(self.clock.now + self.retry_s, NOTICE, "down", *end, epoch)
+
+    def _notice(self, i: int, peer: int, epoch: int) -> None:
+        """Tell a participant that a link went down, unless it knows, or has left."""
+        if self.told.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
+            del self.told[i, peer]
+            self.ends.disconnected(i, peer)
+
+    def on_notice(self, event: Event) -> None:
+        """Handle an event of the failure detector."""
+        what, i, peer, epoch = event[3:]
+        if what == "down":
+            self._notice(i, peer, epoch)
+        elif what == "up":
+            self._review(i, peer)
+        elif self.live.get((i, peer)) == epoch:
+            self._close(i, peer, at_once=True)
+            self.clock.push(self.clock.now + (self.retry_s or REOPEN_S), NOTICE, "up", i, peer, epoch)
+
+    def _break(self, parcel: Parcel, after_s: float) -> None:
+        """Declare a link down: a message could not be delivered."""
+        self.clock.push(
+            self.clock.now + after_s, NOTICE, "broken", parcel.sender, parcel.receiver, parcel.epoch
+        )  # fmt: skip
+
+    # Sending.
+
+    def send(self, i: int, peer: int, message: Any, number: int) -> None:
+        """Take over a message; one to a neighbour that is out of reach is lost."""
+        epoch = self.live.get((i, peer))
+        if epoch is None:
+            if type(message) in _LARGE:
+                self._lose(Parcel(i, peer, message, number, 0))
+            return
+        parcel = Parcel(i, peer, message, number, epoch, self.clock.now)
+        if type(message) not in _LARGE:
+            self._send_small(parcel)
+            return
+        if isinstance(message, Copy | BankCopy):
+            self._note("answer", parcel)
+        self._enqueue(parcel)
+
+    def _send_small(self, parcel: Parcel) -> None:
+        i, peer, _, number = parcel[:4]
+        delay = self.link.latency(self.seed, i, peer, number)
+        if self._fails:
+            tries = 0
+            while self._fail(parcel, tries):
+                tries += 1
+                if tries == TRIES:
+                    if self.arrivals.get((i, peer)) != math.inf:
+                        self.arrivals[i, peer] = math.inf  # nothing overtakes it in this epoch
+                        self._break(parcel, TRIES * self.retry_s)
+                    return
+            delay += tries * self.retry_s
+        at = self.clock.now + delay
+        if self._ordered:
+            at = max(at, self.arrivals.get((i, peer), 0.0))
+            if at == math.inf:
+                return
+            self.arrivals[i, peer] = at
+        self.clock.push(at, DELIVER, parcel, False)
+
+    def _fail(self, parcel: Parcel, tries: int) -> bool:
+        """Draw whether a message that will be repeated gets lost, or broken."""
+        sender, receiver, _, number = parcel[:4]
+        for share, name, kind in (
+            (self.faults.loss, "loss", "lost"),
+            (self.faults.corruption, "corruption", "corrupt"),
+        ):
+            if share and draw(self.seed, name, sender, receiver, number, tries) < share:
+                self.books.note(self.clock.now, kind, receiver, sender)
+                return True
+        return False
+
+    def _enqueue(self, parcel: Parcel) -> None:
+        """Hand a model to the uplink, behind what waits there."""
+        i, message = parcel.sender, parcel.message
+        if i == SERVER or self._bandwidths[i] == math.inf:
+            self._travel(parcel)
+            return
+        cluster = message.message.cluster if isinstance(message, Update) else -1
+        key = (parcel.receiver, cluster, 0 if cluster >= 0 else parcel.number)
+        outbox = self.outboxes[i]
+        if key in outbox:
+            self._note("overtaken", outbox[key])
+        self._note("queue", parcel)
+        outbox[key] = parcel
+        if not self.sending[i]:
+            self._next_departure(i)
+
+    def _next_departure(self, i: int) -> None:
+        outbox, clock = self.outboxes[i], self.clock
+        self.sending[i] = 0
+        if outbox:
+            parcel = outbox.pop(next(iter(outbox)))
+            size = models(parcel.message) * self.model_bytes + 8 * len(getattr(parcel.message, "offers", ()))
+            clock.push(clock.now + size / self._bandwidths[i], DEPART, parcel, False)
+            self.sending[i] = clock.made
+
+    def on_depart(self, event: Event) -> None:
+        """Let a model leave the uplink, or begin to repeat one."""
+        parcel, again = event[3], event[4]
+        i = parcel.sender
+        up = self.live.get((i, parcel.receiver)) == parcel.epoch
+        if again:
+            if up:
+                self._enqueue(parcel)
+            return
+        if self.sending[i] != event[2]:
+            return  # its sender has left
+        if up:
+            self._travel(parcel._replace(waited_s=self.clock.now - parcel.since))
+        else:
+            self._lose(parcel)
+        self._next_departure(i)
+
+    # On the way.
+
+    def _travel(self, parcel: Parcel) -> None:
+        """Put a model on its way, through what the world does to it."""
+        i, peer, message, number, _, _, _, tries = parcel
+        clock, seed, faults = self.clock, self.seed, self.faults
+        self._note_departure(parcel)
+        delay = self.link.latency(seed, i, peer, number + tries * 1_000_003)
+        if i == SERVER:
+            delay += models(message) * self.model_bytes / self._bandwidths[peer]
+        broken = False
+        if type(message) is not Update:
+            if self._fails and self._fail(parcel, tries):
+                self._repeat(parcel)
+                return
+        else:
+            if faults.loss and draw(seed, "loss", i, peer, number, tries) < faults.loss:
+                self._lose(parcel)
+                return
+            if faults.corruption:
+                broken = draw(seed, "corruption", i, peer, number, tries) < faults.corruption
+            if faults.duplication and draw(seed, "duplication", i, peer, number) < faults.duplication:
+                clock.push(clock.now + self.link.latency(seed, i, peer, -number), DELIVER, parcel, broken)
+        clock.push(clock.now + delay, DELIVER, parcel, broken)
+
+    def _repeat(self, parcel: Parcel) -> None:
+        """Send again after the time that an acknowledgement takes."""
+        if parcel.tries + 1 >= TRIES:
+            self._break(parcel, self.retry_s)
+        else:
+            later = parcel._replace(tries=parcel.tries + 1)
+            self.clock.push(self.clock.now + self.retry_s, DEPART, later, True)
+
+    def on_deliver(self, event: Event) -> None:
+        """Let a message arrive."""
+        parcel, broken = event[3], event[4]
+        if self.live.get((parcel.sender, parcel.receiver)) != parcel.epoch:
+            if type(parcel.message) in _LARGE:
+                self._lose(parcel)
+            return
+        if broken:
+            self._note("corrupt", parcel, at_receiver=True)
+        self.ends.receive(parcel.receiver, parcel, broken)
+
+    # The books.
+
+    def _lose(self, parcel: Parcel) -> None:
+        self._note("lost", parcel, at_receiver=True)
+
+    def _note(self, kind: str, parcel: Parcel, at_receiver: bool = False, number: int = -1) -> None:
+        i, peer = (parcel.receiver, parcel.sender) if at_receiver else (parcel.sender, parcel.receiver)
+        self.books.note(self.clock.now, kind, i, peer, *_about(parcel.message), number)
+
+    def _note_departure(self, parcel: Parcel) -> None:
+        message = parcel.message
+        if type(message) is Update:
+            inner = message.message
+            self.books.note(self.clock.now, "send", parcel[0], parcel[1], inner.cluster, inner.round, 1)
+        elif isinstance(message, Candidate | Centre):
+            self._note("candidacy", parcel)
+        elif parcel.tries:
+            self._note("repeat", parcel, number=models(message))
+        elif not isinstance(message, Copy | BankCopy) and models(message):
+            self._note("send", parcel, number=models(message))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        for name in _FACTS:
+            setattr(self, name, state[name])
+        self._set_sides()
+
+
+def _about(message: Any) -> tuple[int, int]:
+    """Return the cluster and the round that a message is about, -1 where there is none."""
+    if isinstance(message, Candidate | Centre):
+        return -1, -1
+    inner = None if isinstance(message, Served) else message.message
+    return (-1, message.round) if inner is None else (inner.cluster, inner.round)
+
+
+def corrupted(message: Message, seed: int, receiver: int) -> Message:
+    """Break a payload as a bad link does: a NaN in it, or numbers missing at the end."""
+    if draw(seed, "corrupt", message.sender, receiver, message.cluster, message.round) < 0.5:
+        return replace(message, model=message.model[:-1])
+    broken = message.model.clone()
+    if len(broken):
+        broken[len(broken) // 2] = math.nan
+    return replace(message, model=broken)

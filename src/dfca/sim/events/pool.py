@@ -1,0 +1,399 @@
+"""The models, samples and work of all clients: what peers ask for, done for many of them in one call of the engine.
+
+All models stand in one tensor (K, N, P): a peer's bank is a view of it, and what is trained is written in place where
+the engine can. With a server the tensor is the server's (K, 1, P), and its clients hold what it handed down. This file
+knows nothing of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from dfca.core.algorithm import Choice, View
+from dfca.core.client import effective
+from dfca.core.election import Parts, divide
+from dfca.core.params import FlatModel, initial
+from dfca.core.rng import stream
+from dfca.data.clients import ClientData, Split
+from dfca.errors import ModelError
+from dfca.memory import explain_oom, format_bytes
+from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.sim.bank import Bank
+from dfca.sim.engine import Needs, Task, make_engine
+from dfca.sim.evaluation import Evaluator
+from dfca.sim.events.books import Books
+from dfca.sim.events.world import SERVER
+from dfca.sim.setting import Setting, initial_module
+from dfca.sim.shards import PIECE_BYTES, Alone, members_of
+
+_FACTS = ("drifted", "changed", "assigned", "diverged")
+
+
+class Order(NamedTuple):
+    """A job of a client, and the bank (m, P) that it is for."""
+
+    client: int
+    job: Job
+    bank: Tensor | None
+
+
+class ClientPool:
+    """The clients' models and samples. `dry`: nothing is computed, and models have no numbers.
+
+    assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
+    last evaluation.
+    """
+
+    def __init__(self, setting: Setting, dry: bool) -> None:
+        self.setting, self.seed, self.dry, algorithm = setting, setting.seed, dry, setting.algorithm
+        self.flat = FlatModel(initial_module(setting).to(setting.dtype)).to(setting.device)
+        self.size = 0 if dry else self.flat.size
+        self.shared = algorithm.exchange == "server"
+        self._hold(setting.split)
+        self._check_outputs()
+        self.engine = make_engine(
+            setting.engine, self.flat, effective(setting.local, algorithm), setting.seed, self.train, setting.device
+        )
+        self._evaluator = Evaluator(setting, self.engine, Alone(setting.clients))
+        self._evaluator.hold(setting.split, self.train, self.test)
+        self.drifted, self.changed = False, 0
+        self.assigned = [-1] * setting.clients
+        self.diverged: set[int] = set()
+        self._drawn: Tensor | None = None
+        with explain_oom():
+            self._bank = self._reserve()
+        self.banks = self._bank.open(self.models)
+
+    # Models.
+
+    @property
+    def elects(self) -> bool:
+        """Whether the clients elect their models."""
+        return self.setting.algorithm.start == "elected" and not self.dry
+
+    @property
+    def models(self) -> int:
+        """Count the models that a client begins with where they are drawn."""
+        setting, algorithm = self.setting, self.setting.algorithm
+        if algorithm.start == "elected":
+            return 1
+        known = setting.clusters is not None and not algorithm.informed
+        return algorithm.bank_size(setting.clusters if known else setting.true_clusters)  # type: ignore[arg-type]
+
+    def _reserve(self) -> Bank:
+        """Make room for the models, and for the clusters that may still be opened."""
+        setting, algorithm = self.setting, self.setting.algorithm
+        most = self.models
+        if self.elects or algorithm.revives:
+            most = max(most, algorithm.election.most, setting.clusters or 1)
+        rows = 1 if self.shared else setting.clients
+        samples = sum(t.numel() * t.element_size() for t in (self.train.x, self.test.x))
+        shape = (setting.clusters or 1 if self.elects else self.models, rows, max(1, self.size))
+        return Bank(shape, most, setting.dtype, setting.device, setting.bank, setting.bank_folder, samples)
+
+    def allocate(self, client: int, models: int) -> Tensor:
+        """Return a client's memory for its models: (m, P)."""
+        if self.shared and client != SERVER:
+            return torch.zeros(models, self.size, dtype=self.setting.dtype, device=self.setting.device)
+        if models > len(self.banks):
+            self.banks = self._bank.open(models)
+        return self.banks[:models, 0 if self.shared else client, : self.size]
+
+    def empty(self, client: int) -> None:
+        """Take a client's models away."""
+        if not self.shared:
+            self.banks[:, client] = 0
+
+    def fill(self, sizes: Sequence[int]) -> Tensor:
+        """Repeat the first model of clients that hold fewer than others; sizes (N,). Returns the banks (m, N, P)."""
+        for client, size in enumerate(() if self.shared else sizes):
+            if 0 < size < len(self.banks):
+                self.banks[size:, client] = self.banks[0, client]
+        return self.banks[:, :, : self.size]
+
+    # Work.
+
+    def execute(self, orders: Sequence[Order]) -> list[Any]:
+        """Do the jobs of one instant; returns their results in the same order."""
+        results: list[Any] = [None] * len(orders)
+        kinds: dict[type, list[int]] = {}
+        for place, order in enumerate(orders):
+            kinds.setdefault(type(order.job), []).append(place)
+        for kind, places in kinds.items():
+            some = [orders[place] for place in places]
+            for place, result in zip(places, self._do(kind, some), strict=True):
+                results[place] = result
+        return results
+
+    def _do(self, kind: type, orders: Sequence[Order]) -> Iterable[Any]:
+        if kind is Train:
+            return self._train(orders)
+        if kind is WarmUp:
+            return self._warm_up(orders)
+        if kind is Score:
+            return self._score(orders)
+        return [None if kind is Rest else self._draw(order.client) for order in orders]
+
+    def _draw(self, client: int) -> Tensor:
+        """Draw the models that a client begins with: (m, P)."""
+        setting, models = self.setting, self.models
+        if self.dry:
+            return torch.zeros(models, 0, dtype=setting.dtype)
+        shared = setting.algorithm.start == "shared"
+        if shared and self._drawn is not None:
+            return self._drawn
+        who = () if shared else (max(0, client),)
+        drawn = [initial(self.flat, setting.make_model, self.seed, "init", j, *who) for j in range(models)]
+        found = torch.stack(drawn).to(setting.device)
+        if shared:
+            self._drawn = found
+        return found
+
+    def _train(self, orders: Sequence[Order]) -> list[Trained]:
+        """Train for all in one call per round and number of models; with a server, per bank that they hold."""
+        groups: dict[tuple[int, int, int], list[Order]] = {}
+        for order in orders:
+            assert isinstance(order.job, Train)
+            assert order.bank is not None
+            where = order.bank.data_ptr() if self.shared else 0
+            groups.setdefault((order.job.round, len(order.bank), where), []).append(order)
+        found: dict[int, Trained] = {}
+        for (round, models, _), some in groups.items():
+            if self.dry:
+                model = torch.zeros(0, dtype=self.setting.dtype) if self.shared else None
+                found |= {each.client: Trained(each.client % models, True, model, float("inf")) for each in some}
+            else:
+                found |= self._train_group(round, sorted(some, key=lambda order: order.client))
+        for client, trained in found.items():
+            self.changed += self.assigned[client] not in (-1, trained.cluster)
+            self.assigned[client] = trained.cluster
+            if not trained.fine:
+                self.diverged.add(client)
+        return [found[order.client] for order in orders]
+
+    def _train_group(self, round: int, orders: Sequence[Order]) -> dict[int, Trained]:
+        """Choose and train for clients that are in the same round and hold as many models."""
+        algorithm, places = self.setting.algorithm, [order.client for order in orders]
+        bank = orders[0].bank
+        assert bank is not None
+        needs: Needs = algorithm.needs if len(bank) > 1 or algorithm.revives else "nothing"
+
+        def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
+            client = places[position]
+            if samples is None and algorithm.needs == "samples":
+                samples = torch.zeros(1, self._sizes[client], device=bank.device)
+            known = int(self._truth[client]) if algorithm.informed and self._truth is not None else None
+            return algorithm.choose(View(means, partial(stream, self.seed, "choose", client, round), samples, known))
+
+        banks = bank[:, None] if self.shared else self.banks[: len(bank)]
+        task = Task(banks, self.train, choose, round, needs, in_place=not self.shared)
+        found = {}
+        for done in self.engine.work(task, places):
+            lowest = done.losses.nan_to_num(nan=float("inf")).min(dim=1).values.tolist()
+            for row, position in enumerate(done.positions):
+                model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
+                loss = float("inf") if needs == "nothing" else lowest[row]
+                found[places[position]] = Trained(done.choices[row].cluster, bool(done.fine[row]), model, loss)
+        return found
+
+    def work(self, client: int, models: int) -> int:
+        """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
+        samples, local = self._sizes[client], self.setting.local
+        looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
+        return (looked + 3 * local.steps * min(samples, local.batch_size or samples)) * self.flat.size
+
+    def _warm_up(self, orders: Sequence[Order]) -> list[Warm]:
+        """Train models from the common start, for runs of clients that follow one another."""
+        setting = self.setting
+        start = initial(self.flat, setting.make_model, self.seed, "init", 0).to(setting.device)
+        found: dict[tuple[int, int | None], Warm] = {}
+        rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
+        for stage, run in _runs(orders, rows):
+            parts = self._parts(stage)
+            own = self.engine.finetuned(
+                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election.warmup_steps, run[0]
+            )
+            for model in own:
+                if not model.isfinite().all():
+                    model.copy_(start)  # diverged: it stands with the start
+            bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in parts[1:])
+            for client, *each in zip(run, own, bids, votes, strict=True):
+                found[client, stage] = Warm(each[0], Losses(each[1], each[2]))
+        return [found[order.client, order.job.stage] for order in orders]  # type: ignore[union-attr]
+
+    def _score(self, orders: Sequence[Order]) -> list[Losses]:
+        """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
+        shared: dict[tuple[int | None, int, int], list[int]] = {}
+        for place, order in enumerate(orders):
+            assert isinstance(order.job, Score)
+            key = (order.job.stage, order.job.models.data_ptr(), len(order.job.models))
+            shared.setdefault(key, []).append(place)
+        stacks: dict[tuple[int | None, int], list[int]] = {}
+        found: dict[int, Losses] = {}
+        for (stage, _, models), places in shared.items():
+            if len(places) == 1:
+                stacks.setdefault((stage, models), []).append(places[0])
+            else:
+                bank = orders[places[0]].job.models[:, None]  # type: ignore[union-attr]
+                found |= self._losses(stage, bank, places, orders)
+        for (stage, models), places in stacks.items():
+            many = max(1, 16 * PIECE_BYTES // max(1, models * self.size * 4))
+            for begin in range(0, len(places), many):
+                some = places[begin : begin + many]
+                bank = torch.stack([orders[place].job.models for place in some], dim=1)  # type: ignore[union-attr]
+                found |= self._losses(stage, bank, some, orders)
+        return [found[place] for place in range(len(orders))]
+
+    def _losses(
+        self, stage: int | None, bank: Tensor, places: Sequence[int], orders: Sequence[Order]
+    ) -> dict[int, Losses]:
+        clients = [orders[place].client for place in places]
+        everybody = clients == list(range(self.setting.clients))
+        parts = self._parts(stage)[1:]
+        bids, votes = (self.engine.sample_losses(bank, part if everybody else part.subset(clients)) for part in parts)
+        return {place: Losses(*pair) for place, *pair in zip(places, bids, votes, strict=True)}
+
+    # Samples.
+
+    def _hold(self, split: Split) -> None:
+        device, dtype = self.setting.device, self.setting.dtype
+        self.train, self.test = split.train.to(device, dtype), split.test.to(device, dtype)
+        self._sizes, self._truth = self.train.sizes, split.clusters
+        self._divided: dict[int | None, _Divided] = {}
+
+    def drift(self) -> None:
+        """Let the clients hold their later samples."""
+        assert self.setting.drift is not None
+        self.drifted = True
+        self._hold(self.setting.drift[1])
+        self._evaluator.hold(self.setting.drift[1], self.train, self.test)
+
+    def _parts(self, stage: int | None) -> _Divided:
+        """Divide the samples of all clients for an election; the last two are kept."""
+        if stage not in self._divided:
+            names = () if stage is None else (stage,)
+            data = self.train
+            parts = [divide(n, stream(self.seed, "parts", i, *names)) for i, n in enumerate(data.sizes)]
+            while len(self._divided) > 1:
+                del self._divided[next(iter(self._divided))]
+            self._divided[stage] = _Divided(*(_take(data, parts, name) for name in Parts._fields))
+        return self._divided[stage]
+
+    # Scores.
+
+    def evaluate(self, books: Books, sizes: Sequence[int]) -> dict[str, Any]:
+        """Score everybody: a row of metrics. sizes (N,): how many models each client holds."""
+        holding = [client for client, size in enumerate(sizes) if size]
+        row: dict[str, Any] = {"time_s": books.time}
+        if not self.dry:
+            banks = self.fill(sizes)
+            found = self._evaluator.score(banks, torch.tensor(self.assigned))
+            held = found.accuracies[holding] if holding else torch.zeros(1, dtype=torch.float64)
+            row |= {
+                "round": books.rounds_done,
+                **found.row,
+                "accuracy": float(held.mean()),
+                "accuracy_std_over_clients": float(held.std(correction=0)),
+                "accuracy_by_client": found.accuracies.tolist(),
+                "clients": len(holding),
+                "changed": self.changed,
+                **books.traffic(self.size * banks.element_size(), len(banks)),
+                "election": None,
+            }
+        self.changed = 0
+        row["without_models"] = [client for client, size in enumerate(sizes) if not size]
+        return row | books.times()
+
+    def notes(self, models: int) -> tuple[str, ...]:
+        """Return what the user should know about this run, once; models: the most that a client holds."""
+        setting, found = self.setting, list(self.setting.split.notes)
+        name = setting.algorithm.name
+        if setting.clusters is None and setting.algorithm.start == "elected":
+            found.append(f"{name} opened {models} cluster{'' if models == 1 else 's'}")
+        elif setting.clusters is None and setting.algorithm.models == "clusters":
+            found.append(f"{name} cannot find the number of clusters; it is told: {models}")
+        if setting.algorithm.exchange == "gossip":
+            if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
+                found.append(
+                    f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) "
+                    "and learn alone"
+                )
+            if (parts := nx.number_connected_components(setting.graph)) > 1:
+                found.append(f"the graph has {parts} components; models cannot pass between them")
+        if self.diverged:
+            found.append(
+                f"training diverged at {len(self.diverged)} of {setting.clients} clients "
+                f"(first: {min(self.diverged)}): updates that are not finite are undone and not sent; "
+                "try a smaller local.learning_rate"
+            )
+        if self._bank.on_disk:
+            available = self._bank.available
+            room = "" if available is None else f"; {format_bytes(available)} of memory were available"
+            found.append(f"the models of all clients ({format_bytes(self._bank.bytes)}) lie on the disk{room}")
+        return tuple(found)
+
+    def _check_outputs(self) -> None:
+        """Raise ModelError unless the model maps a sample of this data to one number per class."""
+        x, _ = self.train.of(0)
+        vector = self.flat.flatten(initial_module(self.setting).to(self.setting.dtype)).to(self.setting.device)
+        try:
+            with torch.no_grad():
+                outputs = self.flat.run(self.flat.pieces(vector), x[:2], "score")
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ModelError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}") from error
+        classes = self.setting.split.classes
+        if outputs.dim() != 2 or outputs.shape[1] < classes:
+            raise ModelError(
+                f"the model must give (n, {classes}) outputs for {classes} classes, got {tuple(outputs.shape)}"
+            )
+
+    # Checkpoints.
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs, but the banks."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def restore(self, state: dict[str, Any], banks: Tensor) -> None:
+        """Continue from what `state` returned."""
+        if state["drifted"]:
+            self.drift()
+        for name in _FACTS:
+            setattr(self, name, state[name])
+        self.banks = self._bank.open(len(banks))
+        self.banks.copy_(banks)
+
+
+class _Divided(NamedTuple):
+    """The samples of all clients, divided: to warm up on, to bid with, to vote with."""
+
+    warm: ClientData
+    bid: ClientData
+    vote: ClientData
+
+
+def _take(data: ClientData, parts: Sequence[Parts], name: str) -> ClientData:
+    """Copy one part of the samples of all clients."""
+    rows = [getattr(part, name).to(data.y.device) for part in parts]
+    pieces = [data.of(i) for i in range(len(parts))]
+    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
+    y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
+    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))
+
+
+def _runs(orders: Sequence[Order], most: int) -> list[tuple[int | None, range]]:
+    """Group warm-ups by their stage into runs of clients that follow one another."""
+    runs: list[tuple[int | None, range]] = []
+    for stage in dict.fromkeys(order.job.stage for order in orders):  # type: ignore[union-attr]
+        for client in sorted(order.client for order in orders if order.job.stage == stage):  # type: ignore[union-attr]
+            if runs and runs[-1][0] == stage and runs[-1][1].stop == client and len(runs[-1][1]) < most:
+                runs[-1] = (stage, range(runs[-1][1].start, client + 1))
+            else:
+                runs.append((stage, range(client, client + 1)))
+    return runs

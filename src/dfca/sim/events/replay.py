@@ -1,0 +1,204 @@
+"""The trace of a run as a file, and its replay: the peers are driven by what went into them, without clock or links.
+
+A replay does the work again, in the same calls of the engine, and keeps the same books: everything is bit-identical.
+What the peers say of themselves must be what the trace says; what the world and the links did is taken from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.errors import ConfigError, unknown
+from dfca.peer.machine import Machine
+from dfca.peer.options import PeerOptions
+from dfca.peer.peer import Peer
+from dfca.peer.server import Server, ServerClient
+from dfca.peer.work import Job, Ready
+from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
+from dfca.sim.events.host import PeerHost
+from dfca.sim.events.links import Parcel
+from dfca.sim.events.world import SERVER, check_clients
+
+
+def to_line(record: Line) -> str:
+    """Write one line of a trace; what has its default is left out."""
+    kind = type(record)
+    default = kind._field_defaults
+    shown = {name: value for name, value in record._asdict().items() if default.get(name, ...) != value}
+    if kind is Input:
+        shown = {"time": record.time, "input": shown.pop("kind"), **shown}
+    return json.dumps(shown, separators=(",", ":")) + "\n"
+
+
+def from_line(line: str) -> Line:
+    """Read one line of a trace. Raises ValueError or TypeError where it is none."""
+    fields = json.loads(line)
+    if "input" in fields:
+        return Input(kind=fields.pop("input"), **fields)
+    return Record(**fields)
+
+
+def write_trace(path: str | Path, trace: Iterable[Line]) -> None:
+    """Write a trace as JSON lines."""
+    with Path(path).open("w") as file:
+        file.writelines(map(to_line, trace))
+
+
+def read_trace(path: str | Path) -> list[Line]:
+    """Read a trace. Raises ConfigError with the number of the first line that is not a record."""
+    found: list[Line] = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        try:
+            found.append(from_line(line))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number} is not a record of a trace: {error}") from error
+    return found
+
+
+def replay(host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
+    """Drive the peers by a trace; keeps: who leaves keeps its models.
+
+    Raises ConfigError where the trace cannot be of this setting, or is cut.
+    """
+    _Replay(host, trace, keeps).run()
+
+
+class _Replay:
+    """uses: how often each message will be received; kept: those that will be; calls: whose jobs end in which call;
+    results: what came of the jobs of the call that is being handed out."""
+
+    def __init__(self, host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
+        self.host, self.trace, self.keeps = host, trace, keeps
+        self.uses: Counter[tuple[int, int]] = Counter()
+        self.calls: dict[int, list[int]] = {}
+        for line in trace:
+            known = INPUTS if isinstance(line, Input) else KINDS
+            if line.kind not in known:
+                raise unknown("kind of a trace", line.kind, known)
+            check_clients("the trace", (c for c in line[2:4] if c >= 0), host.books.clients)
+            if isinstance(line, Input) and line.kind == "receive":
+                self.uses[line.peer, line.number] += 1
+            elif isinstance(line, Input) and line.kind == "finished":
+                self.calls.setdefault(line.number, []).append(line.client)
+        self.kept: dict[tuple[int, int], Any] = {}
+        self.results: deque[tuple[int, Job, Any]] = deque()
+        host.send, host.begun, host.noted = self._keep, lambda i, job: None, deque()
+
+    def _keep(self, i: int, _: int, message: Any, number: int) -> None:
+        if self.uses[i, number]:
+            self.kept[i, number] = message
+
+    def run(self) -> None:
+        """Carry out all lines."""
+        host, books = self.host, self.host.books
+        assert host.noted is not None
+        for line in self.trace:
+            host.now = line.time
+            if isinstance(line, Input):
+                if host.noted:
+                    raise self._differs(line, f"after it, client says {host.noted[0].kind}")
+                self._drive(line)
+            elif host.noted:
+                note = host.noted.popleft()
+                if (line.kind, *line[3:]) != tuple(note):
+                    raise self._differs(line, f"the replay has a {note.kind}")
+            elif line.kind == "evaluate":
+                host.evaluate()
+            elif line.kind == "drift":
+                host.drift(line.client)
+            else:
+                books.note(*line)
+                if line.kind == "leave":
+                    self._check_there(line)
+                    host.leave(line.client, self.keeps)
+
+    def _drive(self, line: Input) -> None:
+        host, i = self.host, line.client
+        if line.kind == "begin":
+            host.begin(i, late=bool(line.number))
+            return
+        self._check_there(line)
+        if line.kind == "connected":
+            host.connected(i, line.peer)
+        elif line.kind == "disconnected":
+            host.disconnected(i, line.peer)
+        elif line.kind == "wake":
+            host.wake(i)
+        elif line.kind == "receive":
+            key = (line.peer, line.number)
+            if key not in self.kept:
+                raise self._differs(line, f"client {line.peer} has sent no message of number {line.number} before")
+            self.uses[key] -= 1
+            message = self.kept[key] if self.uses[key] else self.kept.pop(key)
+            parcel = Parcel(line.peer, i, message, line.number, 0, waited_s=line.waited_s)
+            host.receive(i, parcel, line.broken)
+        else:
+            self._finish(line)
+
+    def _finish(self, line: Input) -> None:
+        """End a job; the first of a call does the work of all."""
+        if not self.results:
+            if line.kind == "scored":
+                self.results.extend(self.host.do_short_jobs())
+            else:
+                for client in self.calls[line.number]:
+                    peer = self.host.peers[client]
+                    if peer is None or peer.job is None:
+                        raise self._differs(line, f"client {client} has nothing to do")
+                self.results.extend(self.host.do_jobs(self.calls[line.number]))
+        if not self.results or self.results[0][0] != line.client:
+            raise self._differs(line, "it has nothing to do")
+        self.host.finish(*self.results.popleft())
+
+    def _check_there(self, line: Line) -> None:
+        if self.host.peers[line.client] is None:
+            raise self._differs(line, "it is not there")
+
+    @staticmethod
+    def _differs(line: Line, why: str) -> ConfigError:
+        who = "the server" if line.client == SERVER else f"client {line.client}"
+        return ConfigError(
+            f"the trace has a {line.kind} of {who} at {line.time:g} s, but {why}; it is cut or of another run"
+        )
+
+
+def replay_peer(
+    options: PeerOptions, inputs: Iterable[tuple[Any, ...]], allocate: Callable[[int], Tensor] | None = None
+) -> tuple[Machine, list[Ready]]:
+    """Drive one peer by its own inputs; returns it, and what left it after each of them.
+
+    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
+    and the message; finished: the number of the job among all that the peer asked for, and the result; wake: nothing.
+    """
+    memory: dict[int, Tensor] = {}
+
+    def grow(models: int) -> Tensor:
+        old, new = memory.get(0), torch.zeros(models, options.size, dtype=options.dtype)
+        if old is not None:
+            new[: len(old)] = old[:models]
+        memory[0] = new
+        return new
+
+    make = Peer if options.rules.exchange != "server" else Server if options.id == SERVER else ServerClient
+    peer: Machine = make(options, allocate or grow)
+    jobs: list[Job] = []
+    outputs = []
+    for now, kind, *rest in inputs:
+        if kind not in INPUTS:
+            raise unknown("input of a peer", kind, INPUTS)
+        if kind == "begin":
+            peer.begin(now, *rest)
+        elif kind in ("finished", "scored"):
+            peer.finished(jobs[rest[0]], rest[1], now)
+        else:
+            getattr(peer, kind)(*rest, now)
+        outputs.append(peer.ready())
+        jobs += outputs[-1].work
+    return peer, outputs
