@@ -253,6 +253,10 @@ class Election:
             self.sent = (size, ready)
             self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
 
+    def is_held_by(self, entry: Entry) -> bool:
+        """Return whether an entry of a lineage is what comes of this wave."""
+        return (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
+
     def warmed(self, warm: Warm) -> None:
         """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
         if self.phase in ("wave", "counted"):

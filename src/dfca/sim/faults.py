@@ -667,8 +667,7 @@ class FaultRun:
             if peer is None or peer.bank is None:
                 yield f"peer {i} has no models ({'away' if peer is None else peer.waits()})"
             elif peer.round < self.rounds_at_stop.get(i, 0) + MORE_ROUNDS:
-                yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"  # type:
-                ignore[attr - defined]
+                yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"
         for part in self._parts():
             found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
             lineages = {peer.lineage for peer in found if isinstance(peer, Peer)}
