@@ -16,7 +16,7 @@ from torch import Tensor
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer, Saved, State
-from dfca.peer.work import Job, Note, Rest, Train, WarmUp
+from dfca.peer.work import Draw, Job, Note, Rest, Train, WarmUp
 
 
 class Work(Protocol):
@@ -120,7 +120,9 @@ class Node:
 
     def _begin(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
-        if self._duration is None:
+        if isinstance(job, Draw):
+            self._finish_inline(job)  # takes no time, and nobody need see a peer that has not begun
+        elif self._duration is None:
             task = loop.create_task(self._compute(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,159 @@
+"""Real nodes over the network in memory: they compute what the simulators do, and survive what they must."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+from torch import Tensor
+
+from dfca.algorithms import ALGORITHMS
+from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
+from dfca.node.node import MemoryStore, Node
+from dfca.node.worker import Worker
+from dfca.peer.machine import Machine
+from dfca.peer.options import PeerOptions
+from dfca.peer.peer import Peer
+from dfca.peer.server import Server, ServerClient
+from dfca.peer.work import Job, WarmUp
+from dfca.sim.events.host import peer_options
+from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.simulation import neighbours_of
+from dfca.sim.events.world import SERVER
+from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.setting import Setting
+from dfca.testing import make_clients
+
+
+def own_memory(size: int, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """Make an `allocate` that keeps what the first rows held."""
+    kept = torch.zeros(0, size, dtype=dtype)
+
+    def allocate(models: int) -> Tensor:
+        nonlocal kept
+        bank = torch.zeros(models, size, dtype=dtype)
+        shared = min(models, len(kept))
+        bank[:shared] = kept[:shared]
+        kept = bank
+        return bank
+
+    return allocate
+
+
+def options_of(setting: Setting) -> list[PeerOptions]:
+    return peer_options(setting, ClientPool(setting, dry=False), neighbours_of(setting), rounds=setting.rounds)
+
+
+def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> dict[int, Node]:
+    """Make a node for every client of a setting, and for the server where there is one."""
+    algorithm, clients = setting.algorithm, make_clients(setting)
+    nodes = {}
+    for options in options_of(setting):
+        i = options.id
+        worker = Worker(clients[max(0, i)])
+
+        def duration(job: Job) -> float:
+            steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
+            return float(steps)
+
+        memory = own_memory(options.size, options.dtype)
+        kind: type[Machine] = Peer
+        if algorithm.exchange == "server":
+            kind = Server if i == SERVER else ServerClient
+        machine = kind(options, memory)
+        nodes[i] = Node(machine, worker, network.transport(i), MemoryStore(), duration if timed else None)
+    return nodes
+
+
+def network_of(setting: Setting) -> MemoryNetwork:
+    if setting.algorithm.exchange == "server":
+        return MemoryNetwork((SERVER, i) for i in range(setting.clients))
+    return MemoryNetwork(setting.graph.edges if setting.algorithm.exchange == "gossip" else ())
+
+
+def run_all(nodes: dict[int, Node], loop: asyncio.AbstractEventLoop) -> None:
+    async def everybody() -> None:
+        await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 10_000)
+        for node in nodes.values():
+            node.stop()
+
+    try:
+        loop.run_until_complete(everybody())
+    finally:
+        loop.close()
+
+
+def assert_banks(setting: Setting, nodes: dict[int, Node]) -> None:
+    simulation = Simulation(setting)
+    for _ in range(setting.rounds):
+        simulation.step()
+    for i, node in nodes.items():
+        bank = node.machine.bank
+        assert bank is not None
+        if setting.algorithm.exchange == "server":
+            torch.testing.assert_close(bank, simulation.banks[:, 0], rtol=1e-9, atol=1e-11)
+        else:
+            torch.testing.assert_close(bank, simulation.banks[: len(bank), i], rtol=1e-9, atol=1e-11)
+            assert node.machine.assignment == simulation.assignments[i]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None:
+    setting = make_toy_setting(algorithm, rounds=3)
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+
+
+def test_nodes_with_threads_equal_it_too_where_everybody_waits_for_all() -> None:
+    setting = make_toy_setting("dfca-gi", rounds=3)
+    nodes = make_nodes(setting, network_of(setting), timed=False)
+    run_all(nodes, asyncio.new_event_loop())
+    assert_banks(setting, nodes)
+
+
+def test_a_cut_link_heals_and_two_halves_agree() -> None:
+    setting = make_toy_setting(
+        "dfca-fi", rounds=40, aggregation="sequential", split=make_toy_split(clients=6), graph=nx.path_graph(6)
+    )
+    network = network_of(setting)
+    nodes = make_nodes(setting, network)
+
+    async def cut_and_heal() -> None:
+        network.cut(2, 3)
+        await asyncio.sleep(70)
+        assert len({node.machine.lineage for node in nodes.values()}) == 2  # type: ignore[attr-defined]
+        network.heal(2, 3)
+
+    async def everybody() -> None:
+        await asyncio.gather(cut_and_heal(), *(node.run() for node in nodes.values()))
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(everybody())
+    loop.close()
+    assert len({node.machine.lineage for node in nodes.values()}) == 1  # type: ignore[attr-defined]
+
+
+def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
+    class Broken:
+        def run(self, job: Job, bank: Tensor | None) -> Any:
+            raise ValueError("no samples")
+
+    setting = make_toy_setting("local", rounds=1)
+    options = options_of(setting)[0]
+    peer = Peer(options, own_memory(options.size, options.dtype))
+
+    async def one() -> None:
+        node = Node(peer, Broken(), MemoryNetwork(()).transport(0))
+        try:
+            await node.run()
+        finally:
+            node.stop()
+
+    with pytest.raises(ValueError, match="no samples"):
+        asyncio.run(one())
