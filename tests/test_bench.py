@@ -11,17 +11,17 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-
-from dfca.bench import child, floor, ranks, record, run, scaling, tables
 from dfca.bench.bare import Bare
-from dfca.bench.baselines import measure as peers
-from dfca.bench.baselines.environments import PEERS, Peer, environment_of, script_of
-from dfca.bench.baselines.work import Work, circulant
-from dfca.bench.figures import draw
 from dfca.bench.page import blocks
 from dfca.bench.rows import Row, Skip, met
 from dfca.bench.timing import fit, in_turn, ratio
 from dfca.bench.worlds import World, make_setting, regular_graph
+
+from dfca.bench import child, floor, ranks, record, run, scaling, tables
+from dfca.bench.baselines import measure as peers
+from dfca.bench.baselines.environments import PEERS, Peer, environment_of, script_of
+from dfca.bench.baselines.work import Work, circulant
+from dfca.bench.figures import draw
 from dfca.errors import ConfigError, RunError
 from dfca.sim.rounds.simulation import Simulation
 
