@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+
+# Tensors of tests are tiny, and pytest-xdist fills the cores with processes: more threads would only wait for each
+# other, and by default OpenMP waits in a busy loop. Before torch is imported, so that this holds here and in children.
+# `pytest tests/test_bench.py -k plain_schedule`, which needs two threads, took 6.5 s without and 2.6 s with the second.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import networkx as nx
 import pytest
