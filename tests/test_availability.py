@@ -53,6 +53,12 @@ BAD = {
     "client,time_s,online\n1.5,4,1\n": "a.csv, line 2: client must be a number 0, 1, 2, ..., got '1.5'",
     '{"client": 0, "time_s": 1, "onl': "a.csv, line 1 is not JSON: ",
     '{"client": true, "time_s": 1, "online": 1}\n': "a.csv, line 1: client must be a number 0, 1, 2, ..., got True",
+    '{"client": null, "time_s": 1, "online": 1}\n': "a.csv, line 1: client must be a number 0, 1, 2, ..., got None",
+    '{"client": 0, "time_s": true, "online": 1}\n': "a.csv, line 1: time_s must be >= 0 and finite, got True",
+    '{"client": 0, "begin_s": 1, "end_s": [2]}\n': "a.csv, line 1: end_s must be >= 0 and finite, got [2]",
+    "client,time_s,online\n0,4,yes\n": "a.csv, line 2: online must be 1 or 0 (true or false), got 'yes'",
+    "client,begin_s,end_s\n-1,1,2\n": "a.csv, line 2: client must be a number 0, 1, 2, ..., got '-1'",
+    "client,begin_s,end_s\n0,1,inf\n": "a.csv, line 2: end_s must be >= 0 and finite, got 'inf'",
     "\n": "a.csv has no lines, so it says nothing about anybody; leave it out",
     "client,begin_s,end_s\n": "a.csv has no lines, so it says nothing about anybody; leave it out",
 }

@@ -10,8 +10,9 @@ from test_revival import drift_setting
 
 from dfca.errors import ConfigError, ShortOfMemory
 from dfca.files import Stream, atomic_save, sha256
+from dfca.memory import GIB, explain_oom
 from dfca.sim import bank as bank_module
-from dfca.sim.bank import GIB, Bank, told_memory
+from dfca.sim.bank import Bank
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -88,9 +89,9 @@ def test_a_full_disk_is_told_before_anything_is_computed(monkeypatch: pytest.Mon
 
 
 def test_an_allocation_that_fails_is_one_sentence() -> None:
-    with pytest.raises(ShortOfMemory, match=r"out of memory \(.*\); what is stored is kept: use"), told_memory():
+    with pytest.raises(ShortOfMemory, match=r"out of memory \(.*\); what is stored is kept: use"), explain_oom():
         torch.empty(2**60)
-    with pytest.raises(RuntimeError, match="something else"), told_memory():
+    with pytest.raises(RuntimeError, match="something else"), explain_oom():
         raise RuntimeError("something else")
 
 

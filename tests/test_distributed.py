@@ -173,7 +173,7 @@ def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, rounds=2)
     for extra, sentence in (
         (["--set", "model.name=cnn"], 'model "cnn" needs samples with 3 dimensions'),
-        (["--workers", "2"], "--workers must be 1 where several ranks share each cell, got 2"),
+        (["--workers", "2"], "--workers must be 1 where several ranks share each trial, got 2"),
         (["--set", "clients=2"], "clients must be >= the 3 ranks, got 2; start fewer ranks"),
     ):
         command = torchrun(3, "-m", "dfca", "run", experiment, "--quiet", "--out", tmp_path / "run", *extra)

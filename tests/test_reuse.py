@@ -14,9 +14,13 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep
 from dfca.report.tables import summary_rows
+from dfca.runs.metrics_files import read_metrics
 from dfca.runs.reading import load_run
+from dfca.runs.replay import replay_run
 from dfca.runs.reuse import join
-from dfca.runs.runner import Silence, run
+from dfca.runs.runner import run
+from dfca.runs.sink import NullSink
+from dfca.runs.store import FORM
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 3}
 
@@ -27,20 +31,20 @@ def experiment(grid: Any = None, **values: Any) -> Experiment:
 
 def lines(out: Path) -> list[dict[str, Any]]:
     """Read the metrics of a folder without the seconds."""
-    read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    read = read_metrics(out)
     return [{key: value for key, value in line.items() if key != "seconds"} for line in read]
 
 
-class Notes(Silence):
+class Notes(NullSink):
     def __init__(self) -> None:
         self.started: list[str] = []
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, job: Any = None) -> None:
         self.notes.append(text)
 
-    def start_cell(self, cell: Any, round: int, time_s: float = 0.0) -> None:
-        self.started.append(str(cell))
+    def start_trial(self, trial: Any, round: int, time_s: float = 0.0) -> None:
+        self.started.append(str(trial))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_figure_takes_the_cells_of_a_table_and_has_its_bits(tmp_path: Path, swept: Path) -> None:
+def test_a_figure_takes_the_trials_of_a_table_and_has_its_bits(tmp_path: Path, swept: Path) -> None:
     alone, taken, heard = tmp_path / "alone", tmp_path / "taken", Notes()
     run(experiment(clusters=2), alone)
     run(experiment(clusters=2), taken, heard, reuse=[swept])
@@ -64,7 +68,7 @@ def test_a_sweep_takes_what_a_single_run_has_and_runs_the_rest(tmp_path: Path, s
     single, taken, heard = tmp_path / "single", tmp_path / "taken", Notes()
     run(experiment(clusters=2, algorithms=["local"]), single)
     run(experiment({"clusters": [1, 2]}), taken, heard, workers=1, reuse=[single])
-    assert not [cell for cell in heard.started if "local" in cell and "clusters=2" in cell]
+    assert not [trial for trial in heard.started if "local" in trial and "clusters=2" in trial]
     assert [row["accuracy_mean"] for row in summary_rows(load_run(taken).summary)] == [
         row["accuracy_mean"] for row in summary_rows(load_run(swept).summary)
     ]
@@ -89,13 +93,11 @@ def test_runs_of_other_configs_are_not_averaged_and_the_keys_are_named(tmp_path:
         join([load_run(tmp_path / "a"), load_run(swept)])
 
 
-def test_one_cell_with_two_results_is_refused(tmp_path: Path) -> None:
+def test_one_trial_with_two_results_is_refused(tmp_path: Path) -> None:
     for name in "ab":
         run(experiment(seeds=[0]), tmp_path / name)
-    for name, key in (("summary.json", "runs"), ("metrics.jsonl", "")):
-        path = tmp_path / "b" / name
+    for path in (tmp_path / "b" / "summary.json", *(tmp_path / "b" / "metrics").iterdir()):
         path.write_text(path.read_text().replace('"accuracy":', '"accuracy": 0.5, "was":'))
-        assert key == "" or key in path.read_text()
     with pytest.raises(RunError, match=r"both hold dfca-li, seed 0, with accuracy"):
         join([load_run(tmp_path / "a"), load_run(tmp_path / "b")])
 
@@ -109,9 +111,11 @@ def test_edited_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
     (out / "summary.json").write_text(json.dumps(edited))
     with pytest.raises(RunError, match=r"edited by hand: accuracy of dfca-li, seed 0, is 0.99 in summary.json and"):
         load_run(out)
-    (out / "summary.json").write_text(json.dumps(json.loads(summary) | {"form": 2}))
-    with pytest.raises(RunError, match=r"another version of dfca \(form 2, this one reads 1\)"):
-        load_run(out)
+    (out / "summary.json").write_text(json.dumps(json.loads(summary) | {"form": FORM + 1}))
+    newer = rf"written by a newer version of dfca \(form {FORM + 1}, this one reads 1 to {FORM}\); use that version \(0"
+    for read in (load_run, lambda out: run(experiment(seeds=[0]), out), lambda out: next(replay_run(out))):
+        with pytest.raises(RunError, match=newer):
+            read(out)
     (out / "summary.json").write_text(summary)
     (out / "config.toml").write_text(config.replace("rounds = 3", "rounds = 9"))
     with pytest.raises(RunError, match=r"config.toml was edited after the run"):

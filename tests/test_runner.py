@@ -24,11 +24,13 @@ from dfca import files as disk
 from dfca.errors import RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.sweep import Cell, Point
-from dfca.runs import trials as cells
+from dfca.experiment.sweep import Point, Trial
+from dfca.runs import trials
+from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
-from dfca.runs.runner import Silence, run
+from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted, StopSignal
+from dfca.runs.sink import NullSink
 from dfca.runs.trials import Cadence
 
 TINY = {
@@ -50,30 +52,30 @@ def tiny(**values: Any) -> Experiment:
     return Experiment("tiny", "default", Config.of(TINY | values))
 
 
-class Listener(Silence):
+class Listener(NullSink):
     """Remember what is told, and act at a round."""
 
     def __init__(self, act: Callable[[int], None] = lambda round: None) -> None:
         self.notes: list[str] = []
-        self.cells: list[tuple[str, int, int]] = []
+        self.trials: list[tuple[str, int, int]] = []
         self.rows: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self._act = act
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, job: Any = None) -> None:
         self.notes.append(text)
 
-    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
-        self.cells.append((cell.algorithm, cell.seed, round))
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        self.trials.append((trial.algorithm, trial.seed, round))
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
         self._act(round)
 
-    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
-    def fail_cell(self, cell: Cell, sentence: str) -> None:
-        self.failures.append(f"{cell}: {sentence}")
+    def fail_trial(self, trial: Trial, sentence: str) -> None:
+        self.failures.append(f"{trial}: {sentence}")
 
 
 @pytest.fixture
@@ -91,10 +93,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers(out: Path) -> Any:
     """Read everything that must be equal to the bit: the metrics and the summary without the seconds, the models."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
+    lines = read_metrics(out, summary["runs"])
+    assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for each in (*lines, *summary["runs"]):
-        assert each.pop("seconds")
+        assert each.pop("seconds", None) or each.get("error") or "time_s" in each
     models = {path.name: load_file(path)["bank"].numpy().tobytes() for path in sorted((out / "models").iterdir())}
     return lines, summary, models
 
@@ -104,7 +107,7 @@ def numbers(out: Path) -> Any:
 
 def test_a_run_leaves_the_promised_files(unbroken: Path) -> None:
     names = sorted(entry.name for entry in unbroken.iterdir() if not entry.name.startswith("."))
-    files = ["config.toml", "environment.json", "metrics.jsonl", "summary.json", "topology.json"]
+    files = ["config.toml", "environment.json", "metrics", "summary.json", "topology.json"]
     assert [name for name in names if name in files] == files
     assert "checkpoint" not in names
     lines, summary, models = numbers(unbroken)
@@ -130,19 +133,19 @@ def test_after_a_drift_the_stored_clusters_are_those_of_the_end(tmp_path: Path) 
     assert json.loads((tmp_path / "topology.json").read_text())["0"]["clusters"].count(2) == 2
 
 
-def test_finished_cells_are_not_run_again(unbroken: Path) -> None:
+def test_finished_trials_are_not_run_again(unbroken: Path) -> None:
     before = numbers(unbroken)
     listener = Listener()
     run(tiny(), unbroken, listener)
-    assert listener.cells == []
+    assert listener.trials == []
     assert numbers(unbroken) == before
 
 
-def test_new_cells_join_the_finished_ones(tmp_path: Path) -> None:
+def test_new_trials_join_the_finished_ones(tmp_path: Path) -> None:
     run(tiny(algorithms=["local"]), tmp_path / "run")
     listener = Listener()
     summary = run(tiny(algorithms=["fedavg", "local"], seeds=[0, 1]), tmp_path / "run", listener)
-    assert [(name, seed) for name, seed, _ in listener.cells] == [("fedavg", 0), ("fedavg", 1), ("local", 1)]
+    assert [(name, seed) for name, seed, _ in listener.trials] == [("fedavg", 0), ("fedavg", 1), ("local", 1)]
     assert len(summary["runs"]) == 4
 
 
@@ -159,7 +162,7 @@ def test_models_that_were_not_kept_are_told(tmp_path: Path) -> None:
     listener = Listener()
     run(tiny(algorithms=["local"]), tmp_path / "run", listener, save_models=True)
     assert listener.notes == [
-        "cells that were finished without --save-models are not run again (1, first: local, seed 0); "
+        "trials that were finished without --save-models are not run again (1, first: local, seed 0); "
         "--no-resume runs everything anew"
     ]
 
@@ -168,19 +171,19 @@ def test_a_terminal_shows_both_bars(tmp_path: Path) -> None:
     screen = io.StringIO()
     with Bars(Console(file=screen, force_terminal=True, width=120, color_system=None)) as bars:
         run(tiny(rounds=3), tmp_path / "run", bars)
-        cells = [Cell(name, 0, Point(tiny(rounds=3).config)) for name in ("ifca", "local")]
-        bars.start(cells, 0)
-        for cell in cells:
-            bars.start_cell(cell, 0)
-            bars.finish_round(cell, 3, {"accuracy": 0.5})
+        trials = [Trial(name, 0, Point(tiny(rounds=3).config)) for name in ("ifca", "local")]
+        bars.start_run(trials, 0)
+        for trial in trials:
+            bars.start_trial(trial, 0)
+            bars.finish_round(trial, 3, {"accuracy": 0.5})
         bars._progress.refresh()
-        bars.fail_cell(cells[0], "it broke")
+        bars.fail_trial(trials[0], "it broke")
     text = screen.getvalue()
-    assert "all cells" in text
-    assert "1/2 cells" in text
+    assert "all trials" in text
+    assert "1/2 trials" in text
     assert "· graph: 6 clients" in text
     for name in ("ifca", "local"):
-        assert re.search(rf"{name}, seed 0 +━+ round 3/3 .* accuracy 0.500", text)
+        assert re.search(rf"{name}, seed 0 +━+ +round 3/3 .* accuracy 0.500", text)
     assert "1/2  ifca, seed 0: failed: it broke" in text
 
 
@@ -198,12 +201,12 @@ def test_a_signal_stores_the_last_finished_round(tmp_path: Path, unbroken: Path,
     assert listener.notes[-1] == "stopping after this round; Ctrl-C again stops at once"
     again = Listener()
     run(tiny(), out, again, save_models=True)
-    assert again.cells == [("dfca-li", 0, 3), ("ifca", 0, 0)]
+    assert again.trials == [("dfca-li", 0, 3), ("ifca", 0, 0)]
     assert "dfca-li, seed 0: goes on after round 3 of 6" in again.notes
     assert numbers(out) == numbers(unbroken)
 
 
-def test_a_signal_in_the_last_round_of_a_cell_lets_it_finish(tmp_path: Path) -> None:
+def test_a_signal_in_the_last_round_of_a_trial_lets_it_finish(tmp_path: Path) -> None:
     listener = Listener(lambda round: signal.raise_signal(signal.SIGINT) if round == 6 else None)
     with pytest.raises(Interrupted, match=r"^interrupted before ifca, seed 0; the same command continues$"):
         run(tiny(), tmp_path / "run", listener)
@@ -273,7 +276,7 @@ def test_damaged_checkpoints_cost_time_not_numbers(tmp_path: Path, unbroken: Pat
             os.truncate(path, path.stat().st_size // 2)
         listener = Listener()
         run(tiny(), out, listener, save_models=True)
-        assert listener.cells[0] == ("dfca-li", 0, begins)
+        assert listener.trials[0] == ("dfca-li", 0, begins)
         assert sum("is damaged (its checksum does not fit)" in note for note in listener.notes) == len(damaged)
         assert numbers(out) == numbers(unbroken)
 
@@ -300,12 +303,12 @@ def test_a_full_disk_loses_nothing_finished(tmp_path: Path, unbroken: Path, monk
 @pytest.mark.parametrize("lives", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
     """Real processes, really killed: each after some more rounds, at a moment that nobody chose."""
-    values = TINY | {"rounds": 60 if lives == 1 else 120, "algorithms": ["dfca-gi"], "checkpoint": {"every_s": 0.0}}
+    values = TINY | {"rounds": 40 if lives == 1 else 120, "algorithms": ["dfca-gi"], "checkpoint": {"every_s": 0.0}}
     experiment = Experiment("tiny", "default", Config.of(values))
     config, out = tmp_path / "tiny.toml", tmp_path / "run"
     config.write_text(experiment.config.to_toml())
     command = [sys.executable, "-m", "dfca", "run", str(config), "--out", str(out), "--save-models", "--quiet"]
-    metrics = out / "metrics.jsonl"
+    metrics = out / "metrics" / "dfca-gi-0.jsonl"
     moments = random.Random(lives)
     # As many threads as this process has, or the last bits could differ.
     threads = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -326,7 +329,7 @@ def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
     assert kills
     listener = Listener()
     run(experiment, out, listener, save_models=True)
-    assert all(round > 0 for _, _, round in listener.cells)
+    assert all(round > 0 for _, _, round in listener.trials)
     run(experiment, tmp_path / "unbroken", save_models=True)
     broken, unbroken = numbers(out), numbers(tmp_path / "unbroken")
     assert broken == unbroken
@@ -354,7 +357,7 @@ def test_checkpoints_are_apart_and_cheap() -> None:
 def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cadence, "due", lambda self: True)
     ticks = iter(range(10**6))
-    monkeypatch.setattr(cells.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(ticks)))
     out = tmp_path / "run"
     experiment = tiny(algorithms=["local"])
     with pytest.raises(Interrupted):
@@ -365,14 +368,3 @@ def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # One tick for the set-up of each part and one for each round.
     assert stored == 3
     assert summary["runs"][0]["seconds"] == 3 + 1 + 4
-
-
-def test_the_report_reads_what_a_run_writes(unbroken: Path) -> None:
-    from dfca.report.formats import terminal_tables
-    from dfca.report.page import write_report
-    from dfca.runs.reading import load_run
-
-    page = write_report(unbroken)
-    assert re.search(r"dfca-li", page.read_text())
-    (table,) = terminal_tables(load_run(unbroken).summary)
-    assert table.row_count == 2

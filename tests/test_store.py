@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from dfca import files as disk
 from dfca.errors import RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
-from dfca.experiment.sweep import Cell, Point
+from dfca.experiment.sweep import Point, Trial
 from dfca.files import atomic_save, atomic_write, sha256
-from dfca.runs.store import Checkpoint, RunFolder
+from dfca.runs.checkpoints import Checkpoint
+from dfca.runs.metrics_files import read_metrics
+from dfca.runs.store import FORM, LOCK, RunFolder
 
 
 def experiment(**values: Any) -> Experiment:
@@ -28,8 +31,8 @@ def experiment(**values: Any) -> Experiment:
     return Experiment("tiny", "default", Config.of(small | values))
 
 
-def local(seed: int = 0) -> Cell:
-    return Cell("local", seed, Point(experiment().config))
+def local(seed: int = 0) -> Trial:
+    return Trial("local", seed, Point(experiment().config))
 
 
 def checkpoint(round: int) -> Checkpoint:
@@ -114,7 +117,7 @@ def test_the_folder_holds_the_config_and_an_empty_summary(folder: RunFolder) -> 
 
 
 def test_another_config_is_refused_with_its_keys_and_ways_out(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(1))
+    folder.checkpoints.save(local(), checkpoint(1))
     folder.close()
     with pytest.raises(RunError) as caught:
         RunFolder.open_(folder.path, experiment(rounds=5, topology={"p": 0.7}))
@@ -143,12 +146,12 @@ def test_more_algorithms_and_seeds_extend_the_folder(folder: RunFolder) -> None:
 
 def test_starting_afresh_discards_the_run_and_nothing_else(folder: RunFolder) -> None:
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
-    folder.save_checkpoint(local(1), checkpoint(1))
+    folder.checkpoints.save(local(1), checkpoint(1))
     (folder.path / "my-notes.txt").write_text("mine")
     folder.close()
     with RunFolder.open_(folder.path, experiment(rounds=9), resume=False) as again:
         assert again.rows() == []
-        assert again.latest(local(1)) == (None, [])
+        assert again.checkpoints.latest(local(1)) == (None, [])
         assert (again.path / "my-notes.txt").exists()
 
 
@@ -164,28 +167,54 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused_and_free_after_a_kill(tmp_path: Path) -> None:
+    """The other process holds the lock as dfca does, without the seconds that it takes to load torch."""
     script = (
-        "import sys, time; from pathlib import Path; from dfca.runs.store import RunFolder\n"
-        "folder = RunFolder(Path(sys.argv[1])); folder._take_lock(); print('locked', flush=True); time.sleep(60)"
+        "import os, sys, time; from pathlib import Path; from filelock import FileLock\n"
+        "path = Path(sys.argv[1]); lock = FileLock(path); lock.acquire(timeout=0)\n"
+        "path.write_text(f'process {os.getpid()}'); print('locked', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    command = [sys.executable, "-c", script, str(tmp_path / LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(RunError) as caught:
-            RunFolder.open_(tmp_path, experiment())
-        assert str(caught.value) == (
-            f"{tmp_path} is in use by another dfca process (process {other.pid}); wait for it, stop it, or use --out "
-            "for another folder"
-        )
+        for _ in range(2):  # a refused process changes nothing
+            with pytest.raises(RunError) as caught:
+                RunFolder.open_(tmp_path, experiment())
+            assert str(caught.value) == (
+                f"{tmp_path} is in use by another dfca process (process {other.pid}); wait for it, stop it, or use "
+                "--out for another folder"
+            )
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [LOCK]
         other.kill()
         other.wait()
     RunFolder.open_(tmp_path, experiment()).close()
+
+
+def test_the_lock_is_held_until_close_and_its_file_stays(folder: RunFolder) -> None:
+    """A lock file that is deleted lets one process hold the deleted file and another one its successor."""
+    lock = folder.path / LOCK
+    assert lock.read_text() == f"process {os.getpid()}"
+    inode = lock.stat().st_ino
+    with pytest.raises(RunError, match=rf"in use by another dfca process \(process {os.getpid()}\)"):
+        RunFolder.open_(folder.path, experiment())
+    folder.close()
+    assert lock.stat().st_ino == inode
+    with RunFolder.open_(folder.path, experiment()) as again:
+        assert lock.stat().st_ino == inode
+        with pytest.raises(RunError, match="in use by another dfca process"):
+            RunFolder.open_(again.path, experiment())
 
 
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
         ("summary.json", "{", r"summary.json is not JSON; restore the file or use --no-resume$"),
+        ("summary.json", "[]", r"summary.json must hold a JSON object, got list; restore it or use --no-resume$"),
+        (
+            "summary.json",
+            f'{{"form": {FORM + 1}, "runs": []}}',
+            rf"newer version of dfca \(form {FORM + 1}, this one reads 1 to {FORM}\); use that version \(unknown\), or",
+        ),
         ("summary.json", "{}", r'summary.json has no list "runs"; restore the file or use --no-resume$'),
         (
             "config.toml",
@@ -204,37 +233,42 @@ def test_a_spoilt_file_is_told(folder: RunFolder, name: str, text: str, sentence
 # --- metrics
 
 
-def test_metrics_rewind_one_cell_and_keep_the_others(folder: RunFolder) -> None:
+def test_metrics_rewind_one_trial_and_keep_the_others(folder: RunFolder) -> None:
     for seed in (0, 1):
         for round in (1, 2, 3):
-            folder.append_metrics(local(seed), {"round": round, "accuracy": 0.1 * round})
-    folder.rewind_metrics(local(), 1)
-    assert [(line["seed"], line["round"]) for line in folder.metrics()] == [(0, 1), (1, 1), (1, 2), (1, 3)]
-    assert folder.metrics()[-1]["accuracy"] == 0.1 * 3
+            folder.metrics.append(local(seed), {"round": round, "accuracy": 0.1 * round})
+    folder.metrics.rewind(local(), 1)
+    assert [(line["seed"], line["round"]) for line in read_metrics(folder.path)] == [(0, 1), (1, 1), (1, 2), (1, 3)]
+    assert read_metrics(folder.path)[-1]["accuracy"] == 0.1 * 3
 
 
 @pytest.mark.parametrize("torn", ['{"algorithm":"local","se', '{"round":3}', "\0\0\0", '{"a":"\xff'])
 def test_a_torn_last_line_is_dropped(folder: RunFolder, torn: str) -> None:
-    folder.append_metrics(local(), {"round": 1})
-    with open(folder.path / "metrics.jsonl", "ab") as file:
+    folder.metrics.append(local(), {"round": 1})
+    with open(folder.path / "metrics" / "local-0.jsonl", "ab") as file:
         file.write(torn.encode("latin-1").replace(b'{"round":3}', b'{"algorithm":"local","seed":0,"round":3}'))
-    folder.rewind_metrics(local(), 2)
-    folder.append_metrics(local(), {"round": 2})
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    folder.metrics.rewind(local(), 2)
+    folder.metrics.append(local(), {"round": 2})
+    lines = (folder.path / "metrics" / "local-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
 
 
 def test_a_spoilt_line_in_the_middle_is_told(folder: RunFolder) -> None:
-    (folder.path / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n{"round": 2}\n')
-    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is not JSON; restore the file or use --no-resume$"):
-        folder.metrics()
+    folder.metrics.append(local(), {"round": 1})
+    with open(folder.path / "metrics" / "local-0.jsonl", "a") as file:
+        file.write('nonsense\n{"round": 2}\n')
+    sentence = r"local-0.jsonl, line 2, is not a line of metrics; restore the file, or run again with --no-resume$"
+    with pytest.raises(RunError, match=sentence):
+        read_metrics(folder.path)
+    with pytest.raises(RunError, match=sentence):
+        folder.metrics.rewind(local(), 1)
 
 
 def test_json_has_no_nan(folder: RunFolder) -> None:
-    folder.append_metrics(local(), {"round": 1, "train_loss": float("nan"), "list": [float("inf"), 1.0]})
-    assert "NaN" not in (folder.path / "metrics.jsonl").read_text()
-    assert folder.metrics()[0]["train_loss"] is None
-    assert folder.metrics()[0]["list"] == [None, 1.0]
+    folder.metrics.append(local(), {"round": 1, "train_loss": float("nan"), "list": [float("inf"), 1.0]})
+    assert "NaN" not in (folder.path / "metrics" / "local-0.jsonl").read_text()
+    assert read_metrics(folder.path)[0]["train_loss"] is None
+    assert read_metrics(folder.path)[0]["list"] == [None, 1.0]
 
 
 # --- checkpoints
@@ -242,11 +276,11 @@ def test_json_has_no_nan(folder: RunFolder) -> None:
 
 def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
     for round in (5, 10, 15):
-        folder.save_checkpoint(local(), checkpoint(round))
+        folder.checkpoints.save(local(), checkpoint(round))
     names = sorted(entry.name for entry in (folder.path / "checkpoint" / "local-0").iterdir())
     stems = ("round-000010", "round-000015")
     assert names == sorted(f"{stem}.{suffix}" for stem in stems for suffix in ("json", "safetensors"))
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is not None
     assert (found.round, found.seconds, found.facts) == (15, 1.5, {"round": 15, "note": [1, None]})
     assert torch.equal(found.tensors["bank"], checkpoint(15).tensors["bank"])
@@ -255,38 +289,78 @@ def test_the_last_two_checkpoints_stay(folder: RunFolder) -> None:
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> None:
     for round in (5, 10):
-        folder.save_checkpoint(local(), checkpoint(round))
+        folder.checkpoints.save(local(), checkpoint(round))
     last = folder.path / "checkpoint" / "local-0" / "round-000010.safetensors"
     os.truncate(last, last.stat().st_size - 1)
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is not None
     assert found.round == 5
     assert warnings == [
         "checkpoint checkpoint/local-0/round-000010 is damaged (its checksum does not fit) and is not used"
     ]
     (last.parent / "round-000005.json").write_text("{")
-    found, warnings = folder.latest(local())
+    found, warnings = folder.checkpoints.latest(local())
     assert found is None
     assert len(warnings) == 2
 
 
+def test_a_sidecar_that_is_cut_off_in_the_middle_leaves_the_one_before(folder: RunFolder) -> None:
+    """A limit on the size of files makes the system refuse the rest of the sidecar; its tensors fit."""
+    folder.checkpoints.save(local(), checkpoint(5))
+    before = {path.name: path.read_bytes() for path in (folder.path / "checkpoint" / "local-0").iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for round in (5, 10):
+        large = replace(checkpoint(round), facts={"round": round, "note": "x" * 100_000})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            with pytest.raises(RunError, match=rf"^no space left for round-{round:06}.json in .* \(File too large\);"):
+                folder.checkpoints.save(local(), large)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        found, warnings = folder.checkpoints.latest(local())
+        assert found is not None
+        assert (found.round, warnings) == (5, [])
+    after = {path.name: path.read_bytes() for path in (folder.path / "checkpoint" / "local-0").iterdir()}
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == {"round-000010.safetensors"}
+
+
+def test_a_checkpoint_of_another_version_of_the_state_is_not_used(folder: RunFolder) -> None:
+    folder.checkpoints.save(local(), replace(checkpoint(5), state=2))
+    found, warnings = folder.checkpoints.latest(local(), state=2)
+    assert found is not None
+    assert (found.state, warnings) == (2, [])
+    assert folder.checkpoints.latest(local(), state=1) == (
+        None,
+        [
+            "checkpoint checkpoint/local-0/round-000005 is of another version of dfca (state 2, this one reads 1) and "
+            "is not used"
+        ],
+    )
+    sidecar = folder.path / "checkpoint" / "local-0" / "round-000005.json"
+    stored = json.loads(sidecar.read_text())
+    del stored["state"]  # as version 0.1 wrote it
+    sidecar.write_text(json.dumps(stored))
+    assert folder.checkpoints.latest(local(), state=1)[0] is not None
+
+
 def test_tensors_without_facts_do_not_count(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+    folder.checkpoints.save(local(), checkpoint(5))
     (folder.path / "checkpoint" / "local-0" / "round-000010.safetensors").write_bytes(b"killed before the facts")
-    found, _ = folder.latest(local())
+    found, _ = folder.checkpoints.latest(local())
     assert found is not None
     assert found.round == 5
 
 
-def test_a_finished_cell_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+def test_a_finished_trial_has_a_row_and_no_checkpoint(folder: RunFolder) -> None:
+    folder.checkpoints.save(local(), checkpoint(5))
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
     assert not (folder.path / "checkpoint" / "local-0").exists()
     assert folder.rows() == [{"algorithm": "local", "seed": 0, "finished": True}]
 
 
 def test_temporary_files_of_a_killed_process_go(folder: RunFolder) -> None:
-    folder.save_checkpoint(local(), checkpoint(5))
+    folder.checkpoints.save(local(), checkpoint(5))
     folder.close()
     leftover = folder.path / "checkpoint" / "local-0" / ".round-000010.safetensors.tmp"
     leftover.write_bytes(b"half")

@@ -18,9 +18,10 @@ from test_runner import TINY, Listener, numbers
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
-from dfca.experiment.sweep import Cell, Point, Sweep
+from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
 from dfca.report.tables import summary_rows
+from dfca.runs.metrics_files import read_metrics
 from dfca.runs.reading import load_run
 from dfca.runs.runner import make_jobs, run
 from dfca.runs.signals import Interrupted
@@ -38,9 +39,11 @@ def labels(experiment: Experiment) -> list[str]:
 
 
 def sorted_numbers(out: Path) -> Any:
-    """Read the numbers of a folder in an order that does not depend on which cell came first."""
+    """Read the numbers of the finished trials in an order that does not depend on which one came first."""
     lines, summary, models = numbers(out)
-    return sorted(map(json.dumps, lines)), sorted(map(json.dumps, summary["runs"])), models
+    rows = [row for row in summary["runs"] if row["finished"]]
+    traces = {path.name: path.read_bytes() for kind in ("trace", "timeline") for path in out.glob(f"{kind}/*.json*")}
+    return sorted(map(json.dumps, lines)), sorted(map(json.dumps, rows)), models, traces
 
 
 # --- points
@@ -76,8 +79,8 @@ def test_a_label_leaves_out_what_all_points_share() -> None:
 def test_without_a_sweep_the_one_point_is_the_config() -> None:
     (point,) = sweep().points
     assert (point.at, point.label, point.config) == (None, "", sweep().config)
-    assert Cell("local", 3, point).folder == "local-3"
-    assert Cell("local", 3, point).head == {"algorithm": "local", "seed": 3}
+    assert Trial("local", 3, point).name == "local-3"
+    assert Trial("local", 3, point).head == {"algorithm": "local", "seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -145,12 +148,12 @@ def test_an_experiment_file_with_a_sweep(tmp_path: Path) -> None:
 
 def test_jobs_share_a_split_where_there_are_enough_of_them() -> None:
     (point,) = sweep().points
-    cells = [Cell(name, seed, point) for seed in (0, 1) for name in ("local", "ifca")]
-    assert [(job.seed, job.algorithms) for job in make_jobs(cells, 2)] == [
+    trials = [Trial(name, seed, point) for seed in (0, 1) for name in ("local", "ifca")]
+    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 2)] == [
         (0, ("local", "ifca")),
         (1, ("local", "ifca")),
     ]
-    assert [(job.seed, job.algorithms) for job in make_jobs(cells, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
+    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
 
 
 # --- running
@@ -188,21 +191,14 @@ def test_a_point_has_the_numbers_of_a_run_of_its_own(tmp_path: Path, serial: Pat
         }
 
 
-def test_several_processes_give_the_same_bits(tmp_path: Path, serial: Path) -> None:
-    listener = Listener()
-    run(sweep({"clients": [6, 8]}), tmp_path / "run", listener, save_models=True, workers=2)
-    assert len(listener.rows) == 4
-    assert sorted_numbers(tmp_path / "run") == sorted_numbers(serial)
-
-
 def test_a_sweep_may_grow_and_shrink_and_runs_only_what_is_new(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(sweep({"clients": [6]}, algorithms=["local"]), out, workers=1)
     grown, again = Listener(), Listener()
     run(sweep({"clients": [6, 8], "topology.p": [0.6, 0.8]}, algorithms=["local"], seeds=2), out, grown, workers=1)
-    assert len(grown.cells) == 2 * 2 * 2 - 1
+    assert len(grown.trials) == 2 * 2 * 2 - 1
     summary = run(sweep({"clients": [8]}, algorithms=["fedavg", "local"]), out, again, workers=1)
-    assert again.cells == [("fedavg", 0, 0)]
+    assert again.trials == [("fedavg", 0, 0)]
     assert len(summary["runs"]) == 9, "what is no longer asked for stays in the file"
     rows = summary_rows(load_run(out).summary)
     assert [(row["label"], row["algorithm"], row["runs"]) for row in rows] == [
@@ -219,7 +215,7 @@ def test_another_base_is_refused_where_it_would_orphan_cells(tmp_path: Path) -> 
         run(sweep({"clients": [6]}, algorithms=["local"], rounds=5), out, workers=1)
     listener = Listener()
     run(sweep({"clients": [6], "rounds": [5, 4]}, algorithms=["local"], rounds=5), out, listener, workers=1)
-    assert len(listener.cells) == 1
+    assert len(listener.trials) == 1
     with pytest.raises(RunError, match="it has a sweep there and no sweep here"):
         run(sweep(), out)
 
@@ -238,16 +234,22 @@ def die_once(shape, classes):
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 """
+IN_VIRTUAL_TIME = {
+    "world": {"trace": True, "compute": {"kind": "lognormal"}, "link": {"latency_s": 0.1}, "faults": {"loss": 0.05}},
+    "clock": {"until_s": 6.0, "evaluate_every_s": 2.0, "timeout_s": 4.0},
+}
 
 
-def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_bits_of_one_and_go_on_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pool of real processes: points of both simulators, one whose model fails, one whose worker is killed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("fragile.py").write_text(FRAGILE)
-    points = [{}, {"model.factory": "fragile:fail"}, {"model.factory": "fragile:die_once"}]
-    experiment = sweep(points=points, algorithms=["local", "fedavg"], rounds=2)
-    listener = Listener()
-    summary = run(experiment, "run", listener, workers=2)
+    good, bad = [{}, IN_VIRTUAL_TIME], [{"model.factory": f"fragile:{name}"} for name in ("fail", "die_once")]
+    experiment, listener = sweep(points=[*good, *bad], algorithms=["local", "dfca-li"], rounds=2), Listener()
+    summary = run(experiment, "run", listener, save_models=True, workers=2)
     died = (
         "local, seed 0, model.factory=fragile:die_once: the worker process ended by signal SIGKILL; out of memory? try "
         "fewer --workers"
@@ -255,25 +257,34 @@ def test_a_failed_cell_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch:
     failed = [
         f'{name}, seed 0, model.factory=fragile:fail: model.factory "fragile:fail" failed with ValueError: a model '
         "that cannot be made; it is called as make(shape, classes), here make((1, 8, 8), 10)"
-        for name in ("local", "fedavg")
+        for name in ("local", "dfca-li")
     ]
     assert sorted(listener.failures) == sorted([*failed, died])
     assert sorted((row["algorithm"], row["finished"]) for row in summary["runs"]) == [
-        ("fedavg", False),
-        ("fedavg", True),
-        ("fedavg", True),
-        ("local", False),
-        ("local", False),
-        ("local", True),
+        *[("dfca-li", False)] + [("dfca-li", True)] * 3,
+        *[("local", False)] * 2 + [("local", True)] * 2,
     ]
-    page = write_report("run").read_text()
-    assert "3 of 6 runs are done" in page
-    assert "ValueError: a model that cannot be made" in page
-    assert "ended by signal SIGKILL" in page
+    assert len(listener.rows) == 5
+    assert load_run("run").cells == (5, 8)
+
     again = Listener()
-    run(experiment, "run", again, workers=1)
-    assert again.cells == [("local", 0, 0)], "what failed is tried again"
+    run(experiment, "run", again, save_models=True, workers=1)
+    assert again.trials == [("local", 0, 0)], "what failed is tried again"
     assert len(again.failures) == 2
+    run(sweep(points=[*good, bad[1]], algorithms=["local", "dfca-li"], rounds=2), "one", save_models=True, workers=1)
+    several, one = sorted_numbers(Path("run")), sorted_numbers(Path("one"))
+    assert len(one[-1]) == 4, "a trace and a timeline of each trial in virtual time"
+    assert several == one
+
+
+def test_a_failed_trial_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fragile_too.py").write_text(FRAGILE)
+    points = [{}, {"model.factory": "fragile_too:fail"}]
+    run(sweep(points=points, algorithms=["local"], rounds=1), tmp_path / "run", workers=1)
+    page = write_report(tmp_path / "run").read_text()
+    assert "1 of 2 runs are done" in page
+    assert "ValueError: a model that cannot be made" in page
 
 
 def children(pid: int) -> list[int]:
@@ -313,20 +324,20 @@ def test_kill_9_leaves_no_worker_and_two_processes_continue_to_the_bits_of_one(t
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     listener = Listener()
     run(experiment, out, listener, save_models=True, workers=2)
-    assert any(round > 0 for _, _, round in listener.cells)
+    assert any(round > 0 for _, _, round in listener.trials)
     run(experiment, tmp_path / "unbroken", save_models=True, workers=1)
     assert sorted_numbers(out) == sorted_numbers(tmp_path / "unbroken")
 
 
 @pytest.mark.slow
-def test_a_signal_stores_every_cell_under_way(tmp_path: Path) -> None:
+def test_a_signal_stores_every_trial_under_way(tmp_path: Path) -> None:
     experiment = sweep({"clients": [6, 8]}, algorithms=["dfca-gi"], rounds=200_000)
     begun: set[tuple[str, int, str]] = set()
 
     class Stopper(Listener):
-        def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
-            if cell.key not in begun:
-                begun.add(cell.key)
+        def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+            if trial.key not in begun:
+                begun.add(trial.key)
                 if len(begun) == 2:
                     signal.raise_signal(signal.SIGINT)
 
@@ -347,14 +358,14 @@ def test_the_report_of_a_sweep_also_while_it_runs(tmp_path: Path, serial: Path) 
     assert "clients=8" in page
     assert "2 points (clients), 6 to 8 clients" in page
     assert "Who found whom" not in page
-    lines = (serial / "metrics.jsonl").read_text().splitlines()
     half = tmp_path / "half"
     half.mkdir()
     for name in ("config.toml", "environment.json", "topology.json"):
         (half / name).write_text((serial / name).read_text())
     summary = json.loads((serial / "summary.json").read_text())
     (half / "summary.json").write_text(json.dumps(summary | {"runs": summary["runs"][:1]}))
-    (half / "metrics.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    lines = read_metrics(serial, summary["runs"])
+    (half / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     rows = {(row["label"], row["algorithm"]): row for row in summary_rows(load_run(half).summary)}
     assert rows["clients=6", "dfca-li"]["runs"] == 1
     assert rows["clients=6", "local"]["partial"]

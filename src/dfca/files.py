@@ -6,27 +6,29 @@ import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, BinaryIO
 
 from dfca.errors import RunError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
+KINDS = {  # what safetensors calls the types of torch
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.bool": "BOOL",
 }
 
 
@@ -39,13 +41,33 @@ class Stream:
     pieces: Iterable[Tensor]
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` at the end of the block; before and after an error the old one stays.
+
+    It is written beside, flushed to the disk and moved into place.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _flush_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
 def atomic_write(path: Path, data: bytes | str) -> None:
     """Write a file so that at any moment either the old or the new content is there, whole.
 
     Raises:
         RunError: if the disk is full or cannot be written.
     """
-    with _beside(path) as temporary, open(temporary, "wb") as file:
+    with _replacing_in_run(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
@@ -55,28 +77,28 @@ def atomic_save(path: Path, tensors: Mapping[str, Tensor | Stream]) -> str:
     The format is a length, a JSON header and the bytes of each tensor, so it is written here, piece by piece: the
     library makes a second copy of everything in memory first.
     """
+    digest = hashlib.sha256()
+    with _replacing_in_run(path) as file:
+        for part in _safetensors(tensors):
+            digest.update(part)
+            file.write(part)
+    return digest.hexdigest()
+
+
+def _safetensors(tensors: Mapping[str, Tensor | Stream]) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a safetensors file, without a copy of a tensor that lies whole on the CPU."""
+    import torch  # late: `dfca data list` also writes files, and starts without it
+
     header, end = {}, 0
     for name, tensor in tensors.items():
         begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
-        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": KINDS[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _beside(path) as temporary, open(temporary, "wb") as file:
-        digest = hashlib.sha256()
-        head = len(text).to_bytes(8, "little") + text
-        digest.update(head)
-        file.write(head)
-        for tensor in tensors.values():
-            for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
-                _write(file, digest, piece)
-        return digest.hexdigest()
-
-
-def _write(file: BinaryIO, digest: hashlib._Hash, tensor: Tensor) -> None:
-    """Write the bytes of a tensor, without a copy where it lies whole on the CPU."""
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    digest.update(data)
-    file.write(data)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
+            yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def text_sha256(text: str) -> str:
@@ -92,7 +114,7 @@ def sha256(path: Path) -> str:
 
 def append_line(path: Path, line: str) -> None:
     """Append one line and flush it to the disk."""
-    with told(path), open(path, "a", encoding="utf-8") as file:
+    with explain_write_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -105,8 +127,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn the system's errors while writing into one sentence."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn the system's errors while writing into a RunError with one sentence."""
     try:
         yield
     except OSError as error:
@@ -123,23 +145,18 @@ def told(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with told(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            _flush(temporary)
-            os.replace(temporary, path)
-            _flush(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+def _replacing_in_run(path: Path) -> Iterator[BinaryIO]:
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            yield file
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _flush_folder(folder: Path) -> None:
+    """Put the new name of a file on the disk; Windows cannot open a folder and does it by itself."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

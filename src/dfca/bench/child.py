@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dfca.bench.baselines.work import MARK
 from dfca.bench.measurements import Skip
 from dfca.bench.sizes import Size
+from dfca.memory import available_bytes, format_bytes, peak_bytes
 
 LONGEST_S = 3600.0
 
@@ -61,25 +60,13 @@ def run_script(
     raise Skip(_reason(process.returncode, errors or out))
 
 
-def peak_bytes() -> int:
-    """Read the peak memory of this process. (Linux's ru_maxrss also counts the parent's, which is inherited.)"""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return 1024 * int(line.split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def need_memory(size: Size) -> None:
     """Raise Skip unless the memory is enough for a size: 1.25 banks, the samples twice, 1 GiB."""
-    from dfca.sim.bank import available_bytes
-
     bank = 4 * size.clusters * size.clients * size.parameters
     data = 4 * size.clients * size.samples * size.inputs
     needed, free = int(1.25 * bank + 2 * data + 2**30), available_bytes()
     if free is not None and needed > free:
-        raise Skip(f"it needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")
+        raise Skip(f"it needs {format_bytes(needed)} of memory, {format_bytes(free)} are free")
 
 
 def rounds(size: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:

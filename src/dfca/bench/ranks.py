@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from dfca.bench.measurements import Row, Skip, Tick
 from dfca.data import catalogue
+from dfca.memory import peak_bytes
 
 POLL_S = 0.1
 PHASES = ("assign", "train", "mix")
@@ -125,24 +127,20 @@ def run_once(command: list[str], experiment: dict[str, Any], threads: int) -> Fo
             output = [line.strip() for line in log.read_text().splitlines() if line.strip()]
             error = next((line for line in output if line.startswith("error:")), output[-1] if output else "")
             raise Skip(f"the run failed: {error[:200]}")
-        lines = next(out.rglob("metrics.jsonl")).read_text().splitlines()
+        lines = next(out.rglob("metrics/*.jsonl")).read_text().splitlines()
         spent = json.loads(lines[-1])["seconds"]
         return Found(sum(spent[phase] for phase in PHASES) / experiment["rounds"], max(peaks.values(), default=0))
 
 
 def peaks_under(root: int) -> dict[int, int]:
-    """Read the peak memory of a process and all below it, by id; empty where the system does not report it."""
-    parents, peaks = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, KeyError):  # it ended meanwhile, or is a zombie
-            lines = (folder / "status").read_text().splitlines()
-            facts = dict(line.split(":", 1) for line in lines)
-            parents[int(folder.name)] = int(facts["PPid"])
-            peaks[int(folder.name)] = 1024 * int(facts["VmHWM"].split()[0])
-    below = {root}
-    while more := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= more
-    return {pid: peaks[pid] for pid in below if pid in peaks}
+    """Read the peak memory of a process and all below it, by id."""
+    peaks = {}
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(root)
+        for process in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.Error, OSError):  # it ended meanwhile
+                peaks[process.pid] = peak_bytes(process.pid)
+    return peaks
 
 
 def tiny(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -40,11 +40,11 @@ def replay(
         run, lambda trial: (not names or trial.algorithm in names) and (numbers is None or trial.seed in numbers)
     ):
         same = f"identical ({verdict.records:,} records, {count(verdict.rows, 'row')} of metrics)"
-        console.print(f"{verdict.cell}: {verdict.difference or same}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{verdict.trial}: {verdict.difference or same}", highlight=False, markup=False, soft_wrap=True)
         different += [verdict] if verdict.difference else []
         total += 1
     if different:
         raise RunError(
-            f"{len(different)} of {count(total, 'trial')} differ from their trace, first {different[0].cell}"
+            f"{len(different)} of {count(total, 'trial')} differ from their trace, first {different[0].trial}"
         )
     console.print(f"{count(total, 'replay')}, bit-identical to the run", highlight=False)

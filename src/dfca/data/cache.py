@@ -5,19 +5,19 @@ Files appear whole or not at all: they are written under another name, synced, a
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from dfca.errors import ChecksumError, DataError
+from dfca.files import replacing, sha256
 
 ALIASES = {"har": ("har", "hapt_har")}
 
@@ -51,7 +51,7 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
     """
     sidecar = _sidecar(path)
     expected = recorded(sidecar)
-    if expected is not None and (found := sha256_of(path)) != expected:
+    if expected is not None and (found := sha256(path)) != expected:
         raise ChecksumError(
             f"{path} is damaged: its SHA-256 is {found[:12]}..., {sidecar.name} says {expected[:12]}...; {remedy}"
         )
@@ -78,22 +78,16 @@ def adopt(name: str, origin: Path) -> Path:
     return _put(cache_folder() / f"{name}.npz", copy)
 
 
-def record(path: Path, sha256: str) -> None:
+def record(path: Path, digest: str) -> None:
     """Write a checksum file in the form of `sha256sum`."""
-    line = f"{sha256}  {path.name.removesuffix('.sha256')}\n"
-    with writing_to(path.parent):
-        _replace(path, lambda file: file.write(line.encode()))
+    line = f"{digest}  {path.name.removesuffix('.sha256')}\n"
+    with writing_to(path.parent), replacing(path) as file:
+        file.write(line.encode())
 
 
 def recorded(path: Path) -> str | None:
     """Read a checksum file, None where there is none."""
     return path.read_text(errors="replace").partition(" ")[0].strip() if path.is_file() else None
-
-
-def sha256_of(path: Path) -> str:
-    """Hash a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -110,28 +104,15 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def _put(path: Path, write: Callable[[IO[bytes]], object]) -> Path:
+    sidecar = _sidecar(path)
     with writing_to(path.parent):
-        sidecar = _sidecar(path)
-        digest = _replace(path, write, before=lambda: sidecar.unlink(missing_ok=True))
-        record(sidecar, digest)
-    return path
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object], before: Callable[[], object] = lambda: None) -> str:
-    """Write a file under another name, sync it, rename it to `path`; return its SHA-256."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
+        with replacing(path) as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
-        digest = sha256_of(draft)
-        before()
-        os.replace(draft, path)
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-    return digest
+            os.fsync(file.fileno())  # once it is whole, the checksum of the old one may go
+            sidecar.unlink(missing_ok=True)
+        record(sidecar, sha256(path))
+    return path
 
 
 def _sidecar(path: Path) -> Path:

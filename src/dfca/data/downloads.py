@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dfca.data.cache import recorded, sha256_of, writing_to
+from dfca.data.cache import recorded, writing_to
 from dfca.data.registry import RemoteFile
 from dfca.errors import ChecksumError, DataError
+from dfca.files import sha256
 
 TIMEOUT_S = 30
 CHUNK_BYTES = 1 << 20
@@ -58,7 +59,7 @@ def _retrieve(url: str, path: Path, progress: bool) -> str:
             pooch.retrieve(url, None, fname=path.name, path=path.parent, downloader=downloader)
         except RequestException as error:  # an OSError too, hence inside `writing_to`
             raise _NextMirror(_brief(error)) from error
-        return sha256_of(path)
+        return sha256(path)
 
 
 @contextmanager

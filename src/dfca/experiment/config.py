@@ -1,7 +1,7 @@
 """The one config of an experiment: frozen, typed, complete, stored with the result.
 
 Every number that changes a curve is a key. An unknown key stops the run and lists the known ones; a value out of range
-is told with its key, its value and its bound. `experiment.load` reads it from presets, files and the command line.
+is reported with its key, its value and its bound. `experiment.load` reads it from presets, files and the command line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from dfca import algorithms as registry
 from dfca.core.local import LocalOptions
@@ -24,24 +24,17 @@ from dfca.data.registry import source_of
 from dfca.data.transforms import resolve
 from dfca.errors import ConfigError, unknown
 from dfca.experiment.problems import explain, show
-from dfca.experiment.world import ClockConfig, WorldConfig, check_world
+from dfca.experiment.world import ClockConfig, Section, WorldConfig, check_world
 from dfca.models import MODELS, ModelOptions
 from dfca.sim.bank import Place
 from dfca.sim.engine import EngineName
 from dfca.topology import TopologyOptions, check_topology
 
-# Keys that choose which cells are run or what they are called: no number of a cell depends on them.
+# Keys that choose which trials are run or what they are called: no number of a trial depends on them.
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
 ONLY_SHOWN = ("trace", "timeline")  # of the world
 
 Options = TypeVar("Options", bound=BaseModel)
-
-
-class Section(BaseModel):
-    """A table of the experiment file."""
-
-    # Strict: `clients = "24"` and `rounds = true` are slips, not numbers.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class LocalConfig(Section):
@@ -81,7 +74,7 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """How often a running cell is saved."""
+    """How often a running trial is saved."""
 
     every_s: float = Field(30.0, ge=0)
 
@@ -92,7 +85,7 @@ def _defaults(section: type[Options]) -> Options:
 
 
 class Config(Section):
-    """An experiment: one cell for each algorithm and seed."""
+    """An experiment: one trial for each algorithm and seed."""
 
     title: str = ""
     description: str = ""
@@ -114,7 +107,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
     world: WorldConfig | None = None
     clock: ClockConfig | None = None
-    algorithm: dict[str, dict[str, Any]] = {}
+    algorithm: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -181,7 +174,7 @@ class Config(Section):
         return self.data.distributions or (1 if self.clusters == "auto" else self.clusters)
 
     def virtual_facts(self) -> dict[str, Any]:
-        """Give the resolved world and its clock, as the summary keeps them; nothing without a world."""
+        """Return the resolved world and its clock, as the summary keeps them; nothing without a world."""
         if self.world is None:
             return {}
         clock = ClockConfig.of(self.clock).model_dump(mode="json", exclude_none=True)
@@ -209,7 +202,7 @@ class Config(Section):
         return cls.of(values)
 
     def values(self) -> dict[str, Any]:
-        """Give every key with its value as TOML and JSON know it; TOML has no null, so None is an absent key."""
+        """Return every key with its value as TOML and JSON know it; TOML has no null, so None is an absent key."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_toml(self) -> str:
@@ -217,7 +210,7 @@ class Config(Section):
         return tomli_w.dumps(self.values())
 
     def digest(self) -> str:
-        """Hash everything that can change a number of a cell; of a world, what its preset stands for."""
+        """Hash everything that can change a number of a trial; of a world, what its preset stands for."""
         numbers = self._numbers() | ({"world": self.world.facts(self.clients)} if self.world else {})
         text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -226,7 +219,7 @@ class Config(Section):
         """Name the keys on which the numbers of this (stored) config and of the one given now would differ."""
         old, new = flatten(self._numbers()), flatten(here._numbers())
         keys = [key for key in sorted(old | new) if old.get(key) != new.get(key) and key not in leave_out]
-        return [f"{key} is {_told(old, key)} there and {_told(new, key)} here" for key in keys]
+        return [f"{key} is {_shown(old, key)} there and {_shown(new, key)} here" for key in keys]
 
     def _numbers(self) -> dict[str, Any]:
         numbers = {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
@@ -265,5 +258,5 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _told(flat: Mapping[str, Any], key: str) -> str:
+def _shown(flat: Mapping[str, Any], key: str) -> str:
     return show(flat[key]) if key in flat else "not set"

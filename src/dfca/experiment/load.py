@@ -30,7 +30,7 @@ class Experiment:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """Give the points, at least one."""
+        """Return the points, at least one."""
         return self.sweep.expand(self.config)
 
     def to_toml(self) -> str:
@@ -39,7 +39,7 @@ class Experiment:
 
 
 def presets() -> dict[str, str]:
-    """Give the title of each preset by its name."""
+    """Return the title of each preset by its name."""
     return {name: _parse(text, name).get("title", "") for name, text in sorted(_preset_texts().items())}
 
 

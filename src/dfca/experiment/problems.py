@@ -1,4 +1,4 @@
-"""Say what is wrong with a config in one sentence: the key, the value, the bound and the way out."""
+"""Say what is wrong with a config in one sentence: the key, the value, the bound and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
 BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 FORMS = {"device": '"cpu", "cuda", "cuda:N", "mps" or "auto"'}
-WAYS_OUT = {
+ADVICE = {
     "clusters": "one cluster is plain federated averaging",
     "participation": "1.0 is every client in every round",
     "local.learning_rate": "for no training at all use local.steps = 0",
@@ -75,8 +75,8 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
             # A ConfigError is a whole sentence; a section's own check names its keys without the section.
             return str(reason) if isinstance(reason, ConfigError) or not path else f"[{path}] {reason}"
     demands = dict.fromkeys(_demand(path, each, model) for each in problems)
-    way_out = f"; {WAYS_OUT[path]}" if path in WAYS_OUT else ""
-    return f"{path} must be {' or '.join(demands)}, got {show(problem['input'])}{way_out}"
+    advice = f"; {ADVICE[path]}" if path in ADVICE else ""
+    return f"{path} must be {' or '.join(demands)}, got {show(problem['input'])}{advice}"
 
 
 def _demand(path: str, problem: Any, model: type[BaseModel]) -> str:
@@ -162,7 +162,7 @@ def _path(location: tuple[int | str, ...], model: type[BaseModel], extra: bool) 
 
 
 def _is_table(keys: list[str], model: type[BaseModel]) -> bool:
-    """Tell whether the last key is a table of free names, as [algorithm] is."""
+    """Return whether the last key is a table of free names, as [algorithm] is."""
     section = _section(keys[:-1], model)
     field = section.model_fields.get(keys[-1]) if section else None
     return field is not None and get_origin(field.annotation) is dict

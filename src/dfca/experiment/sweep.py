@@ -8,7 +8,7 @@
     data.name = "mnist"
     seeds = 5                     # a point may have its own algorithms and seeds
 
-A cell is known by the digest of its point's complete config, so a sweep may grow, shrink or be written in another way:
+A trial is known by the digest of its point's complete config, so a sweep may grow, shrink or be written in another way:
 what is finished stays finished. An experiment without these tables has one point, the config itself.
 """
 
@@ -27,7 +27,7 @@ from dfca.experiment.problems import show
 
 @dataclass(frozen=True)
 class Point:
-    """The complete config at one point; `at` are the keys that tell it from the others, None without a sweep."""
+    """The complete config at one point; `at` are the keys that distinguish it from the others, None without a sweep."""
 
     config: Config
     at: dict[str, Any] | None = None
@@ -39,11 +39,11 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Write the keys that tell this point from the others: "clients=12, data.name=digits"."""
+        """Write the keys that distinguish this point from the others: "clients=12, data.name=digits"."""
         return "" if self.at is None else label_of(self.at)
 
     def facts(self) -> dict[str, Any]:
-        """Give what tables and reports need to know of a point without reading its config."""
+        """Return what tables and reports need to know of a point without reading its config."""
         return {
             "point": self.at or {},
             "label": self.label,
@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One algorithm with one seed at one point."""
 
     algorithm: str
@@ -68,22 +68,40 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Tell this cell from all others of its run folder."""
+        """Identify this trial among all of its run folder."""
         return self.algorithm, self.seed, "" if self.point.at is None else self.point.digest
 
     @property
-    def folder(self) -> str:
-        """Name the cell's folder of checkpoints and file of models."""
-        return f"{self.algorithm}-{self.seed}" + (f"-{self.key[2][:12]}" if self.key[2] else "")
+    def name(self) -> str:
+        """Name the trial's files: "ifca-0"; in a sweep with the first digits of its digest."""
+        return trial_name(*self.key)
 
     @property
     def head(self) -> dict[str, Any]:
-        """Give the keys that begin every line and row of this cell."""
+        """Return the keys that begin every line and row of this trial."""
         where = {} if self.point.at is None else {"point": self.point.at, "digest": self.point.digest}
         return {"algorithm": self.algorithm, "seed": self.seed} | where
 
     def __str__(self) -> str:
         return f"{self.algorithm}, seed {self.seed}" + (f", {self.point.label}" if self.point.label else "")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Trials of one point and seed, which share its data and graph: what one process does in one go."""
+
+    point: Point
+    seed: int
+    algorithms: tuple[str, ...]
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Return the trials in their order."""
+        return [self.trial(name) for name in self.algorithms]
+
+    def trial(self, algorithm: str) -> Trial:
+        """Return the trial of an algorithm."""
+        return Trial(algorithm, self.seed, self.point)
 
 
 @dataclass(frozen=True)
@@ -101,7 +119,7 @@ class Sweep:
         """Check the tables of an experiment file; keys may be nested or dotted.
 
         Raises:
-            ConfigError: if a table or a list is something else, empty, or varies what is no number of a cell.
+            ConfigError: if a table or a list is something else, empty, or varies what is no number of a trial.
         """
         grid, points = values.get("grid", {}), values.get("points", [])
         if not isinstance(grid, Mapping):
@@ -125,7 +143,7 @@ class Sweep:
         return cls(flat, tables)
 
     def values(self) -> dict[str, Any]:
-        """Give the tables as the experiment file has them."""
+        """Return the tables as the experiment file has them."""
         tables = {"grid": self.grid, "points": [dict(table) for table in self.points]}
         return {key: value for key, value in tables.items() if value}
 
@@ -151,7 +169,7 @@ class Sweep:
             for choices in itertools.product(*self.grid.values())
         ]
         points: dict[str, Point] = {}
-        for table, at in zip(tables, _tell_apart(tables), strict=True):
+        for table, at in zip(tables, _distinguish(tables), strict=True):
             name = label_of(at)
             try:
                 point = Point(Config.of(merge(base.values(), nest(table))), at)
@@ -166,6 +184,15 @@ class Sweep:
 
 
 NO_SWEEP = Sweep()
+
+
+def trial_name(algorithm: str, seed: int, digest: str = "") -> str:
+    """Name the files of a trial; `digest` in a sweep.
+
+    >>> trial_name("ifca", 0), trial_name("ifca", 0, "0123456789abcdef")
+    ('ifca-0', 'ifca-0-0123456789ab')
+    """
+    return f"{algorithm}-{seed}" + (f"-{digest[:12]}" if digest else "")
 
 
 def label_of(at: Mapping[str, Any]) -> str:
@@ -209,8 +236,8 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _tell_apart(tables: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+def _distinguish(tables: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
     """Keep of each table the keys that change numbers and are not the same in all tables."""
-    told = [{k: v for k, v in table.items() if k.partition(".")[0] not in NOT_IN_DIGEST} for table in tables]
-    same = {key for key in told[0] if len(told) > 1 and all(key in each and each[key] == told[0][key] for each in told)}
-    return [{key: value for key, value in each.items() if key not in same} for each in told]
+    kept = [{k: v for k, v in table.items() if k.partition(".")[0] not in NOT_IN_DIGEST} for table in tables]
+    same = {key for key in kept[0] if len(kept) > 1 and all(key in each and each[key] == kept[0][key] for each in kept)}
+    return [{key: value for key, value in each.items() if key not in same} for each in kept]

@@ -1,4 +1,4 @@
-"""The tables `[world]` and `[clock]` of an experiment: with a world, its cells run in virtual time.
+"""The tables `[world]` and `[clock]` of an experiment: with a world, its trials run in virtual time.
 
     [world]
     preset = "wifi"            # what is not given below is the preset's; without a preset the world is ideal
@@ -45,23 +45,26 @@ Bandwidth = Annotated[float, Field(gt=0)] | Literal["unlimited"]
 Client = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A table of the experiment file."""
+
+    # Strict: `clients = "24"` and `rounds = true` are slips, not numbers.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def given(self) -> dict[str, Any]:
-        """Give the keys that are set."""
+        """Return the keys that are set."""
         return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
 
 
-class DevicesConfig(_Section):
+class DevicesConfig(Section):
     """A class of devices: this share of the clients takes `slowdown` times as long."""
 
     share: Share
     slowdown: Span
 
 
-class ComputeConfig(_Section):
-    """How long a client computes (`sim.network.Compute`).
+class ComputeConfig(Section):
+    """How long a client computes (`sim.events.world.Compute`).
 
     `slow_share` of the clients take `slowdown` times as long: one class of devices; `devices` lists several instead.
     """
@@ -99,15 +102,15 @@ class ComputeConfig(_Section):
 SLOW_SHARE = 0.1  # of the clients, where only a slowdown is given
 
 
-class UplinkConfig(_Section):
+class UplinkConfig(Section):
     """A client whose bandwidth is another."""
 
     client: Client
     bandwidth_bytes_s: Bandwidth
 
 
-class LinkConfig(_Section):
-    """How a message travels (`sim.network.Link`)."""
+class LinkConfig(Section):
+    """How a message travels (`sim.events.world.Link`)."""
 
     latency_s: Seconds | None = None
     spread: Seconds | None = None
@@ -115,7 +118,7 @@ class LinkConfig(_Section):
     uplinks: tuple[UplinkConfig, ...] | None = Field(None, strict=False)
 
 
-class FaultsConfig(_Section):
+class FaultsConfig(Section):
     """The probabilities that a message is lost, arrives twice, or arrives broken."""
 
     loss: Share | None = None
@@ -123,7 +126,7 @@ class FaultsConfig(_Section):
     corruption: Share | None = None
 
 
-class ChurnConfig(_Section):
+class ChurnConfig(Section):
     """Clients leave and return: `leaves_per_s` each, or so that the share `away` of them is away on average."""
 
     away: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -147,7 +150,7 @@ class ChurnConfig(_Section):
         return churn if away is None else Churn.of_share(away, churn.away_s, churn.keeps)
 
 
-class PartitionConfig(_Section):
+class PartitionConfig(Section):
     """No message passes between groups from begin_s to end_s (never healed without it).
 
     Either `groups` of clients (those in none are one group), or `parts`: clients 0..N-1 cut into so many equal runs.
@@ -177,14 +180,14 @@ class PartitionConfig(_Section):
         return Partition(self.begin_s, math.inf if self.end_s is None else self.end_s, groups)
 
 
-class LateJoinerConfig(_Section):
+class LateJoinerConfig(Section):
     """A client that is not there before at_s."""
 
     client: Client
     at_s: Seconds
 
 
-class TimelineConfig(_Section):
+class TimelineConfig(Section):
     """Which part of a run the report draws as lanes; `clients` None: those that something happens to."""
 
     begin_s: Seconds = 0.0
@@ -193,10 +196,11 @@ class TimelineConfig(_Section):
     lanes: int = Field(8, ge=2, le=40)
 
 
-class WorldConfig(_Section):
+class WorldConfig(Section):
     """The world that the clients live in, in virtual time.
 
-    `availability` is the path of a file that says who is there when (`sim.availability`); `trace` keeps every event.
+    `availability` is the path of a file that says who is there when (`sim.events.availability`); `trace` keeps every
+    event.
     """
 
     preset: str = "ideal"
@@ -242,7 +246,7 @@ class WorldConfig(_Section):
         )
 
     def facts(self, clients: int) -> dict[str, Any]:
-        """Give every number of the resolved world as JSON knows it; an infinite one is null.
+        """Return every number of the resolved world as JSON knows it; an infinite one is null.
 
         The lines of an availability file, which can be thousands, are there as a checksum.
         """
@@ -253,8 +257,8 @@ class WorldConfig(_Section):
         return facts
 
 
-class StalenessConfig(_Section):
-    """How a message weighs by its age, and what the age is measured in (`sim.staleness`)."""
+class StalenessConfig(Section):
+    """How a message weighs by its age, and what the age is measured in (`sim.events.staleness`)."""
 
     kind: StalenessKind = "constant"
     power: float = Field(0.5, ge=0)
@@ -266,12 +270,12 @@ class StalenessConfig(_Section):
         return Staleness(self.kind, self.power, self.after, self.unit)
 
 
-class ClockConfig(_Section):
+class ClockConfig(Section):
     """When a run in virtual time ends, waits and is evaluated.
 
     It ends after `until_s`, or when every client has done `rounds` rounds; a client that has done them stops.
     `timeout_s` bounds a wait of `batch` and of a server. `quorum`: the share of the clients that an election waits for.
-    `target_accuracy`, in 0..1: tables tell when it was reached.
+    `target_accuracy`, in 0..1: tables show when it was reached.
     """
 
     until_s: Span | None = None
@@ -288,7 +292,7 @@ class ClockConfig(_Section):
 
 
 def worlds() -> dict[str, dict[str, Any]]:
-    """Give the facts of every preset of a world by its name."""
+    """Return the facts of every preset of a world by its name."""
     return {name: WorldConfig.model_validate({"preset": name}).facts(1) for name in world_presets()}
 
 

@@ -1,19 +1,20 @@
-"""Show a run on the terminal: bars where there is one, a line per finished cell where the output goes to a file."""
+"""Show a run on the terminal: bars where there is one, a line per finished trial where the output goes to a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dfca.experiment.sweep import Cell
+from dfca.experiment.sweep import Job, Trial
+from dfca.runs.sink import NullSink
 
 
-class Bars:
-    """A listener with a bar for the whole run and one for each cell under way. Use it as a context manager."""
+class Bars(NullSink):
+    """A sink with a bar for the whole run and one for each trial under way. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -29,9 +30,9 @@ class Bars:
             transient=True,
             disable=not self._live,
         )
-        self._all = self._progress.add_task("all cells", total=None, count="", detail="")
+        self._all = self._progress.add_task("all trials", total=None, count="", detail="")
         self._tasks: dict[tuple[str, int, str], tuple[TaskID, float]] = {}
-        self._cells = self._finished = 0
+        self._trials = self._finished = 0
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -40,63 +41,65 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, job: Job | None = None) -> None:
         """Print a note above the bars."""
         self._console.print(Text(f"· {text}", style="dim"), soft_wrap=not self._live)
 
-    def start(self, cells: Sequence[Cell], finished: int) -> None:
+    def start_run(self, trials: Sequence[Trial], finished: int) -> None:
         """Show the bar of the whole run, which counts rounds."""
-        self._cells, self._finished = len(cells), finished
+        self._trials, self._finished = len(trials), finished
         if finished:
-            self.note(f"{finished} of {len(cells)} cells are finished already")
-        rounds = sum(cell.point.config.rounds for cell in cells)
-        done = rounds * finished // max(1, len(cells))
-        self._progress.update(self._all, total=rounds, completed=done, count=f"{finished}/{len(cells)} cells")
+            self.note(f"{finished} of {len(trials)} trials are finished already")
+        rounds = sum(trial.point.config.rounds for trial in trials)
+        done = rounds * finished // max(1, len(trials))
+        self._progress.update(self._all, total=rounds, completed=done, count=f"{finished}/{len(trials)} trials")
 
-    def start_cell(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
-        """Show the bar of a cell."""
-        done, count = _place(cell, round, time_s)
-        task = self._progress.add_task(str(cell), total=cell.point.config.rounds, count=count, detail="")
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        """Show the bar of a trial."""
+        done, count = _place(trial, round, time_s)
+        task = self._progress.add_task(str(trial), total=trial.point.config.rounds, count=count, detail="")
         self._progress.update(task, completed=done)
-        self._tasks[cell.key] = (task, done)
+        self._tasks[trial.key] = (task, done)
         self._progress.advance(self._all, done)
 
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
         """Move both bars; say the accuracy where it is known."""
-        task, before = self._tasks[cell.key]
-        done, count = _place(cell, round, time_s)
-        self._tasks[cell.key] = (task, done)
+        task, before = self._tasks[trial.key]
+        done, count = _place(trial, round, time_s)
+        self._tasks[trial.key] = (task, done)
         self._progress.update(task, completed=done, count=count)
         if metrics:
             self._progress.update(task, detail=f"accuracy {metrics['accuracy']:.3f}")
         self._progress.advance(self._all, done - before)
 
-    def finish_cell(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Count the cell; without bars, print its result."""
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        """Count the trial; without bars, print its result."""
         found = f"accuracy {row['accuracy']:.3f}"
         if row.get("cluster_accuracy") is not None:
             found += f", cluster accuracy {row['cluster_accuracy']:.3f}"
-        self._end(cell, f"{found}, {row['seconds']:.1f} s", self._live)
+        self._end(trial, f"{found}, {row['seconds']:.1f} s", self._live)
 
-    def fail_cell(self, cell: Cell, sentence: str) -> None:
-        """Count the cell and print why it failed."""
-        self._end(cell, f"failed: {sentence}", False)
+    def fail_trial(self, trial: Trial, error: str) -> None:
+        """Count the trial and print why it failed."""
+        self._end(trial, f"failed: {error}", False)
 
-    def _end(self, cell: Cell, said: str, silent: bool) -> None:
+    def _end(self, trial: Trial, result: str, silent: bool) -> None:
         self._finished += 1
-        self._progress.update(self._all, count=f"{self._finished}/{self._cells} cells")
-        if cell.key in self._tasks:
-            task, done = self._tasks.pop(cell.key)
+        self._progress.update(self._all, count=f"{self._finished}/{self._trials} trials")
+        if trial.key in self._tasks:
+            task, done = self._tasks.pop(trial.key)
             self._progress.remove_task(task)
-            self._progress.advance(self._all, cell.point.config.rounds - done)
+            self._progress.advance(self._all, trial.point.config.rounds - done)
         if not silent:
-            place = f"{self._finished}/{self._cells}"
-            self._console.print(f"{place:>7}  {cell}: {said}", highlight=False, markup=False, soft_wrap=not self._live)
+            place = f"{self._finished}/{self._trials}"
+            self._console.print(
+                f"{place:>7}  {trial}: {result}", highlight=False, markup=False, soft_wrap=not self._live
+            )
 
 
-def _place(cell: Cell, round: int, time_s: float) -> tuple[float, str]:
-    """Tell how far a cell is, as a part of its rounds and in words; the nearer end counts."""
-    config = cell.point.config
+def _place(trial: Trial, round: int, time_s: float) -> tuple[float, str]:
+    """Return how far a trial is, as a part of its rounds and in words; the nearer end counts."""
+    config = trial.point.config
     until_s = config.clock.until_s if config.clock else None
     if until_s is not None:
         return max(config.rounds * min(1.0, time_s / until_s), round), f"{time_s:,.0f}/{until_s:,.0f} virtual s"

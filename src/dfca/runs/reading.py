@@ -16,7 +16,8 @@ from dfca.errors import RunError
 from dfca.files import text_sha256
 from dfca.report import tables
 from dfca.runs.histories import graphs, histories
-from dfca.runs.store import FORM
+from dfca.runs.metrics_files import read_metrics
+from dfca.runs.store import check_form
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ def load_run(run_folder: str | Path) -> Run:
     summary = _read_json(folder / "summary.json")
     if not isinstance(summary.get("runs"), list):
         raise RunError(f'{folder / "summary.json"} has no list "runs"; restore it or run again')
-    metrics = _read_lines(folder / "metrics.jsonl")
+    environment = _read_json(folder / "environment.json")
+    check_form(folder, summary, environment.get("dfca", "unknown"))
+    metrics = _read_metrics(folder, summary)
     run = Run(
         folder=folder,
         config=config,
         config_text=config_text,
-        environment=_read_json(folder / "environment.json"),
+        environment=environment,
         summary=summary,
         metrics=metrics,
         topology=_read_json(folder / "topology.json"),
@@ -122,12 +125,7 @@ def other_version(folder: Path, error: Exception) -> RunError:
 
 def _refuse_edited(run: Run) -> None:
     """Check that the files of a folder were written by one run: their form, the config, rows against metrics."""
-    summary, form = run.summary, run.summary.get("form", FORM)
-    if form != FORM:
-        raise RunError(
-            f"{run.folder} was written by another version of dfca (form {form}, this one reads {FORM}); "
-            f"use that version ({run.environment.get('dfca', 'unknown')}) or run again"
-        )
+    summary = run.summary
     if summary.get("config_sha256") not in (None, text_sha256(run.config_text)):
         raise RunError(
             f"{run.folder / 'config.toml'} was edited after the run, so its numbers would be told with the wrong "
@@ -201,19 +199,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; a last line that was cut off does not count, and of two lines of one round the last does."""
-    text = _read(path)
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            moment = value.get("digest"), value["round"], value.get("time_s")
-            lines[value["algorithm"], value["seed"], *moment] = value
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            if number == text.count("\n") + 1:
-                break
-            raise RunError(f"{path}, line {number}, is not a line of metrics; restore it or run again") from error
-    return list(lines.values())
+def _read_metrics(folder: Path, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "metrics")):
+        name = "metrics.jsonl" if summary.get("form", 1) == 1 else "metrics"
+        raise RunError(
+            f"{folder} is not a complete run folder: {name} is missing; run the same `dfca run` command again"
+        )
+    rows = [row for row in summary["runs"] if isinstance(row, dict) and {"algorithm", "seed"} <= row.keys()]
+    return read_metrics(folder, rows)

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from dfca.errors import RunError
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import Cell
-from dfca.runs.store import RunFolder, plain
-from dfca.runs.trials import Job, Scene
+from dfca.experiment.sweep import Job, Trial
+from dfca.runs.metrics_files import plain, read_metrics
+from dfca.runs.sink import NullSink
+from dfca.runs.store import RunFolder
+from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
 from dfca.sim.events.trace import read_trace
 from dfca.sim.shards import Alone
@@ -19,24 +21,17 @@ from dfca.sim.shards import Alone
 NOT_COMPARED = ("seconds",)  # of the machine, not of the clock
 
 
-class Verdict(NamedTuple):
-    """What the replay of one cell gave: how many records and rows, and the first difference in words, or none."""
+class Comparison(NamedTuple):
+    """What the replay of one trial gave: how many records and rows, and the first difference in words, or none."""
 
-    cell: Cell
+    trial: Trial
     records: int
     rows: int
     difference: str
 
 
-class _Quiet:
-    """Hears what a scene tells, and says nothing: the run has said it."""
-
-    def note(self, text: str, job: Job | None = None) -> None: ...
-    def store_topology(self, job: Job, graph: dict[str, Any]) -> None: ...
-
-
-def replay_run(out: str | Path, wanted: Callable[[Cell], bool] = lambda cell: True) -> Iterator[Verdict]:
-    """Replay every finished cell of a run folder that has a trace.
+def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: True) -> Iterator[Comparison]:
+    """Replay every finished trial of a run folder that has a trace.
 
     Raises:
         RunError: if there is none.
@@ -48,32 +43,35 @@ def replay_run(out: str | Path, wanted: Callable[[Cell], bool] = lambda cell: Tr
     config, sweep = read_stored((path / "config.toml").read_text(encoding="utf-8"))
     experiment = Experiment(path.name, "default", config, sweep)
     folder = RunFolder(path, swept=bool(sweep))
-    finished, lines, found = folder.finished(), folder.metrics(), False
+    folder.check_form()
+    finished, lines, found = folder.finished(), read_metrics(path), False
     for point in experiment.points:
         for seed in point.config.seeds:
-            cells = [Cell(name, seed, point) for name in point.config.algorithms]
-            traced = [cell for cell in cells if cell.key in finished and trace_of(path, cell).exists() and wanted(cell)]
+            trials = [Trial(name, seed, point) for name in point.config.algorithms]
+            traced = [
+                trial for trial in trials if trial.key in finished and trace_of(path, trial).exists() and wanted(trial)
+            ]
             if not traced:
                 continue
             found = True
-            scene = Scene.of(
-                Job(point, seed, tuple(cell.algorithm for cell in traced)), _Quiet(), Alone(point.config.clients)
+            workload = Workload.of(
+                Job(point, seed, tuple(trial.algorithm for trial in traced)), NullSink(), Alone(point.config.clients)
             )
-            for cell in traced:
-                records = read_trace(trace_of(path, cell))
-                result = simulation_of(cell, scene.setting(cell), trace=False, replay=records).run()
+            for trial in traced:
+                records = read_trace(trace_of(path, trial))
+                result = simulation_of(trial, workload.setting(trial), trace=False, replay=records).run()
                 rows = [json.loads(json.dumps(plain(row))) for row in result.metrics]
-                written = [line for line in lines if folder.key_of(line) == cell.key]
-                yield Verdict(cell, len(records), len(rows), _difference(written, rows))
+                written = [line for line in lines if folder.key_of(line) == trial.key]
+                yield Comparison(trial, len(records), len(rows), _difference(written, rows))
     if not found:
         raise RunError(
-            f"{path} has no trace of a finished cell; run it with --set world.trace=true (and --no-resume, or --out)"
+            f"{path} has no trace of a finished trial; run it with --set world.trace=true (and --no-resume, or --out)"
         )
 
 
-def trace_of(folder: Path, cell: Cell) -> Path:
-    """Tell where the trace of a cell is."""
-    return folder / "trace" / f"{cell.folder}.jsonl"
+def trace_of(folder: Path, trial: Trial) -> Path:
+    """Return where the trace of a trial is."""
+    return folder / "trace" / f"{trial.name}.jsonl"
 
 
 def _difference(written: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
-"""Finished cells of other run folders: take them over instead of running them again, or show several runs together.
+"""Finished trials of other run folders: take them over instead of running them again, or show several runs together.
 
-A cell is known by its algorithm, its seed and the digest of its complete config, so a table and a figure of the same
+A trial is known by its algorithm, its seed and the digest of its complete config, so a table and a figure of the same
 runs share them, and seeds that were run on several machines make one table.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from dfca.errors import RunError
 from dfca.experiment.load import read_stored
-from dfca.experiment.sweep import Cell
+from dfca.experiment.sweep import Trial
 from dfca.runs.reading import Run, load_run
 from dfca.runs.store import RunFolder
 
 HEAD = ("algorithm", "seed", "point", "digest")
 
 
-def adopt(folder: RunFolder, other: Path, cells: Sequence[Cell]) -> int:
-    """Copy those of the cells that another run folder has finished and this one has not; returns how many.
+def adopt(folder: RunFolder, other: Path, trials: Sequence[Trial]) -> int:
+    """Copy those of the trials that another run folder has finished and this one has not; returns how many.
 
     Raises:
         RunError: if the other is not a run folder, or damaged.
@@ -29,30 +29,28 @@ def adopt(folder: RunFolder, other: Path, cells: Sequence[Cell]) -> int:
     there, finished = load_run(other), folder.finished()
     rows = {(row["algorithm"], row["seed"], row.get("digest")): row for row in there.summary["runs"] if row["finished"]}
     count = 0
-    for cell in cells:
-        row = rows.get((cell.algorithm, cell.seed, cell.point.digest))
-        if row is None or cell.key in finished:
+    for trial in trials:
+        row = rows.get((trial.algorithm, trial.seed, trial.point.digest))
+        if row is None or trial.key in finished:
             continue
-        digest = cell.point.digest
+        digest = trial.point.digest
         for name, graph in there.topology.items():
-            if graph.get("digest", digest) == digest and name.rpartition("/")[2] == str(cell.seed):
+            if graph.get("digest", digest) == digest and name.rpartition("/")[2] == str(trial.seed):
                 stored = {key: value for key, value in graph.items() if key != "digest"}
-                folder.store_topology(cell.point, cell.seed, stored)
-        folder.rewind_metrics(cell, 0)
-        for line in there.metrics:
-            same = (line["algorithm"], line["seed"]) == (cell.algorithm, cell.seed)
-            if same and line.get("digest", digest) == digest:
-                folder.append_metrics(cell, _without_head(line))
-        folder.finish(cell, cell.head | {"digest": digest} | _without_head(row))
+                folder.store_topology(trial.point, trial.seed, stored)
+        key = trial.algorithm, trial.seed, digest
+        lines = (each for each in there.metrics if (each["algorithm"], each["seed"], each.get("digest", digest)) == key)
+        folder.metrics.put(trial, map(_without_head, lines))
+        folder.finish(trial, trial.head | {"digest": digest} | _without_head(row))
         count += 1
     return count
 
 
 def join(runs: Sequence[Run]) -> Run:
-    """Lay runs of one config together: the cells of all, as if one run had made them.
+    """Lay runs of one config together: the trials of all, as if one run had made them.
 
     Raises:
-        RunError: if their configs differ in a key that no sweep varies, naming the keys, or one cell has two results.
+        RunError: if their configs differ in a key that no sweep varies, naming the keys, or one trial has two results.
     """
     joined = runs[0]
     for run in runs[1:]:

@@ -43,7 +43,7 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the block finish before a first signal counts."""
+        """Finish the block before a first signal counts."""
         self._busy = True
         try:
             yield

@@ -1,6 +1,6 @@
 """The timeline of a few clients: what the report draws as lanes, gathered from the records of a run.
 
-A timeline is a small table of its own (`timeline/<cell>.json`), so a report needs no trace:
+A timeline is a small table of its own (`timeline/<trial>.json`), so a report needs no trace:
 
     lanes    [{"client": 7, "note": "10x slower"}, ...], -1 is the server
     spans    [client, what, begin_s, end_s], what: "train", "send", "offline"; everything else is waiting
@@ -132,7 +132,7 @@ class Timeline:
         return {"begin_s": self.begin_s, "end_s": self.end_s, "lanes": lanes, "spans": spans, "arrows": arrows}
 
     def state(self) -> dict[str, Any]:
-        """Give everything that a checkpoint needs."""
+        """Return everything that a checkpoint needs."""
         return {
             "spans": self._spans,
             "arrows": self._arrows,
@@ -143,11 +143,15 @@ class Timeline:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self._spans, self._arrows, self._open = state["spans"], state["arrows"], state["open"]
-        self._under_way, self._server, self.over = state["under_way"], state["server"], state["over"]
+        """Go on from `state`; what it lacks is as at the start."""
+        self._spans = list(state.get("spans", ()))
+        self._arrows = list(state.get("arrows", ()))
+        self._open = dict(state.get("open", {}))
+        self._under_way = dict(state.get("under_way", {}))
+        self._server = bool(state.get("server", False))
+        self.over = bool(state.get("over", False))
 
 
 def uplink_seconds(world: World, clients: int, model_bytes: int) -> list[float]:
-    """Tell how long each client's uplink needs for one model: (N,)."""
+    """Compute how long each client's uplink needs for one model: (N,)."""
     return [0.0 if math.isinf(each) else model_bytes / each for each in world.link.bandwidths(clients)]

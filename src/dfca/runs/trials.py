@@ -1,26 +1,30 @@
-"""Run cells: those of one point and seed share its split and graph; each goes on wherever it was stopped.
+"""Run trials: those of one point and seed share its data and graph; each goes on wherever it was stopped.
 
-Nothing here writes metrics or summaries: a `Desk` does, and there is one for the whole run. The cells may run in its
-process or in another one.
+A trial's own files (metrics, checkpoints, models) are written here; what all trials of a run share is written by the
+sinks of the process that owns the run folder (`runs.sink`). The trials may run in that process or in another one.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from torch import Tensor
 
 from dfca import algorithms, data, models, topology
 from dfca.data import Split
 from dfca.errors import ConfigError, DfcaError, RunError
-from dfca.experiment.sweep import Cell, Point
+from dfca.experiment.sweep import Job, Point, Trial
 from dfca.files import Stream
+from dfca.runs.checkpoints import Checkpoint
 from dfca.runs.signals import Interrupted, StopSignal
-from dfca.runs.store import Checkpoint, RunFolder
-from dfca.runs.virtual import Virtual
+from dfca.runs.sink import RunSink
+from dfca.runs.store import RunFolder
+from dfca.runs.virtual import VirtualTrial
 from dfca.sim.rounds.ranks import my_device
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -48,194 +52,197 @@ IN_SUMMARY = (
 
 
 @dataclass(frozen=True)
-class Job:
-    """Cells of one point and seed: what one process does in one go."""
+class RunContext:
+    """What all trials of a run share.
 
-    point: Point
-    seed: int
-    algorithms: tuple[str, ...]
+    folder: None on a rank that writes nothing. tolerant: a trial that fails is reported and the others go on.
+    """
 
-    @property
-    def cells(self) -> list[Cell]:
-        """Give the cells in their order."""
-        return [Cell(name, self.seed, self.point) for name in self.algorithms]
+    sink: RunSink
+    folder: RunFolder | None
+    stop: StopSignal
+    save_models: bool = False
+    tolerant: bool = False
 
+    def fail(self, trial: Trial, error: Exception) -> None:
+        """Report that a trial failed, or raise the error where nothing else is to go on."""
+        if not self.tolerant:
+            raise error
+        self.sink.fail_trial(trial, sentence(error))
 
-class Audience(Protocol):
-    """The one who hears what the cells of a run share."""
-
-    def note(self, text: str, job: Job | None = None) -> None:
-        """Pass on what the user should know; `job` is given where it depends on the point and the seed."""
-
-    def store_topology(self, job: Job, graph: dict[str, Any]) -> None:
-        """Store the graph of a point and seed."""
-
-
-class Desk(Audience, Protocol):
-    """The one who writes down how the cells of a run go."""
-
-    def begin(self, cell: Cell, round: int, time_s: float = 0.0) -> None:
-        """Forget what is known of a cell beyond a round (and its virtual time): it goes on from there."""
-
-    def finish_round(self, cell: Cell, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
-        """Store the metrics of a round (or of a moment of virtual time), where it was evaluated."""
-
-    def settle(self) -> None:
-        """Return when all of the above is on the disk."""
-
-    def finish(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Store the row of a finished cell."""
-
-    def fail(self, cell: Cell, error: Exception) -> None:
-        """Store that a cell failed, or raise the error where nothing else is to go on."""
+    def heed_stop(self, where: str, shards: Shards) -> None:
+        """Stop here if somebody asked for it, on any rank."""
+        if shards.either(self.stop.requested):
+            raise Interrupted(where)
 
 
-def run_job(
-    job: Job,
-    desk: Desk,
-    folder: RunFolder | None,
-    stop: StopSignal,
-    save_models: bool,
-    share_out: Callable[[int], Shards] = Alone,
-) -> None:
-    """Run the cells of a job; its split and graph are freed on return.
+def run_job(job: Job, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
+    """Run the trials of a job; its split and graph are freed on return.
 
     `share_out` gives each rank its share of so many clients. All ranks of a run make this call; only the first has the
-    folder, and its desk is the one that writes.
+    folder.
 
     Raises:
         RunError: if the disk cannot be written, or another rank is lost.
-        Interrupted: if `stop` was requested; the state is stored.
+        Interrupted: if a stop was requested; the state is stored.
     """
     shards = share_out(job.point.config.clients)
-    heed(stop, f"before {job.cells[0]}", shards)
+    context.heed_stop(f"before {job.trials[0]}", shards)
     try:
         with shards.agreed():
-            scene = Scene.of(job, desk, shards)
+            workload = Workload.of(job, context.sink, shards)
     except RunError:
         raise
     except Exception as error:
-        for cell in job.cells:
-            desk.fail(cell, error)
+        for trial in job.trials:
+            context.fail(trial, error)
         return
-    for cell in job.cells:
-        heed(stop, f"before {cell}", shards)
+    for trial in job.trials:
+        context.heed_stop(f"before {trial}", shards)
         try:
-            run_cell(cell, scene.setting(cell, folder), desk, folder, stop, save_models, shards)
+            run_trial(trial, workload.setting(trial, context.folder), context, shards)
         except RunError:
             raise
         except Exception as error:
             if shards.ranks > 1 and not isinstance(error, AgreedError):
                 raise RunError(sentence(error)) from error  # the other ranks are in the middle of something
-            desk.fail(cell, error)
+            context.fail(trial, error)
 
 
-class Rounds(Simulation):
-    """A synchronous simulation as a cell runs it."""
+class RoundsTrial:
+    """A synchronous simulation as a trial runs it; `VirtualTrial` has the same methods."""
 
+    STATE = 1  # the version of `state`
     time_s = 0.0  # there is no clock
+
+    def __init__(self, setting: Setting, shards: Shards) -> None:
+        self._simulation = Simulation(setting, shards)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this trial, once."""
+        return self._simulation.notes
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self._simulation.done
+
+    @property
+    def round(self) -> int:
+        """The number of rounds done."""
+        return self._simulation.round
 
     @property
     def place(self) -> str:
-        """Say how far it is."""
-        return f"round {self.round} of {self.setting.rounds}"
+        """How far it is, in words."""
+        return f"round {self.round} of {self._simulation.setting.rounds}"
+
+    def step(self) -> dict[str, Any] | None:
+        """Run a round; return its metrics where it is evaluated."""
+        return self._simulation.step()
 
     def stream(self) -> Stream:
-        """Give the banks of all ranks."""
-        return Stream(self.bank_shape(), self.banks.dtype, self.rows())
+        """Return the banks of all ranks."""
+        simulation = self._simulation
+        return Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything that a checkpoint needs but the banks."""
+        return self._simulation.state()
+
+    def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
+        """Go on from `state`; None on all ranks but the first."""
+        self._simulation.restore(tensors, facts)
 
     def finish(self) -> dict[str, Any]:
-        """Give what else the row of the finished cell has."""
+        """Return what else the row of the finished trial has."""
         return {}
 
 
-def _simulation(cell: Cell, setting: Setting, folder: RunFolder | None, shards: Shards) -> Rounds | Virtual:
-    if cell.point.config.world is None:
-        return Rounds(setting, shards)
+def _make(trial: Trial, setting: Setting, folder: RunFolder | None, shards: Shards) -> RoundsTrial | VirtualTrial:
+    if trial.point.config.world is None:
+        return RoundsTrial(setting, shards)
     if folder is None or shards.ranks > 1:
         raise ConfigError("an experiment with a [world] runs in one process; start it without torchrun")
-    return Virtual(cell, setting, folder)
+    return VirtualTrial(trial, setting, folder)
 
 
-def run_cell(
-    cell: Cell,
-    setting: Setting,
-    desk: Desk,
-    folder: RunFolder | None,
-    stop: StopSignal,
-    save_models: bool,
-    shards: Shards,
-) -> None:
-    """Run one cell from its last good checkpoint, or from the start, to its last round."""
-    job, config = Job(cell.point, cell.seed, (cell.algorithm,)), cell.point.config
-    checkpoint, warnings = folder.latest(cell) if folder else (None, [])
-    for warning in warnings:
-        desk.note(warning)
-    seconds, began = 0.0, time.monotonic()
-    simulation = _simulation(cell, setting, folder, shards)
-    if shards.share(checkpoint is not None):
-        state = (checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)
-        simulation.restore(*state)
-        seconds = checkpoint.seconds if checkpoint else 0.0
-        del state
-        desk.note(f"{cell}: goes on after {simulation.place}")
-    del checkpoint
-    _pass_on(simulation.notes, desk, job)
-    desk.begin(cell, simulation.round, simulation.time_s)
-    seconds += time.monotonic() - began
-    cadence = Cadence(config.checkpoint.every_s)
-    metrics: dict[str, Any] = {}
+def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shards) -> None:
+    """Run one trial from its last good checkpoint, or from the start, to its last round."""
+    job, sink, folder = Job(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
+    clock = Stopwatch()
+    with clock.running():
+        simulation = _make(trial, setting, folder, shards)
+        checkpoint, warnings = folder.checkpoints.latest(trial, simulation.STATE) if folder else (None, [])
+        for warning in warnings:
+            sink.note(warning)
+        if shards.share(checkpoint is not None):
+            simulation.restore(*((checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)))
+            clock.seconds += checkpoint.seconds if checkpoint else 0.0
+            sink.note(f"{trial}: goes on after {simulation.place}")
+        del checkpoint
+    _pass_on(simulation.notes, sink, job)
+    if folder:
+        folder.metrics.rewind(trial, simulation.round, simulation.time_s)
+    sink.start_trial(trial, simulation.round, simulation.time_s)
+    # A signal waits for the end of the round: half a round cannot be stored, and a finished trial is kept.
+    with context.stop.deferred():
+        metrics = _step_to_the_end(trial, simulation, context, shards, clock)
+        _pass_on(simulation.notes, sink, job)
+        if context.save_models:
+            _save_models(trial, simulation.stream(), folder)
+        config = trial.point.config
+        row = trial.head | {"digest": trial.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
+        row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(clock.seconds, 3)}
+        sink.finish_trial(trial, row | simulation.finish() | {"finished": True})
 
-    def store() -> None:
+
+def _step_to_the_end(
+    trial: Trial, simulation: RoundsTrial | VirtualTrial, context: RunContext, shards: Shards, clock: Stopwatch
+) -> dict[str, Any]:
+    """Run all rounds, with checkpoints on the way, and return the last metrics."""
+    folder, last = context.folder, {}
+    cadence = Cadence(trial.point.config.checkpoint.every_s)
+    while not simulation.done:
+        with clock.running():
+            metrics = simulation.step()
+        if metrics is not None:
+            last = metrics
+            if folder:
+                folder.metrics.append(trial, metrics)
+        context.sink.finish_round(trial, simulation.round, metrics, simulation.time_s)
+        due = context.stop.requested or (shards.rank == 0 and cadence.due())
+        if simulation.done or not shards.either(due):
+            continue
         tensors, facts = simulation.state()
         bank = simulation.stream()
-        desk.settle()  # a checkpoint may not be ahead of the metrics
         with cadence.measured():
             if folder:
-                folder.save_checkpoint(cell, Checkpoint(simulation.round, seconds, tensors, facts, bank))
+                checkpoint = Checkpoint(simulation.round, clock.seconds, tensors, facts, bank, simulation.STATE)
+                folder.checkpoints.save(trial, checkpoint)
             else:
                 deque(bank.pieces, maxlen=0)  # the first rank writes them
-
-    # A signal waits for the end of the round: half a round cannot be stored, and a finished cell is kept.
-    with stop.deferred():
-        while not simulation.done:
-            began = time.monotonic()
-            measured = simulation.step()
-            seconds += time.monotonic() - began
-            metrics = measured or metrics
-            desk.finish_round(cell, simulation.round, measured, simulation.time_s)
-            due = stop.requested or (shards.rank == 0 and cadence.due())
-            if not simulation.done and shards.either(due):
-                store()
-                heed(stop, f"at {simulation.place} of {cell}", shards)
-        _pass_on(simulation.notes, desk, job)
-        if save_models:
-            bank = simulation.stream()
-            if folder:
-                folder.save_models(cell, bank)
-            else:
-                deque(bank.pieces, maxlen=0)
-        row = cell.head | {"digest": cell.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
-        row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(seconds, 3)}
-        row |= simulation.finish()
-        desk.finish(cell, row | {"finished": True})
+        context.heed_stop(f"at {simulation.place} of {trial}", shards)
+    return last
 
 
-def heed(stop: StopSignal, where: str, shards: Shards) -> None:
-    """Stop here if somebody asked for it, on any rank."""
-    if shards.either(stop.requested):
-        raise Interrupted(where)
+def _save_models(trial: Trial, bank: Stream, folder: RunFolder | None) -> None:
+    if folder:
+        folder.save_models(trial, bank)
+    else:
+        deque(bank.pieces, maxlen=0)  # the first rank writes them
 
 
 def sentence(error: Exception) -> str:
-    """Say in one line what went wrong."""
+    """Describe in one line what went wrong."""
     text = " ".join(str(error).split())
     return text if isinstance(error, DfcaError) else f"{type(error).__name__}: {text}"
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What the cells of a job share."""
+class Workload:
+    """What the trials of a job share: the data, the graph and the model."""
 
     point: Point
     split: Split
@@ -244,8 +251,8 @@ class Scene:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, desk: Audience, shards: Shards) -> Scene:
-        """Make it, and tell what it is."""
+    def of(cls, job: Job, sink: RunSink, shards: Shards) -> Workload:
+        """Make it, and report the graph."""
         config, seed = job.point.config, job.seed
         split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
         drift = None
@@ -257,24 +264,24 @@ class Scene:
         edges = sorted([i, j] for i, j in graph.edges)
         ends = split if drift is None else drift[1]  # reports compare with what the clients hold at the end
         true = None if ends.clusters is None else ends.clusters.tolist()
-        desk.store_topology(job, {"facts": facts, "edges": edges, "clusters": true})
+        sink.start_job(job, {"facts": facts, "edges": edges, "clusters": true})
         if job.point.at is None:  # a sweep has hundreds
-            desk.note(f"graph: {topology.summary(facts)}", job)
-        _pass_on(split.notes, desk, job)
+            sink.note(f"graph: {topology.summary(facts)}", job)
+        _pass_on(split.notes, sink, job)
         make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
         return cls(job.point, split, drift, graph, make_model)
 
-    def setting(self, cell: Cell, folder: RunFolder | None = None) -> Setting:
-        """Make the setting of one of the cells."""
+    def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
+        """Make the setting of one of the trials."""
         config = self.point.config
         return Setting(
             split=self.split,
             graph=self.graph,
             make_model=self.make_model,
-            algorithm=algorithms.get(cell.algorithm, **config.algorithm.get(cell.algorithm, {})),
+            algorithm=algorithms.get(trial.algorithm, **config.algorithm.get(trial.algorithm, {})),
             clusters=None if config.clusters == "auto" else config.clusters,
             rounds=config.rounds,
-            seed=cell.seed,
+            seed=trial.seed,
             share=config.mixing.share,
             drift=self.drift,
             local=config.local.options(),
@@ -290,9 +297,23 @@ class Scene:
         )
 
 
-def _pass_on(notes: Sequence[str], desk: Audience, job: Job) -> None:
+def _pass_on(notes: Sequence[str], sink: RunSink, job: Job) -> None:
     for note in notes:
-        desk.note(note, job)
+        sink.note(note, job)
+
+
+class Stopwatch:
+    """The seconds that a trial has taken, over all parts of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what the block takes."""
+        began = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - began
 
 
 class Cadence:
@@ -305,7 +326,7 @@ class Cadence:
         self._cost_s = 0.0
 
     def due(self) -> bool:
-        """Tell whether it is time."""
+        """Return whether it is time."""
         return self._clock() - self._last >= max(self._every_s, self._cost_s / CHECKPOINT_SHARE)
 
     @contextmanager

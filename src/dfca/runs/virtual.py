@@ -1,7 +1,7 @@
-"""A cell in virtual time: the event simulator with what a run folder wants of it.
+"""A trial in virtual time: the event simulator with what a run folder needs of it.
 
-It steps as the synchronous simulator does, streams its trace to the disk, watches when the target accuracy is reached
-and how soon a late joiner catches up, and gathers the timeline of the report.
+It steps as the synchronous simulator does, streams its trace to the disk, notes when the target accuracy is reached and
+how soon a late joiner catches up, and gathers the timeline of the report.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from dfca.errors import DfcaError, RunError
-from dfca.experiment.sweep import Cell
+from dfca.experiment.sweep import Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.files import Stream, atomic_write, told
+from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
 from dfca.sim.events.simulation import EventSimulation
@@ -30,12 +30,12 @@ CAUGHT_UP = 0.95  # of the others' accuracy
 
 
 class StuckError(DfcaError):
-    """A cell in which nobody can go on, with who waits for whom."""
+    """A trial in which nobody can go on, with who waits for whom."""
 
 
-def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record] | None = None) -> EventSimulation:
-    """Make the event simulation of a cell."""
-    config = cell.point.config
+def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Record] | None = None) -> EventSimulation:
+    """Make the event simulation of a trial."""
+    config = trial.point.config
     world, clock = config.world, ClockConfig.of(config.clock)
     assert world is not None
     return EventSimulation(
@@ -52,26 +52,30 @@ def simulation_of(cell: Cell, setting: Setting, trace: bool, replay: list[Record
     )
 
 
-class Virtual:
-    """The event simulation of a cell, step by step; `state` and `restore` carry it over a restart, bit by bit."""
+class VirtualTrial:
+    """The event simulation of a trial, step by step; `state` and `restore` carry it over a restart, bit by bit."""
 
-    def __init__(self, cell: Cell, setting: Setting, folder: RunFolder) -> None:
-        config = cell.point.config
+    STATE = 1  # the version of `state`
+
+    def __init__(self, trial: Trial, setting: Setting, folder: RunFolder) -> None:
+        config = trial.point.config
         assert config.world is not None
         self._world = config.world.over(config.clients)
         # The timeline is of the first seed: one picture per point and algorithm.
-        drawn = cell.seed == config.seeds[0]
-        self._simulation = simulation_of(cell, setting, trace=drawn or config.world.trace)
-        self._watch = Watch(ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners})
-        self._slowdowns = self._world.compute.slowdowns(cell.seed, config.clients)
-        self._trace = TraceFile(folder.path / "trace" / f"{cell.folder}.jsonl") if config.world.trace else None
-        self._lanes_file = folder.path / "timeline" / f"{cell.folder}.json"
+        drawn = trial.seed == config.seeds[0]
+        self._simulation = simulation_of(trial, setting, trace=drawn or config.world.trace)
+        self._milestones = Milestones(
+            ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners}
+        )
+        self._slowdowns = self._world.compute.slowdowns(trial.seed, config.clients)
+        self._trace = TraceFile(folder.path / "trace" / f"{trial.name}.jsonl") if config.world.trace else None
+        self._lanes_file = folder.path / "timeline" / f"{trial.name}.json"
         self._timeline: Timeline | None = None
         if drawn:
             options = config.world.timeline or TimelineConfig.model_validate({})
             round_s = self._world.compute.step_s * max(1, config.local.steps)
             send_s = uplink_seconds(self._world, config.clients, self._simulation.model_bytes)
-            lanes = choose_lanes(options, self._world, setting.graph, cell.seed)
+            lanes = choose_lanes(options, self._world, setting.graph, trial.seed)
             self._timeline = Timeline(options, lanes, round_s, send_s)
 
     @property
@@ -81,26 +85,26 @@ class Virtual:
 
     @property
     def done(self) -> bool:
-        """Tell whether the run is over."""
+        """Whether the run is over."""
         return self._simulation.done
 
     @property
     def round(self) -> int:
-        """Count the rounds that the clients have done on average, rounded down."""
+        """The rounds that the clients have done on average, rounded down."""
         return self._simulation.round
 
     @property
     def time_s(self) -> float:
-        """Tell the virtual time."""
+        """The virtual time."""
         return self._simulation.now
 
     @property
     def place(self) -> str:
-        """Say how far it is."""
+        """How far it is, in words."""
         return f"{self.time_s:g} virtual seconds (round {self.round})"
 
     def stream(self) -> Stream:
-        """Give all models, (m, N, P)."""
+        """Return all models, (m, N, P)."""
         banks = self._simulation.fleet.banks
         return Stream(tuple(banks.shape), banks.dtype, pieces(banks))
 
@@ -108,7 +112,7 @@ class Virtual:
         """Go on to the next evaluation, and return its metrics, or by a round."""
         try:
             row = self._simulation.step()
-        except RunError as error:  # for the runner those are of the disk, and end all cells
+        except RunError as error:  # for the runner those are of the disk, and end all trials
             raise StuckError(str(error)) from error
         records = self._simulation.take_trace()
         if self._timeline is not None and not self._timeline.over:
@@ -116,32 +120,32 @@ class Virtual:
         if self._trace is not None:
             self._trace.append(records)
         if row is not None:
-            self._watch.look(row)
+            self._milestones.update(row)
         return row
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Give everything that a checkpoint needs; the trace so far is on the disk."""
+        """Return everything that a checkpoint needs; the trace so far is on the disk."""
         tensors, facts = self._simulation.state()
-        own = {
-            "watch": self._watch.seen,
+        return tensors, {
+            "simulation": facts,
+            "watch": self._milestones.seen,
             "trace": self._trace.flush() if self._trace else 0,
             "timeline": self._timeline.state() if self._timeline else {},
         }
-        return tensors, {"simulation": facts, **own}
 
     def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
         """Go on from `state`."""
         assert tensors is not None
         assert facts is not None
         self._simulation.restore(tensors, facts["simulation"])
-        self._watch.seen = facts["watch"]
+        self._milestones.seen = dict(facts.get("watch", {}))
         if self._trace is not None:
-            self._trace.cut(facts["trace"])
+            self._trace.cut(facts.get("trace", 0))
         if self._timeline is not None:
-            self._timeline.restore(facts["timeline"])
+            self._timeline.restore(facts.get("timeline", {}))
 
     def finish(self) -> dict[str, Any]:
-        """Write the trace and the timeline, and give what else the row of the finished cell has.
+        """Write the trace and the timeline, and return what else the row of the finished trial has.
 
         time_s: virtual; time_to_target_s, bytes_to_target: None if never; idle_share: the mean over clients of the part
         of their time in which they did not train; compute_s: what all clients trained, in seconds; staleness: how many
@@ -158,7 +162,7 @@ class Virtual:
         return {
             "time_s": result.time_s,
             "client_rounds": {"min": min(result.rounds), "mean": fmean(result.rounds), "max": max(result.rounds)},
-            **self._watch.found(),
+            **self._milestones.found(),
             "idle_share": fmean(result.idle_shares),
             "idle_share_max": max(result.idle_shares),
             "compute_s": sum(result.compute_s),
@@ -169,15 +173,15 @@ class Virtual:
         }
 
 
-class Watch:
-    """Notes when something was first seen: the target accuracy, a late joiner near the others."""
+class Milestones:
+    """When something was first seen: the target accuracy, a late joiner near the others."""
 
     def __init__(self, clock: ClockConfig, joins: dict[int, float]) -> None:
         self.target, self.joins = clock.target_accuracy, joins
         self.seen: dict[str, Any] = {}
 
-    def look(self, row: dict[str, Any]) -> None:
-        """Look at the metrics of an evaluation."""
+    def update(self, row: dict[str, Any]) -> None:
+        """Take in the metrics of an evaluation."""
         if self.target is not None and "time_to_target_s" not in self.seen and row["accuracy"] >= self.target:
             sent = row["bytes_sent"] + (row.get("server_bytes_sent") or 0)
             self.seen |= {"time_to_target_s": row["time_s"], "bytes_to_target": sent}
@@ -190,7 +194,7 @@ class Watch:
                 self.seen[str(client)] = row["time_s"] - at_s
 
     def found(self) -> dict[str, Any]:
-        """Give what was asked for; None: it never happened."""
+        """Return what was asked for; None: it never happened."""
         found: dict[str, Any] = {}
         if self.target is not None:
             names = ("time_to_target_s", "bytes_to_target", "compute_to_target_s")
@@ -210,17 +214,17 @@ class TraceFile:
     def append(self, records: Sequence[Record]) -> None:
         """Write records; the first replace what an earlier run has left."""
         lines = (json.dumps(each._asdict(), separators=(",", ":")) + "\n" for each in records)
-        with told(self._path):
+        with explain_write_errors(self._path):
             self._part.parent.mkdir(parents=True, exist_ok=True)
             with self._part.open("ab" if self._begun else "wb") as file:
                 file.write("".join(lines).encode())
         self._begun = True
 
     def flush(self) -> int:
-        """Put everything on the disk; tell how many bytes there are."""
+        """Put everything on the disk; return how many bytes there are."""
         if not self._begun:
             self.append(())
-        with told(self._path), self._part.open("rb") as file:
+        with explain_write_errors(self._path), self._part.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
@@ -228,19 +232,25 @@ class TraceFile:
         """Drop what is beyond a size: the run goes on from there.
 
         Raises:
-            RunError: if it is shorter, because somebody has touched it.
+            RunError: if it is not there, because the run began without a trace, or shorter, because somebody has
+                touched it.
         """
-        there = self._part.stat().st_size if self._part.exists() else 0
+        if not self._part.exists():
+            raise RunError(
+                f"{self._part.name} is not in {self._part.parent}, so its beginning is lost; use --set "
+                "world.trace=false, or --no-resume"
+            )
+        there = self._part.stat().st_size
         if there < size:
             raise RunError(
                 f"{self._part} has {there} bytes and its checkpoint counts {size}; restore the file or use --no-resume"
             )
-        with told(self._path):
+        with explain_write_errors(self._path):
             os.truncate(self._part, size)
         self._begun = True
 
     def close(self) -> None:
-        """Give the trace its name."""
+        """Move the whole trace to its name."""
         self.flush()
-        with told(self._path):
+        with explain_write_errors(self._path):
             os.replace(self._part, self._path)

@@ -11,8 +11,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -20,11 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dfca.errors import DfcaError, ShortOfMemory
+from dfca.errors import ShortOfMemory
+from dfca.memory import GIB, available_bytes, format_bytes
 
 Place = Literal["memory", "disk", "auto"]
 PLACES: tuple[Place, ...] = ("memory", "disk", "auto")
-GIB = 2**30
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which Python knows from 3.13 on: room for clusters that may never be opened is not counted."""
 
@@ -63,8 +62,8 @@ class Bank:
         if share is not None and short and (place == "memory" or device != "cpu"):
             way_out = 'bank = "disk"' if device == "cpu" else "device cpu"
             raise ShortOfMemory(
-                f"the models of all clients need {tell(self.bytes)} of memory, and {tell(share)} are available; use "
-                f"{way_out}, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
+                f"the models of all clients need {format_bytes(self.bytes)} of memory, and {format_bytes(share)} are "
+                f"available; use {way_out}, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
             )
         self.on_disk = place == "disk" or (place == "auto" and short)
         self._file = -1
@@ -83,8 +82,9 @@ class Bank:
                 os.posix_fallocate(self._file, 0, size)  # a full disk is an error here, and a crash later
             except OSError as error:
                 raise ShortOfMemory(
-                    f"the models of all clients need {tell(size)} on the disk, and it has no room ({error.strerror}); "
-                    "use --out on a larger disk, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
+                    f"the models of all clients need {format_bytes(size)} on the disk, and it has no room "
+                    f"({error.strerror}); use --out on a larger disk, fewer clients or clusters, a smaller model, or "
+                    "more ranks (torchrun)"
                 ) from None
         return self._storage[:models]
 
@@ -106,49 +106,6 @@ class Bank:
     def __del__(self) -> None:
         if getattr(self, "_file", -1) >= 0:
             os.close(self._file)
-
-
-def available_bytes(device: str = "cpu") -> int | None:
-    """Ask how much memory can be used without pushing anything out; None where nobody says.
-
-    Linux says it in /proc/meminfo (MemAvailable), CUDA by its driver; elsewhere all of the memory counts.
-    """
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device != "cpu":
-        return None
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def tell(size: int) -> str:
-    """Say a number of bytes in words."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / 2**20:.1f} MiB"
-
-
-@contextmanager
-def told_memory() -> Iterator[None]:
-    """Turn an allocation that failed into one sentence."""
-    try:
-        yield
-    except DfcaError:
-        raise
-    except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in text:
-            raise
-        first = " ".join(text.split())[:200] or "no more memory"
-        raise ShortOfMemory(
-            f'out of memory ({first}); what is stored is kept: use fewer --workers, bank = "disk", a smaller model or '
-            "batch, or more ranks (torchrun), and run the command again"
-        ) from error
 
 
 def _make_file(folder: Path) -> int:

@@ -18,15 +18,58 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dfca.errors import ConfigError
 from dfca.sim.events.world import Absence
 
-_STAYS, _SWITCHES = ("client", "begin_s", "end_s"), ("client", "time_s", "online")
 _WORDS = {"1": True, "true": True, "0": False, "false": False}
 
 Span = tuple[float, float]
+
+
+def _no_truth(value: Any) -> Any:
+    """Refuse true and false where a number is meant, which pydantic takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _truth(value: Any) -> Any:
+    """Translate 1, 0, true and false in any writing; pydantic would also take "yes" and 1.0."""
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    if word not in _WORDS:
+        raise ValueError
+    return _WORDS[word]
+
+
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    client: Annotated[int, Field(ge=0), BeforeValidator(_no_truth)]
+
+
+class _Stay(_Line):
+    """The client is there from begin_s to end_s, or to the end."""
+
+    begin_s: _Seconds
+    end_s: Annotated[_Seconds | None, BeforeValidator(lambda value: None if value == "" else value)]
+
+
+class _Switch(_Line):
+    """The client comes or goes."""
+
+    time_s: _Seconds
+    online: Annotated[bool, BeforeValidator(_truth)]
+
+
+_FORMS = (_Switch, _Stay)
+_DEMANDS = {"client": "a number 0, 1, 2, ...", "online": "1 or 0 (true or false)"}
 
 
 def read_availability(path: str | Path) -> tuple[Absence, ...]:
@@ -36,25 +79,16 @@ def read_availability(path: str | Path) -> tuple[Absence, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the availability trace {path}: {error}") from error
     stays: dict[int, list[Span]] = {}
-    switched: dict[int, tuple[float, bool]] = {}
+    switched: dict[int, _Switch] = {}
     for number, row in _rows(path, text):
         where = f"{path}, line {number}"
-        client = _client(where, row["client"])
-        mine = stays.setdefault(client, [])
-        if "online" in row:
-            time, online = _seconds(where, "time_s", row["time_s"]), _truth(where, row["online"])
-            _switch(where, client, mine, switched.get(client), time, online)
-            switched[client] = (time, online)
-        else:
-            begin, end = _seconds(where, "begin_s", row["begin_s"]), _seconds(where, "end_s", row["end_s"], math.inf)
-            if not begin < end:
-                raise ConfigError(f"{where}: a stay must end after it begins ({begin:g} s), got end_s {end:g}")
-            if mine and begin < mine[-1][1]:
-                raise ConfigError(
-                    f"{where}: client {client} comes at {begin:g} s, before its stay until {mine[-1][1]:g} s is over; "
-                    "sort a client's lines by time and join those that overlap"
-                )
-            mine.append((begin, end))
+        line = _check(where, row)
+        mine = stays.setdefault(line.client, [])
+        if isinstance(line, _Switch):
+            _add_switch(where, mine, switched.get(line.client), line)
+            switched[line.client] = line
+        elif isinstance(line, _Stay):
+            _add_stay(where, mine, line)
     if not stays:
         raise ConfigError(f"{path} has no lines, so it says nothing about anybody; leave it out")
     return tuple(absence for client in sorted(stays) for absence in absences_of(client, stays[client]))
@@ -71,18 +105,40 @@ def absences_of(client: int, stays: Iterable[Span]) -> Iterator[Absence]:
         yield Absence(client, gone, math.inf)
 
 
-def _switch(
-    where: str, client: int, stays: list[Span], before: tuple[float, bool] | None, time: float, online: bool
-) -> None:
-    """Add a switch to a client's stays: the last one is open while it is there."""
-    if before is not None and time <= before[0]:
+def _check(where: str, row: dict[str, Any]) -> _Line:
+    """Check the values of a line."""
+    form = next(form for form in _FORMS if form.model_fields.keys() <= row.keys())
+    try:
+        return form.model_validate(row)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        demand = _DEMANDS.get(name, ">= 0 and finite")
+        raise ConfigError(f"{where}: {name} must be {demand}, got {row[name]!r}") from None
+
+
+def _add_stay(where: str, stays: list[Span], stay: _Stay) -> None:
+    begin, end = stay.begin_s, math.inf if stay.end_s is None else stay.end_s
+    if not begin < end:
+        raise ConfigError(f"{where}: a stay must end after it begins ({begin:g} s), got end_s {end:g}")
+    if stays and begin < stays[-1][1]:
         raise ConfigError(
-            f"{where}: client {client} switches at {time:g} s, not after its switch at {before[0]:g} s; "
+            f"{where}: client {stay.client} comes at {begin:g} s, before its stay until {stays[-1][1]:g} s is over; "
+            "sort a client's lines by time and join those that overlap"
+        )
+    stays.append((begin, end))
+
+
+def _add_switch(where: str, stays: list[Span], before: _Switch | None, switch: _Switch) -> None:
+    """Add a switch to a client's stays: the last one is open while it is there."""
+    time = switch.time_s
+    if before is not None and time <= before.time_s:
+        raise ConfigError(
+            f"{where}: client {switch.client} switches at {time:g} s, not after its switch at {before.time_s:g} s; "
             "sort a client's lines by time"
         )
-    if before is not None and before[1] == online:
+    if before is not None and before.online == switch.online:
         return
-    if online:
+    if switch.online:
         stays.append((time, math.inf))
     elif before is None:
         if time > 0:
@@ -115,37 +171,8 @@ def _rows(path: str | Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _columns(path: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    for names in (_STAYS, _SWITCHES):
-        if set(names) <= set(row):
-            return row
-    raise ConfigError(
-        f"{path}, line {number} has {', '.join(row) or 'nothing'}; an availability trace has {', '.join(_STAYS)} or "
-        f"{', '.join(_SWITCHES)}"
-    )
-
-
-def _client(where: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{where}: client must be a number 0, 1, 2, ..., got {value!r}") from None
-    return int(value)
-
-
-def _seconds(where: str, name: str, value: Any, default: float | None = None) -> float:
-    if default is not None and (value is None or value == ""):
-        return default
-    try:
-        seconds = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if not (0 <= seconds < math.inf):
-        raise ConfigError(f"{where}: {name} must be >= 0 and finite, got {value!r}")
-    return seconds
-
-
-def _truth(where: str, value: Any) -> bool:
-    if isinstance(value, str | bool | int) and (word := str(value).strip().lower()) in _WORDS:
-        return _WORDS[word]
-    raise ConfigError(f"{where}: online must be 1 or 0 (true or false), got {value!r}")
+    """Check that a line has the columns of one of the forms."""
+    if any(form.model_fields.keys() <= row.keys() for form in _FORMS):
+        return row
+    known = " or ".join(", ".join(form.model_fields) for form in reversed(_FORMS))
+    raise ConfigError(f"{path}, line {number} has {', '.join(row) or 'nothing'}; an availability trace has {known}")

@@ -24,7 +24,8 @@ from dfca.core.params import FlatModel, initial
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.errors import ConfigError, ModelError
-from dfca.sim.bank import Bank, tell, told_memory
+from dfca.memory import explain_oom, format_bytes
+from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, make_engine
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.rounds.election import Outcome, elect
@@ -59,7 +60,7 @@ class Simulation:
         self.shared = algorithm.exchange == "server"
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.elections: list[Outcome] = []
-        with self._timed("start"), told_memory():
+        with self._timed("start"), explain_oom():
             self.banks = self._start()
         self.exchange = Exchange(
             setting.graph,
@@ -111,8 +112,8 @@ class Simulation:
             )
         if self._bank.on_disk:
             available = self._bank.available
-            room = "" if available is None else f"; {tell(available)} of memory were available"
-            found.append(f"the models of all clients ({tell(self._bank.bytes)}) lie on the disk{room}")
+            room = "" if available is None else f"; {format_bytes(available)} of memory were available"
+            found.append(f"the models of all clients ({format_bytes(self._bank.bytes)}) lie on the disk{room}")
         return tuple(found)
 
     @property
@@ -136,7 +137,7 @@ class Simulation:
 
         Raises ShortOfMemory, and whatever `Shards` raises where another rank is lost.
         """
-        with told_memory():
+        with explain_oom():
             return self._step()
 
     def _step(self) -> dict[str, Any] | None:

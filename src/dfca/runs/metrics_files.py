@@ -1,0 +1,127 @@
+"""The metrics of a run: metrics/<trial>.jsonl, one line per evaluated round, written by the process of that trial.
+
+Version 0.1 (form 1) wrote the lines of all trials into one metrics.jsonl. Both are read; before a run is continued,
+`MetricsFiles.prepare` makes the first out of the second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import RunError
+from dfca.experiment.sweep import Trial, trial_name
+from dfca.files import append_line, atomic_write
+
+FOLDER, OLD = "metrics", "metrics.jsonl"
+
+
+class MetricsFiles:
+    """The metrics of a run folder, trial by trial."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run_folder = run_folder
+
+    def append(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
+        """Append one line and put it on the disk."""
+        append_line(self._path(trial), _line({**trial.head, **metrics}))
+
+    def rewind(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        """Drop the lines of a trial beyond a round (and a virtual time), and a last line that was cut off."""
+        path, end = self._path(trial), (round, time_s)
+        if path.exists():
+            lines = [each for each in _read_lines(path) if (each["round"], each.get("time_s") or 0.0) <= end]
+            _write_lines(path, lines)
+
+    def put(self, trial: Trial, metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Write all lines of a trial, instead of those that are there."""
+        _write_lines(self._path(trial), [{**trial.head, **each} for each in metrics])
+
+    def prepare(self, swept: bool) -> None:
+        """Make the folder, and give each trial of a folder of version 0.1 a file of its own.
+
+        A process that is killed meanwhile leaves the old file, and the next one begins again.
+        """
+        (self._run_folder / FOLDER).mkdir(exist_ok=True)
+        old = self._run_folder / OLD
+        if not old.exists():
+            return
+        lines: dict[str, list[Mapping[str, Any]]] = {}
+        for line in _read_lines(old):
+            name = trial_name(line["algorithm"], line["seed"], line.get("digest", "") if swept else "")
+            lines.setdefault(name, []).append(line)
+        for name, own in lines.items():
+            _write_lines(self._run_folder / FOLDER / f"{name}.jsonl", own)
+        old.unlink()
+
+    def _path(self, trial: Trial) -> Path:
+        return self._run_folder / FOLDER / f"{trial.name}.jsonl"
+
+
+def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Read the metrics of all trials: in the order of their rows in the summary, then by name.
+
+    A last line that was cut off does not count; of two lines of one round the last one does.
+
+    Raises:
+        RunError: if a line is no line of metrics.
+    """
+    places: dict[str, int] = {}
+    for place, row in enumerate(rows):
+        for digest in ("", row.get("digest", "")):  # only the names of a sweep's trials have it
+            places.setdefault(trial_name(row["algorithm"], row["seed"], digest), place)
+    files = sorted(
+        (run_folder / FOLDER).glob("*.jsonl"), key=lambda path: (places.get(path.stem, len(rows)), path.name)
+    )
+    old = run_folder / OLD
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path in [old, *files] if old.exists() else files:
+        for line in _read_lines(path):
+            lines[line["algorithm"], line["seed"], line.get("digest"), line["round"], line.get("time_s")] = line
+    return list(lines.values())
+
+
+def plain(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not know, by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}; restore it or run again") from error
+    found: list[dict[str, Any]] = []
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            _ = line["algorithm"], line["seed"], line["round"], line.get("digest")
+            found.append(line)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number == len(lines):
+                break
+            raise RunError(
+                f"{path}, line {number}, is not a line of metrics; restore the file, or run again with --no-resume"
+            ) from None
+    return found
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    text = "".join(_line(line) + "\n" for line in lines)
+    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+        atomic_write(path, text)
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(plain(values), separators=(",", ":"))

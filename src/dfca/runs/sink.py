@@ -1,0 +1,207 @@
+"""What happens in a run, as one stream of calls: `RunSink`, and who receives it.
+
+    FolderSink   summary.json and topology.json of the run folder
+    Bars         the terminal (`runs.progress`)
+    PipeSink     from a worker process to its parent, which calls its own sinks (`deliver`)
+    NullSink     nobody; also the base of a sink that needs only some of the calls
+    Broadcast    several of these
+
+A tracker or a live page is one more sink: `run(experiment, out, sink)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from dfca.experiment.sweep import Job, Trial
+from dfca.memory import peak_bytes
+from dfca.runs.store import RunFolder
+
+
+class RunSink(Protocol):
+    """Receives what happens in a run. The calls, in their order:
+
+        note                                 at any time, also before start_run
+        start_run                            once
+            start_job                        before the trials of a job
+                start_trial                  may be missing before fail_trial
+                    finish_round             for every round, or step of virtual time
+                finish_trial | fail_trial    neither, where the run is stopped
+        end_run                              once, also after an error or a signal
+
+    Calls come one at a time and from one thread, but those of different trials may alternate: with several workers
+    their trials run at the same time. What is passed is read only; rows, graphs and metrics are what JSON knows, with
+    NaN. A sink that raises ends the run as an error does; what is stored is kept.
+    """
+
+    def start_run(self, trials: Sequence[Trial], finished: int) -> None:
+        """Receive all trials of the experiment, and how many of them were finished before."""
+
+    def note(self, text: str, job: Job | None = None) -> None:
+        """Receive a sentence that the user should read once; `job` where it depends on the point and the seed."""
+
+    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+        """Receive the graph of a point and seed: its `facts`, `edges` and the true `clusters` of the clients (or None).
+
+        Called again where several jobs have the same point and seed.
+        """
+
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        """Receive that a trial starts, after `round` rounds (and virtual seconds) that an earlier run did.
+
+        What a sink knows of the trial beyond that is void: it is computed again, to the same numbers.
+        """
+
+    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+        """Receive how many rounds are done (in virtual time: on average), and the metrics where it was evaluated."""
+
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        """Receive the row of a finished trial, as the summary holds it."""
+
+    def fail_trial(self, trial: Trial, error: str) -> None:
+        """Receive in one sentence why a trial failed; the others go on."""
+
+    def end_run(self) -> None:
+        """Receive that nothing follows."""
+
+
+class NullSink:
+    """Ignore everything."""
+
+    def start_run(self, trials: Sequence[Trial], finished: int) -> None: ...
+    def note(self, text: str, job: Job | None = None) -> None: ...
+    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None: ...
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None: ...
+    def finish_round(
+        self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0
+    ) -> None: ...
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None: ...
+    def fail_trial(self, trial: Trial, error: str) -> None: ...
+    def end_run(self) -> None: ...
+
+
+class FolderSink(NullSink):
+    """Write the files that all trials of a run share: only the process that owns the folder has one.
+
+    The files of one trial (metrics, checkpoints, models, traces) are written by the process that runs it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+        """Store the graph."""
+        self._folder.store_topology(job.point, job.seed, graph)
+
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        """Put the row into the summary."""
+        self._folder.finish(trial, row)
+
+    def fail_trial(self, trial: Trial, error: str) -> None:
+        """Put the error into the summary."""
+        self._folder.fail(trial, error)
+
+
+class Broadcast:
+    """Pass every call on to several sinks, in their order.
+
+    A note that was passed on before is dropped; one of a job is prefixed by its point, and by its seed where that is
+    not the first one's.
+    """
+
+    def __init__(self, *sinks: RunSink) -> None:
+        self._sinks = sinks
+        self._noted: set[str] = set()
+        self._first: Job | None = None
+
+    def start_run(self, trials: Sequence[Trial], finished: int) -> None:
+        for sink in self._sinks:
+            sink.start_run(trials, finished)
+
+    def note(self, text: str, job: Job | None = None) -> None:
+        self._first = self._first or job
+        if text in self._noted:
+            return
+        self._noted.add(text)
+        where = [job.point.label] if job is not None and job.point.label else []
+        if job is not None and self._first is not None and job.seed != self._first.seed:
+            where.append(f"seed {job.seed}")
+        for sink in self._sinks:
+            sink.note(f"{', '.join(where)}: {text}" if where else text)
+
+    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.start_job(job, graph)
+
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        for sink in self._sinks:
+            sink.start_trial(trial, round, time_s)
+
+    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+        for sink in self._sinks:
+            sink.finish_round(trial, round, metrics, time_s)
+
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.finish_trial(trial, row)
+
+    def fail_trial(self, trial: Trial, error: str) -> None:
+        for sink in self._sinks:
+            sink.fail_trial(trial, error)
+
+    def end_run(self) -> None:
+        for sink in self._sinks:
+            sink.end_run()
+
+
+class PipeSink(NullSink):
+    """Send every call of a job through a pipe, as JSON values: trials by the name of their algorithm.
+
+    Also sends ["memory", bytes] whenever the peak memory of this process has grown.
+    """
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._peak = 0
+
+    def note(self, text: str, job: Job | None = None) -> None:
+        self._send("note", text, job is not None)
+
+    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+        self._send("start_job", graph)
+
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        self._send("start_trial", trial.algorithm, round, time_s)
+
+    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+        if (peak := peak_bytes()) > self._peak:
+            self._peak = peak
+            self._send("memory", peak)
+        self._send("finish_round", trial.algorithm, round, metrics, time_s)
+
+    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+        self._send("finish_trial", trial.algorithm, row)
+
+    def fail_trial(self, trial: Trial, error: str) -> None:
+        self._send("fail_trial", trial.algorithm, error)
+
+
+def deliver(message: Sequence[Any], job: Job, sink: RunSink) -> None:
+    """Repeat on a sink the call that a `PipeSink` has sent while it ran a job."""
+    kind, *content = message
+    match kind:
+        case "note":
+            sink.note(content[0], job if content[1] else None)
+        case "start_job":
+            sink.start_job(job, content[0])
+        case "start_trial":
+            sink.start_trial(job.trial(content[0]), *content[1:])
+        case "finish_round":
+            sink.finish_round(job.trial(content[0]), *content[1:])
+        case "finish_trial":
+            sink.finish_trial(job.trial(content[0]), content[1])
+        case "fail_trial":
+            sink.fail_trial(job.trial(content[0]), content[1])
+        case _:
+            raise ValueError(f"{kind!r} is no call of a sink")
