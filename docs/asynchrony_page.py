@@ -10,10 +10,12 @@ from typing import Any
 
 from writing import table
 
-from dfca.report.tables import one_line
-from dfca.report.virtual_page import Story, pictures
+from dfca.report.plots import to_svg
+from dfca.report.virtual import Row, VirtualResults, axis_of, finished, rows_of
+from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_plots import standalone
-from dfca.report.virtual_tables import Row, axis_of, finished, ratio_to_batch, rows_of, virtual_sheets
+from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
+from dfca.report.wording import one_line
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
@@ -58,14 +60,14 @@ def verdicts() -> str:
 def _table(results: Row) -> str:
     """Write the table in virtual time with the accuracy in the end beside it."""
     axis, rows = axis_of(results), finished(results)
-    (sheet,) = virtual_sheets(results)
+    (measures,) = virtual_tables(results)
     at = 1 if axis.key else 0
     lines = []
-    titles = [one_line(title) for title in sheet.columns]
+    titles = [one_line(title) for title in measures.columns]
     titles.insert(at + 1, "accuracy in the end %")
     value = axis.values[0]
-    for line in sheet.rows:
-        cells = [entry.text for entry in line]
+    for line in measures.rows:
+        cells = [cell.text for cell in line]
         value = float(cells[0]) if axis.key and cells[0] else value
         group = rows_of(rows, axis, value, cells[at])
         cells.insert(at + 1, f"{100 * fmean(row['accuracy'] for row in group):.1f}")
@@ -74,15 +76,16 @@ def _table(results: Row) -> str:
 
 
 def _draw(name: str, results: Row) -> Iterator[str]:
-    drawn = {picture.name: picture for picture in pictures(Story.of_results(results))}
+    sections = virtual_drawings(VirtualResults.of_results(results))
+    drawn = {drawing.name: drawing for section in sections.values() for drawing in section}
     for wanted in SHOWN[name]:
         if wanted in drawn:
-            picture = drawn[wanted]
+            drawing = drawn[wanted]
             path = ROOT / "docs" / "asynchrony" / f"{name}-{wanted}.svg"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(standalone(picture.svg))
-            title = f"{picture.title}: " if picture.title else ""
-            yield f"![{title}{picture.caption}](asynchrony/{path.name})\n\n*{title}{picture.caption}*"
+            path.write_text(standalone(to_svg(drawing.figure)))
+            text = f"{drawing.title}: {drawing.caption}" if drawing.title else drawing.caption
+            yield f"![{text}](asynchrony/{path.name})\n\n*{text}*"
 
 
 def _verdicts() -> Iterator[tuple[str, str]]:
@@ -91,9 +94,12 @@ def _verdicts() -> Iterator[tuple[str, str]]:
         rows, axis = finished(stragglers), axis_of(stragglers)
         mine = rows_of(rows, axis, 10.0, "dfca-gi sequential")
         compared = ratio_to_batch(rows, mine)
-        told = "a run never reached it" if compared is None else f"{compared[0]:.1f} times sooner"
+        sooner = "a run never reached it" if compared is None else f"{compared[0]:.1f} times sooner"
         more = " or more" if compared and compared[1] else ""
-        yield "10 % of the clients 10 times slower: `sequential` at the target 3 times sooner than `batch`", told + more
+        yield (
+            "10 % of the clients 10 times slower: `sequential` at the target 3 times sooner than `batch`",
+            sooner + more,
+        )
         even = fmean(row["accuracy"] for row in rows_of(rows, axis, 1.0, "dfca-gi batch"))
         gap = 100 * (fmean(row["accuracy"] for row in mine) - even)
         yield "... and in the end within 1 point of the synchronous accuracy", f"{gap:+.2f} points"
@@ -103,5 +109,5 @@ def _verdicts() -> Iterator[tuple[str, str]]:
         hard = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.1, "dfca-gi sequential away 0.3"))
         yield "30 % churn and 10 % loss: within 2 points of the fault-free run", f"{100 * (hard - free):+.2f} points"
     if joiner:
-        for row in virtual_sheets(joiner)[0].rows:
+        for row in virtual_tables(joiner)[0].rows:
             yield f"a late joiner at 95 % of the others (`{row[0].text}`)", f"after {row[-1].text} s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from cells import found, load, of
+from trials import found, load, of
 from writing import spread, table
 
 
@@ -69,7 +69,7 @@ def beyond_k() -> str:
 
 
 def beyond_wild() -> str:
-    """Say how many clusters are found where nobody knows."""
+    """Show how many clusters are found where nobody knows."""
     runs = load("beyond-k-wild")
     rows = []
     for label, keys in (

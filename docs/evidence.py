@@ -9,9 +9,12 @@ from typing import Any
 from writing import table
 
 from dfca.experiment.load import load_experiment
-from dfca.report import formats, plots, tables
-from dfca.report.paper.figures import Drawing, draw_all
+from dfca.report import formats, plots
+from dfca.report.paper.figures import draw_all
+from dfca.report.plots import Drawing
 from dfca.report.results import stored_run
+from dfca.report.rows import summary_rows
+from dfca.report.wording import duration, percent
 from dfca.runs.reading import Run
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +56,7 @@ NOT_YET = (
 
 
 def blocks() -> dict[str, Callable[[], str]]:
-    """Give the blocks of the page by name."""
+    """Return the blocks of the page by name."""
     made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew, "paper-scale": paper_scale}
     for name in PRESETS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
@@ -106,14 +109,14 @@ def pictures(name: str, run: Run) -> Iterator[tuple[Drawing, str]]:
 
 
 def size(name: str, run: Run) -> str:
-    """Say how large the run was and how large the paper's is."""
+    """Describe how large the run was and how large the paper's is."""
     paper = load_experiment(name, "paper").config.values()
     seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
-    finished, asked = run.cells
+    finished, asked = run.trial_counts
     partly = "" if finished == asked else f" **{finished} of {asked} runs are finished.**"
     ours, theirs = _size(run.config, name), _size(paper, name)
     whose = "At paper scale" if name in ("har", "theory") else "The paper"
-    number, spent = len(run.summary["runs"]), tables.duration(seconds)
+    number, spent = len(run.summary["runs"]), duration(seconds)
     took = f"{number} runs took {spent}, one after the other," if number > 1 else f"The run took {spent}"
     took += " on a busy machine."
     return f"`dfca run {name} --scale {run.summary['scale']}`: {ours}. {whose}: {theirs}. {took}{partly}"
@@ -145,7 +148,7 @@ def claims() -> str:
         run = result(name)
         if run is None:
             continue
-        rows = tables.summary_rows(run.summary)
+        rows = summary_rows(run.summary)
         for label in dict.fromkeys(row["label"] for row in rows):
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
             where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
@@ -162,7 +165,7 @@ def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
     def both(other: str) -> str:
         return f"{gap('dfca-gi', other)}, {gap('dfca-li', other)}" if other in at else "–"
 
-    def told(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
+    def texts(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
         return ", ".join(write(at[name]) for name in names if name in at) or "–"
 
     return [
@@ -170,18 +173,18 @@ def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
         gap("dfca-li", "ifca"),
         both("dfedavgm"),
         both("fedspd"),
-        told(("dfca", "dfca-fi"), lambda row: tables.percent(row["cluster_accuracy_mean"])),
-        told(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
-        " … ".join(tables.percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
+        texts(("dfca", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),
+        texts(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
+        " … ".join(percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
     ]
 
 
 def skew() -> str:
-    """Give the order of the three per point, and in how many runs a cluster was lost, or all were found."""
+    """Show the order of the three per point, and in how many runs a cluster was lost, or all were found."""
     run = result("table3-skew")
     if run is None:
         return NOT_YET.format(name="table3-skew")
-    rows, lines = tables.summary_rows(run.summary), []
+    rows, lines = summary_rows(run.summary), []
     names = ("dfca-gi", "dfca-li", "ifca")
     for label in dict.fromkeys(row["label"] for row in rows):
         at = {row["algorithm"]: row for row in rows if row["label"] == label and row["algorithm"] in names}
@@ -199,11 +202,11 @@ def beside(name: str) -> str:
     run = result(name)
     if run is None:
         return NOT_YET.format(name=name)
-    rows = [row for row in tables.summary_rows(run.summary) if row["accuracy_mean"] is not None]
+    rows = [row for row in summary_rows(run.summary) if row["accuracy_mean"] is not None]
     paper = load_experiment(name, "paper").config.values()
     lines = []
     for what, config, key in (("measured", run.config, "accuracy"), ("published", paper, "published")):
-        values = [tables.percent(row[f"{key}_mean"], row[f"{key}_std"]) for row in rows]
+        values = [percent(row[f"{key}_mean"], row[f"{key}_std"]) for row in rows]
         units = f"{config['model']['hidden']} units"
         lines.append([f"{what}: {config['clients']} clients, {units}", *values])
     return table(["accuracy %", *(f"`{row['algorithm']}`" for row in rows)], lines)

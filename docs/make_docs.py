@@ -15,8 +15,8 @@ import asynchrony_page
 import beyond_page
 import evidence
 import torch
-from cells import found, load, of
 from matplotlib.figure import Figure
+from trials import found, load, of
 from writing import spread, table
 
 import dfca

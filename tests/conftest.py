@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 # Tensors of tests are tiny, and pytest-xdist fills the cores with processes: more threads would only wait for each
@@ -15,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import networkx as nx
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from dfca import algorithms
@@ -71,6 +73,85 @@ def toy_setting() -> Callable[..., Setting]:
 @pytest.fixture
 def toy_split() -> Callable[..., Split]:
     return make_toy_split
+
+
+# --- run folders that are made once per test session, also where several workers run the tests
+
+DIGITS = ("data.name=digits", "data.samples_per_client=20", "data.test_samples_per_client=10", "model.hidden=4")
+
+
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that the first worker to come has filled; the others wait for it."""
+    root = factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder, made = root / "once" / name, root / f"{name}.made"
+    with FileLock(root / f"{name}.lock"):
+        if not made.exists():
+            make(folder)
+            made.touch()
+    return folder
+
+
+def run_preset(out: Path, name: str, changes: Sequence[str], algorithms: Sequence[str] | None, seeds: int) -> None:
+    """Run a preset in small, and write its report."""
+    from dfca.experiment.load import load_experiment
+    from dfca.report.page import write_report
+    from dfca.runs.runner import run
+
+    run(load_experiment(name, None, [*DIGITS, *changes], algorithms, seeds=seeds), out, workers=1)
+    write_report(out)
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five algorithms with two seeds, without a sweep. Not to be changed: copy it."""
+    changes = ["clients=8", "clusters=2", "rounds=4", "evaluation.every=2"]
+    changes.append('description="Half of the `<8>` clients are turned."')
+    names = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
+    return make_once(tmp_path_factory, "run", lambda out: run_preset(out, "quickstart", changes, names, 2))
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over the density of the graph. Not to be changed: copy it."""
+    changes = ["clients=12", "rounds=2", "evaluation.every=1", 'grid={"topology.p"=[0.1,0.9]}']
+    names = ["dfca-gi", "dfca-li"]
+    return make_once(tmp_path_factory, "sweep", lambda out: run_preset(out, "figure-connectivity", changes, names, 2))
+
+
+@pytest.fixture(scope="session")
+def theory_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that measures the lemmas of the paper. Not to be changed: copy it."""
+    changes = ["clients=8", "rounds=4"]
+    return make_once(tmp_path_factory, "theory", lambda out: run_preset(out, "theory", changes, None, 1))
+
+
+@pytest.fixture(scope="session")
+def virtual_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep in virtual time, with traces. Not to be changed: copy it."""
+    from test_virtual import SWEEP, TINY
+
+    return make_once(tmp_path_factory, "virtual", lambda out: run_virtual(out, TINY | {"seeds": [0, 1]}, SWEEP))
+
+
+@pytest.fixture(scope="session")
+def virtual_point_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One trial in virtual time, with its trace. Not to be changed: copy it."""
+    from test_virtual import TINY
+
+    return make_once(tmp_path_factory, "virtual-point", lambda out: run_virtual(out, TINY, None))
+
+
+def run_virtual(out: Path, values: dict[str, Any], sweep: Any) -> None:
+    """Run an experiment in virtual time, and write its report."""
+    from dfca.experiment.load import Experiment
+    from dfca.experiment.sweep import NO_SWEEP
+    from dfca.report.page import write_report
+    from dfca.runs.runner import run
+
+    sweep = sweep or NO_SWEEP
+    run(Experiment("tiny", "default", sweep.base(values), sweep), out, workers=1)
+    write_report(out)
 
 
 COVERING = ("algorithms", "client", "election", "layers", "local", "mixing", "params", "relay", "simulate")

@@ -13,7 +13,7 @@ from dfca.errors import DataError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep
-from dfca.report.tables import summary_rows
+from dfca.report.rows import summary_rows
 from dfca.runs.metrics_files import read_metrics
 from dfca.runs.reading import load_run
 from dfca.runs.replay import replay_run
@@ -81,7 +81,7 @@ def test_seeds_of_two_folders_make_one_table(tmp_path: Path) -> None:
     keys = ("algorithm", "runs", "accuracy_mean", "accuracy_std")
     ours, theirs = summary_rows(joined.summary), summary_rows(load_run(tmp_path / "both").summary)
     assert [[row[key] for key in keys] for row in ours] == [[row[key] for key in keys] for row in theirs]
-    assert joined.cells == (4, 4)
+    assert joined.trial_counts == (4, 4)
 
 
 def test_runs_of_other_configs_are_not_averaged_and_the_keys_are_named(tmp_path: Path, swept: Path) -> None:

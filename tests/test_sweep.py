@@ -20,8 +20,7 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
-from dfca.report.tables import summary_rows
-from dfca.runs.metrics_files import read_metrics
+from dfca.report.rows import summary_rows
 from dfca.runs.reading import load_run
 from dfca.runs.runner import make_jobs, run
 from dfca.runs.signals import Interrupted
@@ -347,29 +346,6 @@ def test_a_signal_stores_every_trial_under_way(tmp_path: Path) -> None:
     assert str(caught.value).startswith("interrupted at round ")
     assert str(caught.value).endswith(" and 1 more under way; the same command continues")
     assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 2
-
-
-# --- read
-
-
-def test_the_report_of_a_sweep_also_while_it_runs(tmp_path: Path, serial: Path) -> None:
-    page = write_report(serial).read_text()
-    assert "Against clients" in page
-    assert "clients=8" in page
-    assert "2 points (clients), 6 to 8 clients" in page
-    assert "Who found whom" not in page
-    half = tmp_path / "half"
-    half.mkdir()
-    for name in ("config.toml", "environment.json", "topology.json"):
-        (half / name).write_text((serial / name).read_text())
-    summary = json.loads((serial / "summary.json").read_text())
-    (half / "summary.json").write_text(json.dumps(summary | {"runs": summary["runs"][:1]}))
-    lines = read_metrics(serial, summary["runs"])
-    (half / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
-    rows = {(row["label"], row["algorithm"]): row for row in summary_rows(load_run(half).summary)}
-    assert rows["clients=6", "dfca-li"]["runs"] == 1
-    assert rows["clients=6", "local"]["partial"]
-    assert "1 of 4 runs are done" in write_report(half).read_text()
 
 
 def test_a_point_knows_its_digest_and_nothing_else_matters() -> None:

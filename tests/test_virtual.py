@@ -1,4 +1,4 @@
-"""Experiments in virtual time: trials, traces, replays, tables and pictures."""
+"""Experiments in virtual time: trials, traces, replays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep, Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.report.page import write_report
-from dfca.report.results import load_results, save_results
-from dfca.report.tables import sheets
-from dfca.report.virtual_page import Story, pictures
-from dfca.report.virtual_tables import axis_of, ratio_to_batch, variant_of, virtual_sheets
 from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
-from dfca.runs.reading import load_run
 from dfca.runs.replay import replay_run
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
@@ -86,18 +80,14 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("one") / "run"
-    run(tiny(), out)
-    return out
+@pytest.fixture
+def one(virtual_point_folder: Path) -> Path:
+    return virtual_point_folder
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("swept") / "run"
-    run(Experiment("tiny", "default", SWEEP.base(TINY | {"seeds": [0, 1]}), SWEEP), out, workers=1)
-    return out
+@pytest.fixture
+def swept(virtual_folder: Path) -> Path:
+    return virtual_folder
 
 
 # --- a trial
@@ -308,27 +298,6 @@ def test_targets_and_joiners_by_hand() -> None:
     }
 
 
-def row(aggregation: str, slowdown: int, time_s: float | None, algorithm: str = "dfca-gi") -> dict[str, Any]:
-    at = {"mixing.aggregation": aggregation, "world.compute.slowdown": slowdown}
-    return {"algorithm": algorithm, "point": at, "time_to_target_s": time_s, "time_s": 100.0}
-
-
-def test_ratios_to_batch_by_hand() -> None:
-    rows = [row("sequential", 10, 8.0), row("batch", 10, 40.0), row("batch", 1, 10.0), row("batch", 20, None)]
-    assert ratio_to_batch(rows, rows[:1]) == (5.0, False)
-    assert ratio_to_batch(rows, [row("sequential", 20, 10.0)]) == (10.0, True)  # at least: batch never got there
-    assert ratio_to_batch(rows, [row("sequential", 10, None)]) is None
-    assert ratio_to_batch(rows, rows[1:2]) is None
-    axis = axis_of({"points": [{"point": each["point"]} for each in rows]})
-    assert axis == ("world.compute.slowdown", [1.0, 10.0, 20.0])
-    assert axis_of({"points": [{"point": {"world.partitions": []}}, {"point": {}}]}) == ("", [0.0])
-    assert variant_of(rows[0], axis) == "dfca-gi sequential"
-    assert variant_of({"algorithm": "dfca", "point": {"world.partitions": [], "world.churn.keeps": False}}, axis) == (
-        "dfca no partitions not keeps"
-    )
-    assert variant_of(row("batch", 1, 1.0, "ifca"), axis) == "ifca"
-
-
 # --- timelines
 
 
@@ -381,93 +350,3 @@ def test_the_lanes_are_of_those_that_something_happens_to() -> None:
     sides = [i < 10 for i in choose_lanes(TimelineConfig(lanes=4), apart, graph, 0)]
     assert sides == [True, True, False, False]
     assert choose_lanes(TimelineConfig(clients=(9, 3)), World(), graph, 0) == [3, 9]
-
-
-# --- tables and pictures
-
-
-def test_the_table_in_virtual_time(swept: Path) -> None:
-    summary = load_run(swept).summary
-    (sheet,) = virtual_sheets(summary)
-    assert sheet.title == "In virtual time"
-    assert [" ".join(title.split()) for title in sheet.columns] == [
-        "world. compute. slowdown",
-        "what",
-        "12 % after virtual s",
-        "times sooner than batch",
-        "MB per client to 12 %",
-        "trained s per client",
-        "idle %",
-        "age of models",
-        "rounds of a client",
-        "joiners at 95 % after s",
-    ]
-    assert [(line[0].text, line[1].text) for line in sheet.rows] == [
-        ("1", "dfca-gi sequential"),
-        ("", "dfca-gi batch"),
-        ("", "ifca"),
-        ("5", "dfca-gi sequential"),
-        ("", "dfca-gi batch"),
-        ("", "ifca"),
-    ]
-    assert sheets(summary)[-1] == sheet
-    narrow = sheets(summary, width=90)[-1]
-    assert narrow.width <= 90
-    assert "rounds of\na client" not in narrow.columns
-    assert all(len(line) == len(narrow.columns) == len(narrow.words) for line in narrow.rows)
-
-
-def test_the_page_has_every_picture_and_so_has_the_folder(swept: Path) -> None:
-    page = write_report(swept).read_text()
-    for heading in (
-        "Over virtual time",
-        "Against world.compute.slowdown",
-        "Late joiners",
-        "Ages of models",
-        "Timelines",
-    ):
-        assert f"<h2>{heading}</h2>" in page
-    names = {path.stem for path in (swept / "figures").glob("*.svg")}
-    assert {"time-1", "time-5", "traffic-5", "accuracy-by-slowdown", "idle-by-slowdown", "ages"} < names
-    assert {"timeline-dfca-gi-sequential", "timeline-dfca-gi-batch", "timeline-ifca"} < names
-    assert "joiners-dfca-gi-sequential" in names
-    assert page.count("<svg") == len(names)
-    for path in (swept / "figures").glob("*.svg"):
-        text = path.read_text()
-        assert "currentColor" not in text
-        assert 'xmlns="http://www.w3.org/2000/svg"' in text
-    assert write_report(swept).read_text() == page
-
-
-def test_a_page_of_one_point(one: Path) -> None:
-    page = write_report(one).read_text()
-    assert "Against" not in page
-    assert {path.stem for path in (one / "figures").glob("*.svg")} == {
-        "time",
-        "traffic",
-        "ages",
-        "joiners-dfca-gi",
-        "timeline-dfca-gi",
-    }
-
-
-def test_a_file_of_results_gives_the_same_pictures(swept: Path, tmp_path: Path) -> None:
-    run_ = load_run(swept)
-    save_results(run_, tmp_path / "kept.json")
-    kept = load_results(tmp_path / "kept.json")
-    assert list(pictures(Story.of_results(kept))) == list(pictures(Story.of_run(run_)))
-    assert sheets(kept)[-1] == sheets(run_.summary)[-1]
-
-
-def test_a_run_in_virtual_time_that_has_only_begun(one: Path, tmp_path: Path) -> None:
-    import shutil
-
-    out = tmp_path / "run"
-    shutil.copytree(one, out)
-    shutil.rmtree(out / "timeline")
-    summary = json.loads((out / "summary.json").read_text())
-    (out / "summary.json").write_text(json.dumps(summary | {"runs": []}))
-    page = write_report(out).read_text()
-    assert "This run is not finished" in page
-    (out / "metrics" / "dfca-gi-0.jsonl").write_text("")
-    assert "No round has been evaluated yet" in write_report(out).read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -62,30 +62,30 @@ def report(
     _check(runs, save, together, figures)
     console = make_console()
     loaded = iter([_load_together(runs)]) if together else map(_load, runs)
-    for path, (run, summary) in zip(runs, loaded, strict=False):
-        if save is not None and run is not None:
+    for path, run in zip(runs, loaded, strict=False):
+        if save is not None:
             save_results(run, save)
         if figures is not None:
-            _save_figures(run, path, figures)
+            _save_figures(run, figures)
         if format_ != "terminal":
-            print(FORMATS[format_](summary), end="" if together or path == runs[-1] else "\n")
+            print(FORMATS[format_](run.summary), end="" if together or path == runs[-1] else "\n")
             continue
-        name, places = escape(str(summary.get("experiment", path.name))), runs if together else [path]
+        name, places = escape(str(run.summary.get("experiment", path.name))), runs if together else [path]
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
-        print_run(console, None if run is None or together else path, summary)
+        print_run(console, run, page=path.is_dir() and not together)
 
 
-def print_run(console: Console, folder: Path | None, summary: dict[str, Any]) -> None:
-    """Print the tables and notes of a run; where there is a folder, write its report.html too."""
+def print_run(console: Console, run: Run, page: bool = True) -> None:
+    """Print the tables and notes of a run; with `page`, write its report.html too."""
     from dfca.report.formats import all_notes, terminal_tables
     from dfca.report.page import write_report
 
-    for table in terminal_tables(summary, width=console.width):
+    for table in terminal_tables(run.summary, width=console.width):
         console.print()
         console.print(table)
-    console.print("\n".join(all_notes(summary)), style="dim", highlight=False, markup=False)
-    if folder is not None:
-        console.print(f"\nreport: {write_report(folder)}", highlight=False, soft_wrap=True)
+    console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
+    if page:
+        console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
 
 
 def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Path | None) -> None:
@@ -97,28 +97,23 @@ def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Pat
         raise ConfigError("--together takes run folders, not files of results")
 
 
-def _load(path: Path) -> tuple[Run | None, dict[str, Any]]:
-    """Load a run folder, or the summary alone of a file of results."""
-    from dfca.report.results import load_results
+def _load(path: Path) -> Run:
+    """Load a run folder, or a file of results."""
+    from dfca.report.results import stored_run
     from dfca.runs.reading import load_run
 
-    if path.is_file():
-        return None, load_results(path)
-    run = load_run(path)
-    return run, run.summary
+    return stored_run(path) if path.is_file() else load_run(path)
 
 
-def _load_together(paths: Sequence[Path]) -> tuple[Run, dict[str, Any]]:
+def _load_together(paths: Sequence[Path]) -> Run:
     from dfca.runs.reading import load_run
     from dfca.runs.reuse import join
 
-    run = join([load_run(path) for path in paths])
-    return run, run.summary
+    return join([load_run(path) for path in paths])
 
 
-def _save_figures(run: Run | None, path: Path, folder: Path) -> None:
+def _save_figures(run: Run, folder: Path) -> None:
     from dfca.report.paper.figures import save_figures
-    from dfca.report.results import stored_run
 
-    written = save_figures(run or stored_run(path), folder)
+    written = save_figures(run, folder)
     print(f"{len(written)} files in {folder}", file=sys.stderr)

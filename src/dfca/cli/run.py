@@ -101,7 +101,7 @@ def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet
         console.print(_headline(chosen))
         with Bars(console) as bars:
             summary = run(chosen, out, bars, **options)
-    print_run(console, out, load_run(out).summary)
+    print_run(console, load_run(out))
     failed = [row for row in summary["runs"] if row.get("error")]
     if failed:
         first = failed[0]

@@ -1,109 +1,89 @@
-"""The tables of a run in every format that people paste somewhere: terminal, Markdown, HTML, LaTeX, CSV."""
+"""The tables of a run in every format that people paste somewhere: terminal, Markdown, LaTeX, CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from dfca.report.paper.connectivity import connectivity_sheets
-from dfca.report.paper.theory import theory_notes, theory_sheets
-from dfca.report.tables import DASH, Sheet, notes, one_line, sheets, summary_rows, varying
+from dfca.report.paper.connectivity import connectivity_tables
+from dfca.report.paper.theory import theory_notes, theory_tables
+from dfca.report.rows import summary_rows, varying
+from dfca.report.tables import TextTable, notes, result_tables
+from dfca.report.virtual_tables import virtual_tables
+from dfca.report.wording import DASH, one_line
 
 
-def all_sheets(summary: Mapping[str, Any], clients: int | None = None, width: int | None = None) -> list[Sheet]:
+def all_tables(summary: Mapping[str, Any], width: int | None = None) -> list[TextTable]:
     """Make the tables of a run: results and what the graphs do to them; of a run that measures it, the theory."""
-    return theory_sheets(summary) or [*sheets(summary, clients, width), *connectivity_sheets(summary)]
+    results = [*result_tables(summary, width), *virtual_tables(summary, width), *connectivity_tables(summary)]
+    return theory_tables(summary) or results
 
 
-def all_notes(summary: Mapping[str, Any], clients: int | None = None) -> list[str]:
-    """Say what the reader of these tables must know."""
-    return theory_notes(summary) or notes(summary, clients)
+def all_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the reader of these tables must know, line by line."""
+    return theory_notes(summary) or notes(summary)
 
 
-def terminal_tables(summary: Mapping[str, Any], clients: int | None = None, width: int = 100) -> list[Table]:
+def terminal_tables(summary: Mapping[str, Any], width: int = 100) -> list[Table]:
     """Make the tables that end a run: percent with one decimal, the best of the decentralised in bold.
 
     On a narrow terminal the columns that matter least are left out, not cut.
     """
     made = []
-    for sheet in all_sheets(summary, clients, width):
+    for each in all_tables(summary, width):
         table = Table(
             box=None,
             padding=(0, 1),
             header_style="dim",
-            title=sheet.title or None,
+            title=each.title or None,
             title_justify="left",
             title_style="bold",
-            min_width=min(len(sheet.title) + 2, width),
+            min_width=min(len(each.title) + 2, width),
         )
-        for title, words in zip(sheet.columns, sheet.words, strict=True):
+        for title, words in zip(each.columns, each.words, strict=True):
             table.add_column(title, justify="left" if words else "right", vertical="bottom", no_wrap=True)
-        for row, faint in zip(sheet.rows, sheet.faint, strict=True):
-            cells = [Text(entry.text, style="bold" if entry.bold else "") for entry in row]
-            table.add_row(*cells, style="dim" if faint else "")
+        for row, partial, _ in each.lines:
+            cells = [Text(cell.text, style="bold" if cell.bold else "") for cell in row]
+            table.add_row(*cells, style="dim" if partial else "")
         made.append(table)
     return made
 
 
-def markdown(summary: Mapping[str, Any], clients: int | None = None) -> str:
+def markdown(summary: Mapping[str, Any]) -> str:
     """Write the tables in Markdown, with their notes below."""
     lines: list[str] = []
-    for sheet in all_sheets(summary, clients):
-        lines += [f"**{sheet.title}**", ""] if sheet.title else []
-        lines.append(_pipes([one_line(title) for title in sheet.columns]))
-        lines.append(_pipes(["---" if words else "---:" for words in sheet.words]))
-        lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in sheet.rows]
+    for each in all_tables(summary):
+        lines += [f"**{each.title}**", ""] if each.title else []
+        lines.append(_pipes([one_line(title) for title in each.columns]))
+        lines.append(_pipes(["---" if words else "---:" for words in each.words]))
+        lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in each.rows]
         lines.append("")
-    lines += [note.replace("*", r"\*") + "  " for note in all_notes(summary, clients)]
+    lines += [note.replace("*", r"\*") + "  " for note in all_notes(summary)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def html(summary: Mapping[str, Any], clients: int | None = None) -> str:
-    """Write the tables in HTML, without their notes."""
-    parts = []
-    swept = "points" in summary
-    for sheet in all_sheets(summary, clients):
-        sides = [' class="words"' if words else "" for words in sheet.words]
-        head = "".join(f"<th{side}>{escape(title)}</th>" for title, side in zip(sheet.columns, sides, strict=True))
-        body = []
-        for row, faint in zip(sheet.rows, sheet.faint, strict=True):
-            tds = "".join(
-                f"<td{side}>{f'<b>{escape(text)}</b>' if bold else escape(text)}</td>"
-                for (text, bold), side in zip(row, sides, strict=True)
-            )
-            keys = [text for (text, _), words in zip(row, sheet.words, strict=True) if words][:-1]
-            kinds = ["partial"] * faint + ["more"] * (swept and bool(keys) and not any(keys))
-            body.append(f'<tr class="{" ".join(kinds)}">{tds}</tr>' if kinds else f"<tr>{tds}</tr>")
-        title = f"<h3>{escape(sheet.title)}</h3>" if sheet.title else ""
-        kind = "results points" if swept else "results"
-        table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
-        parts.append(f'<div>{title}<div class="scroll">{table}</div></div>')
-    return f'<div class="sheets">{"".join(parts)}</div>'
-
-
-def latex(summary: Mapping[str, Any], clients: int | None = None) -> str:
+def latex(summary: Mapping[str, Any]) -> str:
     """Write the tables in LaTeX, for \\usepackage{booktabs}, with their notes as comments."""
     lines: list[str] = []
-    for sheet in all_sheets(summary, clients):
-        lines += [f"% {sheet.title}"] if sheet.title else []
-        lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in sheet.words)}}}")
-        lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in sheet.columns]), r"\midrule"]
-        for row in sheet.rows:
+    for each in all_tables(summary):
+        lines += [f"% {each.title}"] if each.title else []
+        lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in each.words)}}}")
+        lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in each.columns]), r"\midrule"]
+        for row in each.rows:
             lines.append(_ampersands([rf"\textbf{{{_tex(text)}}}" if bold else _tex(text) for text, bold in row]))
         lines += [r"\bottomrule", r"\end{tabular}", ""]
-    lines += [f"% {note}" for note in all_notes(summary, clients)]
+    lines += [f"% {note}" for note in all_notes(summary)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def comma_separated(summary: Mapping[str, Any], clients: int | None = None) -> str:
+def comma_separated(summary: Mapping[str, Any]) -> str:
     """Write the numbers themselves, one line per algorithm, in a sweep per point and algorithm; empty: not known."""
-    rows, keys = summary_rows(summary, clients), varying(summary)
+    rows, keys = summary_rows(summary), varying(summary)
     dropped = ("point", "label", "best", "informed", "partial", "found", "lost", "via")
     names = [name for name in rows[0] if name not in dropped] if rows else ["algorithm"]
     file = io.StringIO()

@@ -1,8 +1,9 @@
-"""The figures of a report: curves with a band, bars, graphs of clients; as SVG for a page or as files.
+"""Figures with matplotlib: curves with a band, bars, graphs of clients; as SVG for a page or as files.
 
 `to_svg` makes an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black here
 takes the colour of the page's text, so that one page reads on a light and on a dark screen. `save` writes the same
-figure as PNG, SVG and PDF. No pyplot, no global figure. This module and `drawings` are those that import matplotlib.
+figure as PNG, SVG and PDF. No pyplot, no global figure. Tables and formats import none of this: matplotlib costs a
+second of start-up.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from dfca.report.curves import Curve
+
 INK = "#010101"  # stands for the page's text colour
 FAINT = "#020202"  # stands for the page's colour of thin lines
 FAINT_ON_PAPER = "#d9dde2"
 EDGE = "#8a8a8a"  # edges of graphs: readable on light and dark, also where they are pixels
 
-# Okabe and Ito's palette without black and yellow, then Tol's muted one: told apart with every kind of colour vision.
+# Okabe and Ito's palette without black and yellow, then Tol's muted one: distinct with every kind of colour vision.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#882255", "#999933", "#44aa99", "#7d6bb5")
 ALGORITHM_COLOURS = {
     "dfca-gi": "#0072b2",
@@ -55,17 +58,20 @@ class Style(NamedTuple):
     dash: str
 
 
-class Curve(NamedTuple):
-    """A measure by round, or against a key of the config: the mean over seeds and, with several, the deviation."""
+class Drawing(NamedTuple):
+    """A figure with its name as a file, what to read from it, and a title where several stand side by side."""
 
-    x: Sequence[float]
-    mean: Sequence[float]
-    std: Sequence[float] | None = None
+    name: str
+    caption: str
+    figure: Figure
+    title: str = ""
 
 
 def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[str, bool]) -> dict[str, Style]:
-    """Give every algorithm its colour, and a line that says who it talks to: solid neighbours, dashed server, dotted
-    the bounds (nobody, or told the truth)."""
+    """Return for every algorithm its colour, and a line that shows who it talks to.
+
+    Solid: neighbours; dashed: a server; dotted: the bounds (nobody, or the true clusters are known).
+    """
     free = [colour for colour in reversed(PALETTE) if colour not in ALGORITHM_COLOURS.values()] or list(PALETTE)
     given: dict[str, Style] = {}
     strangers = cycle(free)
@@ -75,11 +81,6 @@ def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[
         dash = ("-." if informed.get(name, False) else ":") if bound else "--" if via.get(name) == "server" else "-"
         given[name] = Style(colour, dash)
     return given
-
-
-def curves(*args: Any, **options: Any) -> str:
-    """Draw curves for a page: see `draw_curves`."""
-    return to_svg(draw_curves(*args, **options))
 
 
 def draw_curves(
@@ -95,54 +96,49 @@ def draw_curves(
     """
     figure = Figure(figsize=(6.4, 4.0))
     axes = figure.add_axes((0.115, 0.13, 0.67, 0.84))
+    by_round = against == "round"
+    ends = draw_lines(axes, series, style, "percent" if scale == "percent" else "amount", marked=not by_round)
+    if scale == "log":
+        axes.set_yscale("log")
+        log_axis(axes, 9)
+    else:
+        percent_axis(axes)
+    axes.set_xlabel(against)
+    axes.set_ylabel(label)
+    if by_round:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
+    else:
+        values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
+    plain(axes)
+    label_ends(axes, ends, style)
+    return figure
+
+
+def draw_lines(
+    axes: Axes,
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    scale: Literal["percent", "amount"],
+    marked: bool,
+) -> list[tuple[str, float, float]]:
+    """Draw the lines, in percent with their bands, and return the name and the end of each; amounts are positive."""
     factor = 100 if scale == "percent" else 1
-    ends: list[tuple[str, float, float]] = []
+    ends = []
     for name, curve in series.items():
         x, mean = np.asarray(curve.x, float), factor * np.asarray(curve.mean, float)
         shown = np.isfinite(mean) if scale == "percent" else np.isfinite(mean) & (mean > 0)
         if not shown.any():
             continue
-        line = style[name]
-        marked = shown.sum() <= 2 or against != "round"
-        axes.plot(
-            x[shown],
-            mean[shown],
-            color=line.colour,
-            linestyle=line.dash,
-            lw=1.7,
-            marker="o" if marked else "",
-            ms=4,
-            zorder=3,
-            clip_on=not marked,
-        )
+        x, mean, (colour, dash) = x[shown], mean[shown], style[name]
+        dots: dict[str, Any] = {"marker": "o", "ms": 4, "clip_on": False} if marked or len(x) <= 2 else {}
+        axes.plot(x, mean, color=colour, linestyle=dash, lw=1.7, zorder=3, **dots)
         if curve.std is not None and scale == "percent":
-            std = factor * np.asarray(curve.std, float)
+            std = factor * np.asarray(curve.std, float)[shown]
             low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
-            axes.fill_between(x[shown], low[shown], high[shown], color=line.colour, alpha=0.11, lw=0, zorder=2)
-        ends.append((name, float(x[shown][-1]), float(mean[shown][-1])))
-    if scale == "log":
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=9))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        _percent_axis(axes)
-    axes.set_xlabel(against)
-    axes.set_ylabel(label)
-    if against == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-        axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
-    else:
-        _values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
-    plain(axes)
-    _label_ends(axes, ends, style)
-    return figure
-
-
-def bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> str:
-    """Draw bars for a page: see `draw_bars`."""
-    return to_svg(draw_bars(values, style, label, write))
+            axes.fill_between(x, low, high, color=colour, alpha=0.11, lw=0, zorder=2)
+        ends.append((name, float(x[-1]), float(mean[-1])))
+    return ends
 
 
 def draw_bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> Figure:
@@ -209,15 +205,12 @@ def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | N
     of = np.asarray(clusters, dtype=np.int64)
     for cluster in np.unique(of).tolist():
         x, y = xy[of == cluster].T
-        axes.scatter(
-            x,
-            y,
-            s=size,
-            color=colour_of(cluster),
-            marker=marker_of(cluster),
-            linewidths=0,
-            rasterized=len(xy) > VECTOR_NODES,
-        )
+        look: dict[str, Any] = {
+            "color": colour_of(cluster),
+            "marker": marker_of(cluster),
+            "rasterized": len(xy) > VECTOR_NODES,
+        }
+        axes.scatter(x, y, s=size, linewidths=0, **look)
     if ringed is not None and any(ringed):
         x, y = xy[np.asarray(ringed, dtype=bool)].T
         axes.scatter(x, y, s=size * 2.4 + 12, facecolors="none", edgecolors=INK, linewidths=1.1)
@@ -234,17 +227,17 @@ def _canvas(half: float) -> tuple[Figure, Axes]:
 
 
 def colour_of(cluster: int) -> str:
-    """Give the colour of a cluster; -1 is grey."""
+    """Return the colour of a cluster; -1 is grey."""
     return UNMATCHED if cluster < 0 else PALETTE[cluster % len(PALETTE)]
 
 
 def marker_of(cluster: int) -> str:
-    """Give the marker of a cluster: a disc, and other shapes where the colours come round again."""
+    """Return the marker of a cluster: a disc, and other shapes where the colours come round again."""
     return MARKERS[max(cluster, 0) // len(PALETTE) % len(MARKERS)]
 
 
 def to_svg(figure: Figure, salt: str = "") -> str:
-    """Write a figure as an `<svg>` element to put into a page; a salt tells equal figures apart."""
+    """Write a figure as an `<svg>` element to put into a page; a salt makes the ids of equal figures differ."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "path.simplify_threshold": 0.2}):
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, dpi=170, metadata={"Date": None})
@@ -289,15 +282,23 @@ def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
         axis.label.set_fontsize(11)
 
 
-def _percent_axis(axes: Axes) -> None:
-    """Bound by tens; never beyond 0..100."""
+def log_axis(axes: Axes, ticks: int) -> None:
+    """Mark powers of ten, and where there are few of them also 2 and 5, with plain numbers."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=ticks))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def percent_axis(axes: Axes) -> None:
+    """Bound an axis in percent by tens; never beyond 0..100."""
     low, high = axes.get_ylim()
     low, high = max(0.0, 10 * np.floor(low / 10)), min(100.0, 10 * np.ceil(high / 10))
     axes.set_ylim(low - 0.5, high + 0.5) if high > low else axes.set_ylim(low - 5, low + 5)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
 
 
-def _values_axis(axes: Axes, values: Sequence[float]) -> None:
+def values_axis(axes: Axes, values: Sequence[float]) -> None:
     """Mark the values themselves on the x axis, as far as their numbers do not touch."""
     low, high = values[0], values[-1]
     if low > 0 and high > 10 * low:
@@ -317,7 +318,7 @@ def _values_axis(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping[str, Style]) -> None:
+def label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping[str, Style]) -> None:
     """Write the names beside the ends of the lines, moved apart where they would overlap.
 
     A line that stops early, of a run that is not finished, has its name where it stops.
@@ -334,23 +335,17 @@ def _label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping
     placed = sorted((float(transform.transform((x, y))[1]), name, x, y) for name, x, y in ends)
     heights = _apart([height for height, *_ in placed], gap)
     for height, (_, name, x, y) in zip(heights, placed, strict=True):
+        leader = {"arrowstyle": "-", "color": style[name].colour, "lw": 0.9, "shrinkA": 3, "shrinkB": 0}
         axes.annotate(
             name,
-            xy=(x, y),
-            xytext=(1.06, height),
+            (x, y),
+            (1.06, height),
             textcoords="axes fraction",
             va="center",
             color=INK,
             fontsize=11,
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": style[name].colour,
-                "lw": 0.9,
-                "shrinkA": 3,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops=leader | {"relpos": (0, 0.5)},
         )
 
 

@@ -16,12 +16,12 @@ import tomli_w
 from dfca import __version__
 from dfca.errors import RunError
 from dfca.files import atomic_write
-from dfca.report import tables
-from dfca.report.virtual_tables import is_virtual
+from dfca.report.rows import summary_rows
+from dfca.report.virtual import VirtualResults, is_virtual
 from dfca.runs.reading import Run
 
 FORM = 1
-WAY_OUT = "give a run folder or a file that `dfca report RUN --save FILE` wrote"
+WHAT_TO_GIVE = "give a run folder or a file that `dfca report RUN --save FILE` wrote"
 
 
 def save_results(run: Run, path: Path) -> None:
@@ -32,7 +32,6 @@ def save_results(run: Run, path: Path) -> None:
     """
     later = ("runs", "histories", "graphs")
     head = {key: value for key, value in run.summary.items() if key not in later}
-    rows = tables.summary_rows(run.summary, run.config.get("clients"))
     hidden = ("best", "label")
     content = {
         "dfca_results": FORM,
@@ -41,7 +40,7 @@ def save_results(run: Run, path: Path) -> None:
         **head,
         "config": run.config,
         "environment": {key: value for key, value in run.environment.items() if key != "earlier"},
-        "means": [{key: value for key, value in row.items() if key not in hidden} for row in rows],
+        "means": [{key: value for key, value in row.items() if key not in hidden} for row in summary_rows(run.summary)],
         "runs": [
             {key: value for key, value in row.items() if not isinstance(value, list)} for row in run.summary["runs"]
         ],
@@ -49,9 +48,7 @@ def save_results(run: Run, path: Path) -> None:
         "histories": run.summary["histories"],
     }
     if is_virtual(run.summary):
-        from dfca.report.virtual_page import Story
-
-        content |= Story.of_run(run).kept()
+        content |= VirtualResults.of_run(run).kept()
     atomic_write(path, _lines(content))
 
 
@@ -65,9 +62,9 @@ def load_results(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
-        raise RunError(f"{path} cannot be read: {reason}; {WAY_OUT}") from error
+        raise RunError(f"{path} cannot be read: {reason}; {WHAT_TO_GIVE}") from error
     if not isinstance(content, dict) or content.get("dfca_results") != FORM or "runs" not in content:
-        raise RunError(f"{path} holds no results of this version of dfca; {WAY_OUT}")
+        raise RunError(f"{path} holds no results of this version of dfca; {WHAT_TO_GIVE}")
     return content
 
 
@@ -88,9 +85,9 @@ def stored_run(path: Path) -> Run:
         ]
     return Run(
         folder=path.parent,
-        config=content["config"],
-        config_text=tomli_w.dumps(content["config"]),
-        environment=content["environment"],
+        config=content.get("config", {}),
+        config_text=tomli_w.dumps(content.get("config", {})),
+        environment=content.get("environment", {}),
         summary=content,
         metrics=metrics,
         topology={},

@@ -1,6 +1,6 @@
 """The figures of runs in virtual time: courses, measures against a number, ages of models, and lanes of clients.
 
-As in `plots`, every function returns an `<svg>` element for a page; `standalone` makes a file of one.
+As in `plots`, every function returns a figure; `standalone` makes a file of an `<svg>` element of a page.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dfca.report.curves import Curve
 from dfca.report.plots import (
     ALGORITHM_COLOURS,
     FAINT,
     INK,
     PALETTE,
-    Curve,
     Style,
-    _label_ends,
-    _percent_axis,
-    _values_axis,
+    draw_lines,
+    label_ends,
+    log_axis,
+    percent_axis,
     plain,
-    to_svg,
+    values_axis,
 )
 
 TRAIN, SEND, OFFLINE, WAIT = "#0072b2", "#e69f00", "#8a8a8a", "#d9dde2"
@@ -43,7 +44,7 @@ class Mark(NamedTuple):
 
 
 def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Style]:
-    """Give every variant a colour, the first of an algorithm that algorithm's; dashed where there is a server."""
+    """Return for every variant a colour, the first of an algorithm that algorithm's; dashed where there is a server."""
     given: dict[str, Style] = {}
     own = {name: ALGORITHM_COLOURS.get(name.split()[0], PALETTE[0]) for name in variants}
     free = [colour for colour in PALETTE if colour not in own.values()]
@@ -55,68 +56,52 @@ def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Styl
     return given
 
 
-def courses(
-    series: Mapping[str, Curve], style: Mapping[str, Style], xlabel: str, ylabel: str, marks: Sequence[Mark] = ()
-) -> str:
-    """Draw accuracies in percent over time or traffic, with a band of one standard deviation over seeds."""
+def draw_courses(
+    series: Mapping[str, Curve], style: Mapping[str, Style], label: str, marks: Sequence[Mark] = ()
+) -> Figure:
+    """Draw accuracies in percent over time or traffic (the label), with a band of one deviation over seeds."""
     figure, axes = _with_room(series)
-    ends = []
-    for name, curve in series.items():
-        x, mean = np.asarray(curve.x, float), 100 * np.asarray(curve.mean, float)
-        axes.plot(x, mean, color=style[name].colour, linestyle=style[name].dash, lw=1.7, zorder=3)
-        if curve.std is not None:
-            std = 100 * np.asarray(curve.std, float)
-            axes.fill_between(x, mean - std, np.minimum(mean + std, 100), color=style[name].colour, alpha=0.11, lw=0)
-        ends.append((name, float(x[-1]), float(mean[-1])))
-    _percent_axis(axes)
+    ends = draw_lines(axes, series, style, "percent", marked=False)
+    percent_axis(axes)
     targets = [mark.height for mark in marks if mark.height is not None]
-    if targets:  # the climb to it is told by the time; what matters is near it
+    if targets:  # the climb to it shows in the time; what matters is near it
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 10 * np.floor(10 * min(targets) - 2.5) - 0.5), high)
     axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set_xlabel(label)
+    axes.set_ylabel("accuracy (%)")
     plain(axes)
     _draw_marks(axes, marks)
-    _label_ends(axes, ends, style)
-    return to_svg(figure)
+    label_ends(axes, ends, style)
+    return figure
 
 
-def against(
+def draw_against(
     series: Mapping[str, Curve],
     style: Mapping[str, Style],
     key: str,
     label: str,
     scale: Literal["percent", "amount"] = "percent",
-) -> str:
+) -> Figure:
     """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
     figure, axes = _with_room(series)
-    factor = 100 if scale == "percent" else 1
-    ends = []
-    for name, curve in series.items():
-        x, mean = np.asarray(curve.x, float), factor * np.asarray(curve.mean, float)
-        axes.plot(x, mean, color=style[name].colour, linestyle=style[name].dash, lw=1.7, marker="o", ms=4, zorder=3)
-        if curve.std is not None and scale == "percent":
-            std = factor * np.asarray(curve.std, float)
-            low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 100)
-            axes.fill_between(x, low, high, color=style[name].colour, alpha=0.11, lw=0)
-        ends.append((name, float(x[-1]), float(mean[-1])))
+    ends = draw_lines(axes, series, style, scale, marked=True)
     if scale == "amount":
         values = [float(mean) for curve in series.values() for mean in curve.mean]
         _amount_axis(axes, min(values), max(values))
     else:
-        _percent_axis(axes)
+        percent_axis(axes)
     axes.set_xlabel(key)
     axes.set_ylabel(label)
-    _values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
+    values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
     plain(axes)
-    _label_ends(axes, ends, style)
-    return to_svg(figure)
+    label_ends(axes, ends, style)
+    return figure
 
 
-def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int, unit: str) -> str:
+def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], oldest: int, unit: str) -> Figure:
     """Draw which share of the folded models had which age, bars side by side; the last is "and older"."""
     figure = Figure(figsize=(6.4, 3.2))
     axes = figure.add_axes((0.115, 0.17, 0.86, 0.80))
@@ -131,40 +116,23 @@ def ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Style], 
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     plain(axes)
     axes.legend(frameon=False, fontsize=11, labelcolor=INK, loc="upper right")
-    return to_svg(figure)
+    return figure
 
 
-def lanes(table: Mapping[str, Any]) -> str:
-    """Draw a timeline (`experiment.timeline`): a lane per client, messages as arrows from lane to lane."""
+def draw_lanes(table: Mapping[str, Any]) -> Figure:
+    """Draw a timeline (`runs.timeline`): a lane per client, messages as arrows from lane to lane."""
     clients = [lane["client"] for lane in table["lanes"]]
     place = {client: len(clients) - 1 - number for number, client in enumerate(clients)}
     begin, end = float(table["begin_s"]), float(table["end_s"])
     figure = Figure(figsize=(11.0, 0.95 + 0.52 * len(clients)))
     height = figure.get_figheight()
     axes = figure.add_axes((0.105, 0.62 / height, 0.885, 1 - 0.95 / height))
-    for client in clients:
-        y = place[client]
+    for client, y in place.items():
         if client >= 0:
             axes.add_patch(Rectangle((begin, y - 0.2), end - begin, 0.4, color=WAIT, lw=0, alpha=0.55, zorder=1))
         else:
             axes.plot([begin, end], [y, y], color=WAIT, lw=2, zorder=1)
-    looks = {"train": (TRAIN, -0.2, 0.4, 2), "offline": (OFFLINE, -0.2, 0.4, 3), "send": (SEND, -0.32, 0.1, 3)}
-    for client, what, left, right in table["spans"]:
-        if client in place:
-            colour, low, tall, order = looks[what]
-            hatch = "////" if what == "offline" else None
-            axes.add_patch(
-                Rectangle(
-                    (left, place[client] + low),
-                    right - left,
-                    tall,
-                    facecolor=colour,
-                    edgecolor="white",
-                    lw=0.5,
-                    hatch=hatch,
-                    zorder=order,
-                )
-            )
+    _draw_spans(axes, table, place)
     _draw_arrows(axes, table, place, (end - begin) / 400)
     labels = ["server" if lane["client"] < 0 else f"client {lane['client']}" for lane in table["lanes"]]
     notes = [f"\n{lane['note']}" if lane["note"] else "" for lane in table["lanes"]]
@@ -176,7 +144,7 @@ def lanes(table: Mapping[str, Any]) -> str:
     plain(axes, grid="x")
     axes.tick_params(axis="y", labelsize=9.5)
     _legend_of_lanes(axes, {span[1] for span in table["spans"]}, {arrow[4] for arrow in table["arrows"]})
-    return to_svg(figure)
+    return figure
 
 
 def standalone(svg: str) -> str:
@@ -185,6 +153,16 @@ def standalone(svg: str) -> str:
     opening, _, rest = text.partition(">")
     head = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{head}>\n<rect width="100%" height="100%" fill="#fff"/>{rest}\n'
+
+
+def _draw_spans(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int]) -> None:
+    looks = {"train": (TRAIN, -0.2, 0.4, 2), "offline": (OFFLINE, -0.2, 0.4, 3), "send": (SEND, -0.32, 0.1, 3)}
+    for client, what, left, right in table["spans"]:
+        if client in place:
+            colour, low, tall, order = looks[what]
+            look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "lw": 0.5, "zorder": order}
+            hatch = "////" if what == "offline" else None
+            axes.add_patch(Rectangle((left, place[client] + low), right - left, tall, hatch=hatch, **look))
 
 
 def _draw_arrows(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int], least: float) -> None:
@@ -220,8 +198,8 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
         Rectangle((0, 0), 1, 1, color=colour, label=text) for text, colour, what in looks if what in spans
     ]
     handles.append(Rectangle((0, 0), 1, 1, color=WAIT, label="waiting"))
-    told = {"used": "model that is folded", "unused": "too old: dropped", "lost": "lost or broken"}
-    for fate, text in told.items():
+    fate_texts = {"used": "model that is folded", "unused": "too old: dropped", "lost": "lost or broken"}
+    for fate, text in fate_texts.items():
         if fate in fates:
             marker = "x" if fate == "lost" else "^"
             handles += axes.plot([], [], color=FATES[fate], lw=1, marker=marker, ms=4, label=text)
@@ -251,42 +229,25 @@ def _amount_axis(axes: Axes, low: float, high: float) -> None:
     """Begin at 0; beyond a factor of ten between the values the axis is logarithmic."""
     if high > 10 * low:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=12))
-        axes.yaxis.set_minor_locator(NullLocator())
+        log_axis(axes, 12)
     else:
         axes.set_ylim(0, 1.08 * high)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
     low, high = axes.get_ylim()
+    line: dict[str, Any] = {"color": INK, "lw": 0.8, "ls": (0, (2, 3)), "zorder": 1}
+    text: dict[str, Any] = {"textcoords": "offset points", "color": INK, "fontsize": 9.5}
     for mark in marks:
         if mark.height is not None and low < 100 * mark.height < high:
-            axes.axhline(100 * mark.height, color=INK, lw=0.8, ls=(0, (2, 3)), zorder=1)
+            axes.axhline(100 * mark.height, **line)
             place = (0.99, 100 * mark.height)  # in the end most courses are above their target
-            axes.annotate(
-                mark.text,
-                place,
-                (0, -4),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                color=INK,
-                fontsize=9.5,
-            )
+            axes.annotate(mark.text, place, (0, -4), ("axes fraction", "data"), ha="right", va="top", **text)
         if mark.begin is not None:
             if mark.end is None:
-                axes.axvline(mark.begin, color=INK, lw=0.8, ls=(0, (2, 3)), zorder=1)
+                axes.axvline(mark.begin, **line)
             else:
                 axes.axvspan(mark.begin, mark.end, color=FAINT, alpha=0.35, lw=0, zorder=0)
-            axes.annotate(
-                mark.text,
-                (mark.begin, 0.02),
-                (4, 0),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                color=INK,
-                fontsize=9.5,
-            )
+            axes.annotate(mark.text, (mark.begin, 0.02), (4, 0), ("data", "axes fraction"), **text)

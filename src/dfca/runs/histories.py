@@ -7,7 +7,7 @@ from typing import Any
 
 import networkx as nx
 
-MEASURES = (
+CURVES = (
     "accuracy",
     "all_models_accuracy",
     "cluster_accuracy",
@@ -20,19 +20,19 @@ DIGITS = 6
 
 
 def histories(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn the lines of metrics.jsonl into one record per cell: its rounds, and a list by round of each measure.
+    """Turn the lines of metrics.jsonl into one record per trial: its rounds, and a list by round of each measure.
 
-    Of a measure with a value per cluster, the mean over clusters counts.
+    A measure with a value per cluster is stored as its mean over clusters.
     """
-    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    trials: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for line in metrics:
-        cells.setdefault((line.get("digest"), line["algorithm"], line["seed"]), []).append(line)
+        trials.setdefault((line.get("digest"), line["algorithm"], line["seed"]), []).append(line)
     made = []
-    for (digest, algorithm, seed), lines in cells.items():
+    for (digest, algorithm, seed), lines in trials.items():
         record: dict[str, Any] = {"algorithm": algorithm, "seed": seed} | ({"digest": digest} if digest else {})
         record["round"] = [line["round"] for line in lines]
-        for measure in MEASURES:
-            values = [_scalar(line.get(measure)) for line in lines]
+        for measure in CURVES:
+            values = [_short(mean_of(line.get(measure))) for line in lines]
             if any(value is not None for value in values):
                 record[measure] = values
         made.append(record)
@@ -40,7 +40,7 @@ def histories(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def graphs(topology: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Take the facts of each point's and seed's graph, and how the true clusters lie on it (`cluster_facts`)."""
+    """Return the facts of each point's and seed's graph, and how the true clusters lie on it (`cluster_facts`)."""
     made = []
     for name, entry in topology.items():
         facts = {key: value for key, value in entry["facts"].items() if value is not None}
@@ -56,7 +56,7 @@ def cluster_facts(nodes: int, edges: Iterable[Iterable[int]], clusters: list[int
     """Measure the subgraphs that the clients of one true cluster induce: over them alone a model can travel.
 
     clusters: how many there are; connected_clusters: whose induced graph is in one piece; alone: clients without a
-    neighbour of their own cluster, who train by themselves; largest_part: clients in the largest piece of their
+    neighbour of their own cluster, which train by themselves; largest_part: clients in the largest piece of their
     cluster, summed over clusters.
 
     >>> cluster_facts(4, [(0, 1), (1, 2)], [0, 0, 1, 1])
@@ -75,8 +75,17 @@ def cluster_facts(nodes: int, edges: Iterable[Iterable[int]], clusters: list[int
     }
 
 
-def _scalar(value: Any) -> float | None:
+def mean_of(value: Any) -> float | None:
+    """Return a measure as one number: of a list (one value per cluster) the mean of the known ones.
+
+    >>> mean_of([1, None, 3]), mean_of(0.5), mean_of([None]), mean_of(None)
+    (2.0, 0.5, None, None)
+    """
     if isinstance(value, list):
         known = [float(each) for each in value if each is not None]
-        value = sum(known) / len(known) if known else None
+        return sum(known) / len(known) if known else None
+    return None if value is None else float(value)
+
+
+def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")

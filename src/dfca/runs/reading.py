@@ -1,6 +1,6 @@
-"""Read a run folder for tables and pages: `load_run`.
+"""Read a run folder once, for tables, figures and pages: `load_run` makes a `Run`.
 
-A cell that is not finished gets a row with its last evaluated round, so that a run can be looked at while it goes on.
+A trial that is not finished gets a row with its last evaluated round, so that a run can be looked at while it goes on.
 """
 
 from __future__ import annotations
@@ -9,20 +9,28 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import RunError
+from dfca.errors import ConfigError, RunError
+from dfca.experiment.load import read_stored
+from dfca.experiment.sweep import merge, nest
 from dfca.files import text_sha256
-from dfca.report import tables
 from dfca.runs.histories import graphs, histories
 from dfca.runs.metrics_files import read_metrics
 from dfca.runs.store import check_form
 
+MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
+
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. `runs` are the rows of the summary, and one for each cell that is not finished."""
+    """What a run folder holds, read once.
+
+    `summary` is summary.json with more: its `runs` also have a row for each trial that is not finished, `histories`
+    are the curves by round and `graphs` the facts of the graphs. A file of saved results has the same keys.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -34,48 +42,82 @@ class Run:
 
     @property
     def swept(self) -> bool:
-        """Tell whether the run is a sweep."""
+        """Return whether the run is a sweep."""
         return "points" in self.summary
 
     @property
     def algorithms(self) -> list[str]:
-        """Name the algorithms that have begun, in the order of the config."""
+        """Return the algorithms that have begun, in the order of the config."""
         begun = {run["algorithm"]: None for run in self.summary["runs"]}
         asked = [name for name in self.config.get("algorithms", []) if name in begun]
         return [*asked, *(name for name in begun if name not in asked)]
 
     @property
     def seeds(self) -> list[int]:
-        """Name the seeds that were asked for."""
+        """Return the seeds that were asked for."""
         seeds = self.config.get("seeds", 1)
         return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
-    def at(self, point: Mapping[str, Any]) -> Run:
-        """Give the part of a sweep that belongs to one of its points, as a run without a sweep."""
-        digest = point["digest"]
-        runs = [row for row in self.summary["runs"] if row.get("digest") == digest]
-        return replace(
-            self,
-            summary={"runs": runs, **{key: point[key] for key in ("clients", "clusters")}},
-            metrics=[line for line in self.metrics if line.get("digest") == digest],
-            topology={
-                name.rpartition("/")[2]: graph for name, graph in self.topology.items() if graph.get("digest") == digest
-            },
-            config=self.config | {"seeds": point["seeds"]},
-        )
-
     @property
-    def cells(self) -> tuple[int, int]:
-        """Count the finished cells and those asked for."""
+    def trial_counts(self) -> tuple[int, int]:
+        """Count the finished trials and those asked for."""
         if self.swept:
-            return tables.counts(self.summary)
+            return count_trials(self.summary)
         finished = {(run["algorithm"], run["seed"]) for run in self.summary["runs"] if run.get("finished")}
         asked = {(name, seed) for name in self.config.get("algorithms", []) for seed in self.seeds}
         return len(finished), len(asked | finished | {(run["algorithm"], run["seed"]) for run in self.summary["runs"]})
 
+    @cached_property
+    def timelines(self) -> list[dict[str, Any]]:
+        """Read the timelines of the finished trials in virtual time, each with the head of its row."""
+        found = []
+        for row in self.summary["runs"]:
+            tail = f"-{row['digest'][:12]}" if self.swept else ""
+            path = self.folder / "timeline" / f"{row['algorithm']}-{row['seed']}{tail}.json"
+            if row.get("finished") and path.exists():
+                head = {key: row[key] for key in ("algorithm", "seed", "point") if key in row}
+                found.append(head | _read_json(path))
+        return found
+
+    def at(self, point: Mapping[str, Any]) -> Run:
+        """Return the part of a sweep that belongs to one of its points, with that point's config."""
+        digest = point["digest"]
+        rows = [row for row in self.summary["runs"] if row.get("digest") == digest]
+        config = self._configs.get(digest) or merge(self.config, nest(point["point"]))
+        return replace(
+            self,
+            config={key: value for key, value in config.items() if key not in ("grid", "points")}
+            | {"algorithms": point["algorithms"], "seeds": point["seeds"]},
+            summary={"runs": rows, **{key: point[key] for key in ("clients", "clusters")}},
+            metrics=[line for line in self.metrics if line.get("digest") == digest],
+            topology={
+                name.rpartition("/")[2]: graph for name, graph in self.topology.items() if graph.get("digest") == digest
+            },
+        )
+
+    @cached_property
+    def _configs(self) -> dict[str, dict[str, Any]]:
+        """Return the complete config of each point by its digest; none where this version cannot read the file."""
+        try:
+            config, sweep = read_stored(self.config_text)
+            return {point.digest: point.config.values() for point in sweep.expand(config)}
+        except ConfigError:
+            return {}
+
+
+def count_trials(summary: Mapping[str, Any]) -> tuple[int, int]:
+    """Count the finished trials of a sweep and those asked for or begun."""
+    finished = asked = 0
+    for point in summary["points"]:
+        runs = [run for run in summary["runs"] if run.get("digest") == point["digest"]]
+        trials = {(name, seed) for name in point["algorithms"] for seed in point["seeds"]}
+        asked += len(trials | {(run["algorithm"], run["seed"]) for run in runs})
+        finished += sum(bool(run.get("finished")) for run in runs)
+    return finished, asked
+
 
 def load_run(run_folder: str | Path) -> Run:
-    """Read a run folder; a cell that is not finished gets a row with its last evaluated round.
+    """Read a run folder; a trial that is not finished gets a row with its last evaluated round.
 
     Raises:
         RunError: if a file is missing or damaged.
@@ -110,13 +152,15 @@ def load_run(run_folder: str | Path) -> Run:
     try:
         _refuse_edited(run)
         summary["runs"] = _with_unfinished(summary, metrics, config)
+        if not run.swept:
+            summary.setdefault("clients", config.get("clients"))
         return replace(run, summary=summary | {"histories": histories(metrics), "graphs": graphs(run.topology)})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise other_version(folder, error) from error
 
 
 def other_version(folder: Path, error: Exception) -> RunError:
-    """Say that the files of a folder cannot be understood."""
+    """Make the error for a folder whose files cannot be understood."""
     return RunError(
         f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); "
         "restore them or run again"
@@ -128,7 +172,7 @@ def _refuse_edited(run: Run) -> None:
     summary = run.summary
     if summary.get("config_sha256") not in (None, text_sha256(run.config_text)):
         raise RunError(
-            f"{run.folder / 'config.toml'} was edited after the run, so its numbers would be told with the wrong "
+            f"{run.folder / 'config.toml'} was edited after the run, so its numbers would be shown with the wrong "
             "config; restore it, or use another folder for another config"
         )
     last = {(line["algorithm"], line["seed"], line.get("digest")): line for line in run.metrics}
@@ -145,9 +189,9 @@ def _refuse_edited(run: Run) -> None:
 def _with_unfinished(
     summary: Mapping[str, Any], metrics: list[dict[str, Any]], config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Add a row for each cell that has metrics and no row yet, from its last evaluated round; in the config's order.
+    """Add a row for each trial that has metrics and no row yet, from its last evaluated round; in the config's order.
 
-    Of a sweep, cells of points that are no longer asked for are left out.
+    Of a sweep, trials of points that are no longer asked for are left out.
     """
     points = {point["digest"]: point for point in summary.get("points", ())}
 
@@ -157,18 +201,18 @@ def _with_unfinished(
     rows = [row for row in summary["runs"] if not points or row.get("digest") in points]
     known = {key(row): {"finished": False, **row} for row in rows}
     last = {key(line): line for line in metrics if not points or line.get("digest") in points}
-    for cell, line in last.items():
-        if cell in known and not known[cell].get("error"):
+    for trial, line in last.items():
+        if trial in known and not known[trial].get("error"):
             continue
-        point = points.get(cell[2], {})
-        known[cell] = {
+        point = points.get(trial[2], {})
+        known[trial] = {
             **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
-            **{name: line.get(name) for name in tables.MEASURES},
-            **({"point": point["point"], "digest": cell[2]} if points else {}),
+            **{name: line.get(name) for name in MEASURES},
+            **({"point": point["point"], "digest": trial[2]} if points else {}),
             "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
             "rounds": line["round"],
             "seconds": sum((line.get("seconds") or {}).values()) or None,
-            **known.get(cell, {}),
+            **known.get(trial, {}),
             "finished": False,
         }
     order = list(config.get("algorithms", []))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from dfca.report.tables import Entry, Sheet
+from dfca.report.tables import TableCell, TextTable
 
 
 class Fact(NamedTuple):
@@ -44,13 +44,13 @@ FACTS = (
 
 
 def graph_key(summary: Mapping[str, Any]) -> str | None:
-    """Name the one number that varies in a sweep if it makes the graphs (topology.p), else nothing."""
+    """Return the one key that varies in a sweep if it makes the graphs (topology.p), else None."""
     keys = {key for point in summary.get("points", ()) for key in point["point"]}
     return next(iter(keys)) if len(keys) == 1 and next(iter(keys)).startswith("topology.") else None
 
 
 def shares(summary: Mapping[str, Any], fact: Fact) -> dict[Any, float]:
-    """Take the mean over seeds of a fact at each value of the key; only where the true clusters are known."""
+    """Return the mean over seeds of a fact at each value of the key; only where the true clusters are known."""
     key, found = graph_key(summary), {}
     for point in summary.get("points", ()) if key else ():
         graphs = _graphs_of(summary, point["digest"])
@@ -59,16 +59,18 @@ def shares(summary: Mapping[str, Any], fact: Fact) -> dict[Any, float]:
     return found
 
 
-def connectivity_sheets(summary: Mapping[str, Any]) -> Sequence[Sheet]:
+def connectivity_tables(summary: Mapping[str, Any]) -> list[TextTable]:
     """Make the table of a sweep over graphs: what each does to the clusters; none for other experiments."""
     key = graph_key(summary)
     by_fact = [shares(summary, fact) for fact in FACTS]
     if key is None or not by_fact[0]:
         return []
-    body = [[Entry(f"{value:g}"), *(Entry(f"{100 * fact[value]:.0f}") for fact in by_fact)] for value in by_fact[0]]
+    body = [
+        [TableCell(f"{value:g}"), *(TableCell(f"{100 * fact[value]:.0f}") for fact in by_fact)] for value in by_fact[0]
+    ]
     columns = [key, *(fact.title for fact in FACTS)]
     title = "what the graphs do to clusters, their clients, and pairs of a client and a model (means over seeds)"
-    return [Sheet(title, columns, [True, *[False] * len(FACTS)], body, [False] * len(body))]
+    return [TextTable(title, columns, [True, *[False] * len(FACTS)], body)]
 
 
 def _graphs_of(summary: Mapping[str, Any], digest: str) -> list[Mapping[str, Any]]:

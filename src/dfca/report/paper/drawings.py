@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
 from dfca.report.plots import EDGE, INK, PALETTE, colour_of, marker_of, plain
 
 COLUMNS = 4
+LABEL = 0.9  # inches before a row of samples
+BEFORE: dict[str, Any] = {"ha": "right", "va": "center"}
 
 
 def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
@@ -50,22 +54,19 @@ def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def draw_networks(
-    positions: np.ndarray,
-    edges: Sequence[Sequence[int]],
-    panels: Sequence[tuple[str, str, Sequence[int], Sequence[bool] | None]],
-) -> Figure:
-    """Draw one graph several times; a panel: title, line below it, clusters (N,) and which clients have a ring."""
+def draw_networks(clusters: ClusterMap) -> Figure:
+    """Draw one graph several times: the true groups, and what each algorithm found, wrong clients in a ring."""
+    positions, panels = clusters.positions, clusters.colourings
     wide = min(COLUMNS, len(panels))
     high = -(-len(panels) // wide)
     figure = Figure(figsize=(2.9 * wide, 3.15 * high), layout="constrained")
-    pairs = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+    pairs = np.asarray(clusters.edges, dtype=np.int64).reshape(-1, 2)
     size = float(np.clip(2400 / len(positions), 6, 45))
-    for place, (title, below, clusters, ringed) in enumerate(panels):
+    for place, (title, below, found, ringed) in enumerate(panels):
         axes = figure.add_subplot(high, wide, place + 1)
         alpha = float(np.clip(150 / max(1, len(pairs)), 0.06, 0.6))
         axes.add_collection(LineCollection(list(positions[pairs]), colors=EDGE, linewidths=0.5, alpha=alpha))
-        of = np.asarray(clusters, dtype=np.int64)
+        of = np.asarray(found, dtype=np.int64)
         for cluster in np.unique(of).tolist():
             x, y = positions[of == cluster].T
             axes.scatter(x, y, s=size, color=colour_of(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
@@ -84,28 +85,39 @@ def draw_samples(groups: Sequence[tuple[str, np.ndarray]]) -> Figure:
     images = groups[0][1].ndim == 4
     columns = min(len(samples) for _, samples in groups)
     width, height = (0.62, 0.66) if images else (1.7, 0.95)
-    figure = Figure(
-        figsize=(0.9 + width * columns, height * len(groups)),
-        layout=ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.02, wspace=0.02, hspace=0.03),
-    )
-    grid = figure.subplots(len(groups), columns, squeeze=False)
+    figure = Figure(figsize=(LABEL + width * columns, height * len(groups)))
+    left, tall = LABEL / figure.get_figwidth(), 1 / len(groups)
     for row, (name, samples) in enumerate(groups):
-        for column in range(columns):
-            axes, sample = grid[row][column], samples[column]
-            if images:
-                picture = np.moveaxis(sample, 0, -1) if len(sample) == 3 else sample[0]
-                low, high = float(samples.min()), float(samples.max())
-                axes.imshow((picture - low) / max(high - low, 1e-9), cmap="gray", interpolation="nearest")
-            else:
-                for axis in range(3):
-                    axes.plot(sample[axis], lw=0.8, color=colour_of(axis))
-                axes.margins(x=0)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            for side in axes.spines.values():
-                side.set_visible(False)
-        grid[row][0].set_ylabel(name, color=INK, fontsize=10, rotation=0, ha="right", va="center", labelpad=6)
+        axes = figure.add_axes((left, 1 - (row + 0.97) * tall, 1 - left, 0.94 * tall))
+        if images:
+            axes.imshow(_side_by_side(samples[:columns]), interpolation="nearest")
+        else:
+            _draw_windows(axes, samples[:columns])
+        axes.axis("off")
+        figure.text(left - 0.1 / figure.get_figwidth(), 1 - (row + 0.5) * tall, name, color=INK, size=10, **BEFORE)
     return figure
+
+
+def _side_by_side(samples: np.ndarray) -> np.ndarray:
+    """Lay images (n, channels, h, w) into one row with gaps that are transparent, (h, W, 4)."""
+    low, high = float(samples.min()), float(samples.max())
+    n, channels, h, w = samples.shape
+    shown = (samples if channels == 3 else samples[:, :1].repeat(3, axis=1)) - low
+    gap = max(1, round(0.04 * w))
+    row = np.zeros((h, n, w + gap, 4))
+    row[:, :, :w, :3] = np.moveaxis(shown / max(high - low, 1e-9), (0, 1), (1, 3))
+    row[:, :, :w, 3] = 1
+    return row.reshape(h, -1, 4)[:, :-gap]
+
+
+def _draw_windows(axes: Axes, samples: np.ndarray) -> None:
+    """Draw three channels of windows (n, channels, time) in a row, each window from its lowest to its highest value."""
+    time = np.arange(samples.shape[2])
+    for number, sample in enumerate(samples[:, :3]):
+        low, high = float(sample.min()), float(sample.max())
+        for channel, values in enumerate((sample - low) / max(high - low, 1e-9)):
+            axes.plot(time + 1.06 * len(time) * number, values, lw=0.8, color=colour_of(channel))
+    axes.margins(x=0)
 
 
 def draw_contraction(measured: Sequence[Mixing]) -> Figure:

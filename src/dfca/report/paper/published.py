@@ -17,7 +17,7 @@ class Published(NamedTuple):
 
 
 def published(experiment: str, at: Mapping[str, Any]) -> dict[str, Published]:
-    """Give the published accuracies at one point of a preset by algorithm; none where the paper has none.
+    """Return the published accuracies at one point of a preset by algorithm; none where the paper has none.
 
     >>> published("table4-femnist-k", {"clusters": 3})["ifca"]
     Published(mean=0.885, std=0.0052)
@@ -30,12 +30,12 @@ def published(experiment: str, at: Mapping[str, Any]) -> dict[str, Published]:
 
 
 def where(experiment: str) -> str:
-    """Say where in the paper the numbers stand; an empty text where it has none."""
+    """Return where in the paper the numbers stand; an empty text where it has none."""
     return str(_entry(experiment).get("table", ""))
 
 
 def slips(experiment: str) -> list[str]:
-    """Name the contradictions of the paper that concern these numbers."""
+    """Return the contradictions of the paper that concern these numbers."""
     return list(_entry(experiment).get("slips", ()))
 
 

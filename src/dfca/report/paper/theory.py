@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
-from dfca.report.tables import DASH, Entry, Sheet
+from dfca.report.tables import TableCell, TextTable
+from dfca.report.wording import DASH, span
 
 ROUNDING = 1e-9
 """The share of the first disagreement below which float32 rounding, not mixing, makes the ratios."""
@@ -35,7 +37,7 @@ class Mixing(NamedTuple):
     drift: float  # in the first measured round, mean over seeds
 
 
-class Descent(NamedTuple):
+class AssignmentDescent(NamedTuple):
     """Assignment at one point and algorithm: rounds, those in which F_global rose by it, and the mean descent in %."""
 
     label: str
@@ -66,7 +68,7 @@ def mixing(summary: Mapping[str, Any]) -> list[Mixing]:
                 [gap for gap, _, _ in seeds],
                 bounds,
                 worst,
-                [_product(values) ** (1 / len(values)) for _, values, _ in seeds],
+                [prod(values) ** (1 / len(values)) for _, values, _ in seeds],
                 sum(ratio <= bound * (1 + SLACK) for ratio, bound in zip(worst, bounds, strict=True)),
                 sum(record["mixing_drift"][0] for *_, record in seeds) / len(seeds),
             )
@@ -74,7 +76,7 @@ def mixing(summary: Mapping[str, Any]) -> list[Mixing]:
     return found
 
 
-def descents(summary: Mapping[str, Any]) -> list[Descent]:
+def descents(summary: Mapping[str, Any]) -> list[AssignmentDescent]:
     """Measure what assignment did to F_global where clients train and choose among models; only in such sweeps."""
     if not mixing(summary):
         return []
@@ -90,12 +92,12 @@ def descents(summary: Mapping[str, Any]) -> list[Descent]:
             if pairs and point["point"].get("local.steps") != 0:
                 raised = sum(after > before * (1 + 1e-6) for before, after in pairs)
                 mean = 100 * sum(1 - after / before for before, after in pairs) / len(pairs)
-                found.append(Descent(_name(point["point"]), name, len(pairs), raised, mean))
+                found.append(AssignmentDescent(_name(point["point"]), name, len(pairs), raised, mean))
     return found
 
 
 def ratios(disagreement: list[float]) -> list[float]:
-    """Give Disp(t+1) / Disp(t) for the rounds in which it is more than rounding.
+    """Return Disp(t+1) / Disp(t) for the rounds in which it is more than rounding.
 
     >>> ratios([1.0, 0.5, 0.1])
     [0.5, 0.2]
@@ -104,7 +106,7 @@ def ratios(disagreement: list[float]) -> list[float]:
     return [after / before for before, after in pairwise(disagreement) if after > floor]
 
 
-def theory_sheets(summary: Mapping[str, Any]) -> list[Sheet]:
+def theory_tables(summary: Mapping[str, Any]) -> list[TextTable]:
     """Make the tables of both lemmas; none for other experiments."""
     if not summary.get("histories"):
         return []
@@ -112,42 +114,33 @@ def theory_sheets(summary: Mapping[str, Any]) -> list[Sheet]:
     if measured := mixing(summary):
         columns = ["graph", "models", "weights", "spectral gap", "bound λ²", "worst\nratio", "mean\nratio"]
         columns += ["within\nthe bound", "drift of the\naverage %"]
-        body = [
+        texts = [
             [
-                Entry(_graph(each.point)),
-                Entry(str(each.models)),
-                Entry(str(each.point.get("mixing.weights", DASH))),
-                Entry(_span(each.gaps)),
-                Entry(_span(each.bounds)),
-                Entry(_span(each.worst)),
-                Entry(_span(each.typical)),
-                Entry(f"{each.within} of {len(each.worst)}"),
-                Entry(f"{100 * each.drift:.2g}"),
+                _graph(each.point),
+                f"{each.models}",
+                str(each.point.get("mixing.weights", DASH)),
+                *(span(values, ".3f") for values in (each.gaps, each.bounds, each.worst, each.typical)),
+                f"{each.within} of {len(each.worst)}",
+                f"{100 * each.drift:.2g}",
             ]
             for each in measured
         ]
         words = [True, False, True, *[False] * 6]
-        made.append(Sheet("mixing alone: disagreement per round (Lemma 3)", columns, words, body, [False] * len(body)))
+        title = "mixing alone: disagreement per round (Lemma 3)"
+        made.append(TextTable(title, columns, words, [list(map(TableCell, line)) for line in texts]))
     if assigned := descents(summary):
-        columns = [
-            "graph, weights",
-            "algorithm",
-            "rounds",
-            "rounds in which\nF_global rose",
-            "mean descent\nby assignment %",
-        ]
-        body = [
-            [Entry(d.label), Entry(d.algorithm), Entry(f"{d.rounds}"), Entry(f"{d.raised}"), Entry(f"{d.descent:.2g}")]
-            for d in assigned
-        ]
+        columns = ["graph, weights", "algorithm", "rounds", "rounds in which\nF_global rose"]
+        columns += ["mean descent\nby assignment %"]
+        texts = [[d.label, d.algorithm, f"{d.rounds}", f"{d.raised}", f"{d.descent:.2g}"] for d in assigned]
         words = [True, True, False, False, False]
-        made.append(Sheet("assignment and F_global (Lemma 1)", columns, words, body, [False] * len(body)))
+        title = "assignment and F_global (Lemma 1)"
+        made.append(TextTable(title, columns, words, [list(map(TableCell, line)) for line in texts]))
     return made
 
 
 def theory_notes(summary: Mapping[str, Any]) -> list[str]:
-    """Say what the reader of these tables must know."""
-    if not theory_sheets(summary):
+    """Return what the reader of these tables must know, line by line."""
+    if not theory_tables(summary):
         return []
     return [
         "ratio: the disagreement after a round of mixing over that before it; a span is over seeds and graphs",
@@ -158,7 +151,7 @@ def theory_notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def drifts(summary: Mapping[str, Any]) -> dict[str, list[list[float]]]:
-    """Give by rule and number of models how far each round of mixing alone moved the average: a list per run."""
+    """Return by rule and number of models how far each round of mixing alone moved the average: a list per run."""
     found: dict[str, list[list[float]]] = {}
     for point, records in _points(summary):
         at = point["point"]
@@ -170,7 +163,7 @@ def drifts(summary: Mapping[str, Any]) -> dict[str, list[list[float]]]:
 
 
 def _points(summary: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Give every point with the histories of its finished cells."""
+    """Yield every point with the histories of its finished trials."""
     done = {(run.get("digest"), run["algorithm"], run["seed"]) for run in summary["runs"] if run.get("finished")}
     for point in summary.get("points", ()):
         yield (
@@ -191,15 +184,3 @@ def _graph(at: Mapping[str, Any]) -> str:
 def _name(at: Mapping[str, Any]) -> str:
     weights = f", {at['mixing.weights']}" if "mixing.weights" in at else ""
     return _graph(at) + weights
-
-
-def _span(values: list[float]) -> str:
-    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
-    return low if low == high else f"{low}–{high}"
-
-
-def _product(values: list[float]) -> float:
-    product = 1.0
-    for value in values:
-        product *= value
-    return product

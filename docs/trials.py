@@ -1,4 +1,4 @@
-"""The finished cells of a result file, and some of them by algorithm and point."""
+"""The finished trials of a result file, and some of them by algorithm and point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Runs = list[dict[str, Any]]
 
 
 def load(name: str) -> Runs:
-    """Read the finished cells of a result file, each with its point; none where there is no such file."""
+    """Read the finished trials of a result file, each with its point; none where there is no such file."""
     path = ROOT / "results" / f"{name}.json"
     if not path.exists():
         return []
@@ -19,12 +19,12 @@ def load(name: str) -> Runs:
 
 
 def found(run: dict[str, Any]) -> bool:
-    """Tell whether every client ended in its cluster."""
+    """Return whether every client ended in its cluster."""
     return run["cluster_accuracy"] is not None and run["cluster_accuracy"] >= 0.999
 
 
 def of(runs: Runs, **wanted: Any) -> Runs:
-    """Select cells by algorithm and by keys of their point (dots as double underscores)."""
+    """Select trials by algorithm and by keys of their point (dots as double underscores)."""
     algorithm = wanted.pop("algorithm", None)
     keys = {key.replace("__", "."): value for key, value in wanted.items()}
     return [

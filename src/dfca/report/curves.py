@@ -1,0 +1,148 @@
+"""Curves of a run: measures by round, and of a sweep against each number that varies; no drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dfca.report.rows import all_found, mean_std, varying
+from dfca.runs.histories import mean_of
+from dfca.runs.reading import Run
+
+BY_ROUND = (
+    ("accuracy", "accuracy (%)", "Accuracy of the model that each client would use, on test data like its own."),
+    (
+        "cluster_accuracy",
+        "clients in the right cluster (%)",
+        "Share of clients that train with the clients of their true group.",
+    ),
+)
+
+
+class Curve(NamedTuple):
+    """A measure by round, or against a key of the config: the mean over seeds and, with several, the deviation."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    std: Sequence[float] | None = None
+
+
+class Measure(NamedTuple):
+    """What a finished run gives for a figure against a key of the config."""
+
+    value: Callable[[Mapping[str, Any]], float | None]
+    label: str
+    caption: str
+    banded: bool = True  # a band over yes and no would say nothing
+
+
+class Comparison(NamedTuple):
+    """Curves of all algorithms for one measure against one key, at one choice of the other keys that vary."""
+
+    key: str
+    others: dict[str, Any]
+    measure: Measure
+    curves: dict[str, Curve]
+
+
+def _share_found(row: Mapping[str, Any]) -> float | None:
+    return None if row.get("cluster_accuracy") is None else float(all_found(row))
+
+
+MEASURES = (
+    Measure(lambda row: row.get("accuracy"), BY_ROUND[0][1], BY_ROUND[0][2]),
+    Measure(
+        lambda row: row.get("all_models_accuracy"),
+        "all-models accuracy (%)",
+        "Accuracy of each client's models on test data of every group.",
+    ),
+    Measure(
+        _share_found,
+        "runs that found all clusters (%)",
+        "Share of runs that put every client into its cluster.",
+        banded=False,
+    ),
+)
+
+
+def curves_of(run: Run, measure: str) -> dict[str, Curve]:
+    """Return the curves of all algorithms by round; none where each has one point, which the tables show."""
+    curves = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
+    return curves if any(len(curve.x) > 1 for curve in curves.values()) else {}
+
+
+def curve_of(run: Run, algorithm: str, measure: str) -> Curve | None:
+    """Return the mean and standard deviation of a measure over seeds by round, or None where it has no values.
+
+    Of a list (one value per cluster) the mean counts. As in the table: over the finished runs where there are any,
+    else over the rounds that all runs so far have.
+    """
+    finished = {row["seed"] for row in run.summary["runs"] if row["algorithm"] == algorithm and row["finished"]}
+    by_seed: dict[int, dict[int, float]] = {}
+    for line in run.metrics:
+        if line["algorithm"] == algorithm and (not finished or line["seed"] in finished):
+            value = mean_of(line.get(measure))
+            if value is not None:
+                by_seed.setdefault(line["seed"], {})[line["round"]] = value
+    rounds = sorted(set.intersection(*map(set, by_seed.values()))) if by_seed else []
+    if not rounds:
+        return None
+    table = np.array([[values[round] for round in rounds] for values in by_seed.values()])
+    std = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
+    return Curve(rounds, table.mean(axis=0).tolist(), std)
+
+
+def comparisons(run: Run) -> Iterator[Comparison]:
+    """Compare the algorithms of a sweep in every measure against every number that varies."""
+    for key in varying(run.summary):
+        if len(_numbers(run, key)) < 2:
+            continue
+        for others in _choices(run, key):
+            for measure in MEASURES:
+                found = {name: _curve_against(run, name, key, others, measure) for name in run.algorithms}
+                curves = {name: curve for name, curve in found.items() if curve is not None}
+                if any(len(curve.x) > 1 for curve in curves.values()):
+                    yield Comparison(key, others, measure, curves)
+
+
+def _numbers(run: Run, key: str) -> list[float]:
+    """Return the numbers that a key has in the sweep, ascending; none if it has other values too."""
+    values = {point["point"][key] for point in run.summary["points"] if key in point["point"]}
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return []
+    return sorted(values)
+
+
+def _choices(run: Run, key: str) -> list[dict[str, Any]]:
+    """Return the different settings of the other keys at the points that set this one."""
+    choices: list[dict[str, Any]] = []
+    for point in run.summary["points"]:
+        others = _others(point, key)
+        if others is not None and others not in choices:
+            choices.append(others)
+    return choices
+
+
+def _others(point: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    at = point["point"]
+    return {name: value for name, value in at.items() if name != key} if key in at else None
+
+
+def _curve_against(run: Run, algorithm: str, key: str, others: Mapping[str, Any], measure: Measure) -> Curve | None:
+    """Return the mean and deviation over seeds of a measure against a key, at the points that agree in the others."""
+    found: dict[float, tuple[float, float | None]] = {}
+    for point in run.summary["points"]:
+        if _others(point, key) == others:
+            rows = [row for row in run.summary["runs"] if row.get("digest") == point["digest"] and row["finished"]]
+            values = [{"value": measure.value(row)} for row in rows if row["algorithm"] == algorithm]
+            mean, std = mean_std(values, "value")
+            if mean is not None:
+                found[point["point"][key]] = mean, std
+    if not found:
+        return None
+    x = sorted(found)
+    stds = [found[value][1] for value in x]
+    banded = measure.banded and any(std is not None for std in stds)
+    return Curve(x, [found[value][0] for value in x], [std or 0.0 for std in stds] if banded else None)

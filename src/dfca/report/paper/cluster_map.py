@@ -1,0 +1,112 @@
+"""The graph of one seed with the true groups, and the clusters that each algorithm found on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from dfca import topology
+from dfca.metrics import confusion
+from dfca.report.rows import kind_of, models_of
+from dfca.runs.reading import Run
+
+
+class Colouring(NamedTuple):
+    """One way to colour the clients: a title, what came out, clusters (N,), and which clients are wrong (N,)."""
+
+    title: str
+    outcome: str
+    clusters: list[int]
+    wrong: list[bool] | None = None
+
+
+class ClusterMap(NamedTuple):
+    """The graph of one seed, where its clients are drawn (N, 2), and a colouring for the truth and each algorithm."""
+
+    seed: int
+    facts: dict[str, Any]
+    edges: list[list[int]]
+    true: list[int] | None
+    positions: np.ndarray
+    colourings: list[Colouring]
+
+    @property
+    def found(self) -> list[Colouring]:
+        """Return what the algorithms found, without the truth."""
+        return self.colourings[1:] if self.true else self.colourings
+
+
+def map_clusters(run: Run) -> ClusterMap | None:
+    """Pair what each algorithm found on the first seed's graph with the true groups, or with the first algorithm's."""
+    seed = next((seed for seed in [*map(str, run.seeds), *run.topology] if seed in run.topology), None)
+    if seed is None:
+        return None
+    entry = run.topology[seed]
+    true = entry.get("clusters") or None
+    colourings = [Colouring("true groups", "unknown to the clients", true)] if true else []
+    for name in run.algorithms:
+        found = last_assignments(run, name, int(seed))
+        row = next((row for row in run.summary["runs"] if row["algorithm"] == name and row["seed"] == int(seed)), None)
+        if found is None or row is None or models_of(row) < 2 or kind_of(name).informed:
+            continue
+        # Where nobody knows the truth, the first algorithm gives the colours.
+        renamed = match_clusters(found, colourings[0].clusters).tolist() if colourings else found
+        wrong = [a != b for a, b in zip(renamed, true, strict=True)] if true else None
+        colourings.append(Colouring(name, _outcome(row, wrong), renamed, wrong))
+    if not colourings:
+        return None
+    graph = nx.empty_graph(entry["facts"]["nodes"])
+    graph.add_edges_from(entry["edges"])
+    positions = topology.layout(graph, int(seed), (run.config.get("topology") or {}).get("name", ""))
+    return ClusterMap(int(seed), entry["facts"], entry["edges"], true, positions, colourings)
+
+
+def match_clusters(found: Sequence[int], true: Sequence[int]) -> np.ndarray:
+    """Rename found clusters to the true ones they fit best, (N,): the pairing with the most clients in agreement.
+
+    A found cluster that is left over, when there are more of them than true ones, becomes -1.
+    """
+    assignments, truth = torch.tensor(list(found)), torch.tensor(list(true))
+    counts = confusion(assignments, truth).numpy()
+    renamed: np.ndarray = np.full(len(counts), -1)
+    rows, columns = linear_sum_assignment(counts, maximize=True)
+    renamed[rows] = columns
+    return np.asarray(renamed[assignments.numpy()])
+
+
+def last_assignments(run: Run, algorithm: str, seed: int) -> list[int] | None:
+    """Return the clusters in which a run's clients were when it was last evaluated, (N,)."""
+    lines = (line for line in reversed(run.metrics) if line["algorithm"] == algorithm and line["seed"] == seed)
+    return next((line["assignments"] for line in lines if line.get("assignments")), None)
+
+
+def confusions(run: Run, clusters: ClusterMap) -> dict[str, np.ndarray]:
+    """Count by algorithm the clients of each found (row) and true (column) cluster.
+
+    The rows are in the order of the true clusters that they fit best, so that a full diagonal is agreement.
+    """
+    counts = {}
+    for name, _, matched, _ in clusters.found if clusters.true else ():
+        found = torch.tensor(last_assignments(run, name, clusters.seed))
+        matrix = confusion(found, torch.tensor(clusters.true)).numpy()
+        twin = np.full(len(matrix), len(matrix) + matrix.shape[1])  # rows without a partner come last
+        for cluster, fits in zip(found.tolist(), matched, strict=True):
+            twin[cluster] = fits if fits >= 0 else twin[cluster]
+        counts[name] = matrix[np.argsort(twin, kind="stable")]
+    return counts
+
+
+def _outcome(row: Mapping[str, Any], wrong: Sequence[bool] | None) -> str:
+    """Write what came out: "23 of 24 right, 1 cluster lost"."""
+    parts = [f"{len(wrong) - sum(wrong):,} of {len(wrong):,} right"] if wrong is not None else []
+    lost = (row["clusters"] or 0) - (row["live_clusters"] or 0)
+    if lost > 0:
+        parts.append(f"{lost} cluster{'' if lost == 1 else 's'} lost")
+    if not row["finished"]:
+        parts.append(f"at round {row['rounds']}")
+    return ", ".join(parts)

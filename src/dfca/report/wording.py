@@ -1,0 +1,90 @@
+"""Numbers as people read them: percent, durations, megabytes, counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+DASH = "–"
+
+
+def percent(mean: float | None, std: float | None = None) -> str:
+    """Write an accuracy in 0..1 as percent with one decimal.
+
+    >>> percent(0.9371, 0.0012), percent(0.9371), percent(None)
+    ('93.7 ± 0.1', '93.7', '–')
+    """
+    if mean is None or not math.isfinite(mean):
+        return DASH
+    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+
+
+def duration(seconds: float | None) -> str:
+    """Write a duration with the two digits that matter.
+
+    >>> duration(0.42), duration(61.2), duration(4000), duration(None)
+    ('0.4 s', '61 s', '67 min', '–')
+    """
+    if seconds is None:
+        return DASH
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def megabytes(value: float | None) -> str:
+    """Write megabytes with three digits that matter.
+
+    >>> megabytes(0.0123), megabytes(3.21), megabytes(1234.5), megabytes(0)
+    ('0.012', '3.2', '1,234', '0')
+    """
+    if value is None:
+        return DASH
+    if value == 0:
+        return "0"
+    return f"{value:.2g}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def amount(value: float) -> str:
+    """Write seconds or megabytes with the digits that matter.
+
+    >>> amount(1234.5), amount(12.34), amount(1.234)
+    ('1,234', '12.3', '1.2')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else megabytes(value)
+
+
+def count(number: Any, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count(1, "client"), count(1200, "client"), count("auto", "cluster")
+    ('1 client', '1,200 clients', 'auto clusters')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}" if isinstance(number, int) else f"{number} {noun}s"
+
+
+def span(values: Sequence[Any], digits: str = "") -> str:
+    """Write the lowest and the highest of some values, once if they are equal.
+
+    >>> span([3, 5, 4]), span([0.25, 0.25], ".3f")
+    ('3–5', '0.250')
+    """
+    low, high = f"{min(values):{digits}}", f"{max(values):{digits}}"
+    return low if low == high else f"{low}–{high}"
+
+
+def one_line(title: str) -> str:
+    """Write the title of a column, which may have several lines, in one.
+
+    >>> one_line("differ-\\nence"), one_line("world.\\nslowdown"), one_line("all models\\n%")
+    ('difference', 'world.slowdown', 'all models %')
+    """
+    return " ".join(title.replace("-\n", "").split()).replace(". ", ".")
+
+
+def folded(key: str) -> str:
+    """Write a dotted key as the title of a column, over several lines if it is long."""
+    return key.replace(".", ".\n") if len(key) > 12 else key
