@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Two processes, which take over each other's tests at the end.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -19,9 +21,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready    ## set up .venv and run the quickstart: every algorithm on rotated digits
 	$(BIN)/dfca run quickstart
+	@echo "for the command dfca in this shell: . $(VENV)/bin/activate"
 
 test: check      ## set up .venv, run every check and every test but the slow ones
-	$(BIN)/pytest -n 2 --cov=dfca.core --cov=dfca.algorithms --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) --cov=dfca.core --cov=dfca.algorithms --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 check: $(VENV)/.ready   ## ruff, mypy, import-linter
 	$(BIN)/ruff check src tests docs
@@ -30,7 +33,7 @@ check: $(VENV)/.ready   ## ruff, mypy, import-linter
 	$(BIN)/lint-imports --no-cache
 
 fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
-	$(BIN)/pytest -n 2 -x
+	$(PYTEST) -x
 
 slow: $(VENV)/.ready    ## the long tests
 	$(BIN)/pytest -m slow

@@ -20,9 +20,9 @@ from trials import found, load, of
 from writing import spread, table
 
 import dfca
+from dfca.bench.bench_file import load as load_bench
 from dfca.bench.figures import draw as draw_bench
-from dfca.bench.page import blocks as bench_blocks
-from dfca.bench.record import load as load_bench
+from dfca.bench.tables import page_blocks as bench_blocks
 from dfca.core.local import LocalOptions
 from dfca.report.plots import colour_of
 from dfca.sim.rounds.simulation import Simulation

@@ -7,6 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# Tensors of tests are tiny, and pytest-xdist fills the cores with processes: more threads would only wait for each
+# other, and by default OpenMP waits in a busy loop. Before torch is imported, so that this holds here and in children.
+# `pytest tests/test_bench.py -k plain_schedule`, which needs two threads, took 6.5 s without and 2.6 s with the second.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import networkx as nx
 import pytest
 import torch
@@ -146,3 +152,16 @@ def run_virtual(out: Path, values: dict[str, Any], sweep: Any) -> None:
     sweep = sweep or NO_SWEEP
     run(Experiment("tiny", "default", sweep.base(values), sweep), out, workers=1)
     write_report(out)
+
+
+COVERING = ("algorithms", "client", "election", "layers", "local", "mixing", "params", "relay", "simulate")
+"""The test files whose coverage of `core` and `algorithms` is measured: tracing lines makes tests half as slow again.
+
+`pytest tests/test_drivers.py tests/test_engine.py tests/test_mixing.py` took 48 s of a core without `--cov`, 72 s with.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") not in COVERING:
+            item.add_marker(pytest.mark.no_cover)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,29 +12,31 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from dfca.bench import child, floor, ranks, record, run, scaling, tables
-from dfca.bench.bare import Bare
-from dfca.bench.baselines import measure as peers
-from dfca.bench.baselines.environments import PEERS, Peer, environment_of, script_of
+from dfca.bench import bench_file, child, floor, ranks, run, scaling, tables
+from dfca.bench.baselines import environments
+from dfca.bench.baselines import measure as baselines
+from dfca.bench.baselines.environments import LIBRARIES, Library, environment_of, script_of
 from dfca.bench.baselines.work import Work, circulant
 from dfca.bench.figures import draw
-from dfca.bench.page import blocks
-from dfca.bench.rows import Row, Skip, met
-from dfca.bench.timing import fit, in_turn, ratio
-from dfca.bench.worlds import World, make_setting, regular_graph
+from dfca.bench.measurements import Row, Skip, fit, in_turn, met, ratio
+from dfca.bench.plain_torch import PlainTorch
+from dfca.bench.sizes import Size, make_setting, regular_graph
+from dfca.cli import INTERRUPTED, app
 from dfca.errors import ConfigError, RunError
+from dfca.runs.signals import Interrupted
 from dfca.sim.rounds.simulation import Simulation
 
-MLP = World(inputs=16, hidden=6, classes=4, clients=4, samples=8, clusters=2, degree=2, steps=2)
-CNN = World(model="cnn", inputs=144, hidden=6, classes=4, clients=2, samples=6, clusters=2, degree=1, steps=2)
+MLP = Size(inputs=16, hidden=6, classes=4, clients=4, samples=8, clusters=2, degree=2, steps=2)
+CNN = Size(model="cnn", inputs=144, hidden=6, classes=4, clients=2, samples=6, clusters=2, degree=1, steps=2)
 WORK = Work(clients=4, hidden=6, samples=8, batch=4, degree=2, rounds=2, threads=1)
-ABSENT = Peer("absent 1.0", "run_flower.py", (("--no-index", "dfca-has-no-such-peer==1.0"),), "it does not exist")
+ABSENT = Library("absent 1.0", "run_flower.py", (("--no-index", "dfca-has-no-such-library==1"),), "it does not exist")
 HERE = {"processor": "p", "cpus": 2, "threads": 1, "load": 0.1, "torch": "2", "dfca": "0", "commit": None, "bf16": "?"}
 
 
-class Silent:
-    """A listener that counts."""
+class Counter:
+    """A progress sink that keeps the rows."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -56,14 +59,24 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "machine", lambda: HERE)
 
 
-def tiny_floor() -> floor.Plan:
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work of child processes here, with the same JSON: `test_the_bf16_probe` starts a real one."""
+
+    def call(kind: str, **arguments: Any) -> Any:
+        return json.loads(json.dumps(child.KINDS[kind](**json.loads(json.dumps(arguments)))))
+
+    monkeypatch.setattr(child, "call", call)
+
+
+def tiny_floor() -> floor.FloorPlan:
     workloads = (("mlp", MLP, 1.15), ("cnn", CNN, 1.15))
-    return floor.Plan(workloads, replace(CNN, clusters=1, algorithm="local"), MLP, repeats=2, tries=1)
+    return floor.FloorPlan(workloads, replace(CNN, clusters=1, algorithm="local"), MLP, repeats=2, tries=1)
 
 
-def tiny_scaling() -> scaling.Plan:
+def tiny_scaling() -> scaling.ScalingPlan:
     points = {"N": [(4, MLP), (6, replace(MLP, clients=6))]}
-    return scaling.Plan(points, cycles=1, rounds=1)
+    return scaling.ScalingPlan(points, cycles=1, rounds=1)
 
 
 def measured(part: str, rows: list[Row]) -> dict[str, Any]:
@@ -71,7 +84,7 @@ def measured(part: str, rows: list[Row]) -> dict[str, Any]:
     found = [row.to_json() for row in rows]
     content = {"date": "2026-01-01", "command": "dfca bench", "quick": False, "finished": True, "environment": HERE}
     part_content = {**content, "rows": found, **({"fits": scaling.fits(found)} if part == "scaling" else {})}
-    return {"format": record.FORMAT, "parts": {part: part_content}}
+    return {"format": bench_file.FORMAT, "parts": {part: part_content}}
 
 
 def scaling_rows() -> list[Row]:
@@ -113,26 +126,26 @@ def test_exponents_of_powers_are_found() -> None:
     assert fit([1, 2], [0, 1]) is None
 
 
-@pytest.mark.parametrize("world", [MLP, CNN], ids=["mlp", "cnn"])
-def test_every_bare_schedule_computes_what_the_simulator_computes(world: World) -> None:
+@pytest.mark.parametrize("size", [MLP, CNN], ids=["mlp", "cnn"])
+def test_every_plain_schedule_computes_what_the_simulator_computes(size: Size) -> None:
     torch.set_num_threads(2)  # so that the threaded schedules exist
     try:
-        setting = replace(make_setting(world), graph=nx.empty_graph(world.clients))
-        names = list(Bare(setting).schedules)
-        assert len(names) == (8 if world.model == "cnn" else 6)
+        setting = replace(make_setting(size), graph=nx.empty_graph(size.clients))
+        names = list(PlainTorch(setting).schedules)
+        assert len(names) == (8 if size.model == "cnn" else 6)
         simulation = Simulation(setting)
         for _ in range(2):
             simulation.step()
-        assert len(set(simulation.assignments.tolist())) == world.clusters  # all models are in use
+        assert len(set(simulation.assignments.tolist())) == size.clusters  # all models are in use
         for name in names:
-            bare = Bare(setting)
+            plain = PlainTorch(setting)
             for _ in range(2):
-                bare.schedules[name]()
-            bare.close()
-            for client in range(world.clients):
-                for j in range(world.clusters):
+                plain.schedules[name]()
+            plain.close()
+            for client in range(size.clients):
+                for j in range(size.clusters):
                     ours = list(simulation.model(client, j).parameters())
-                    for a, b in zip(ours, bare.tensors[client][j], strict=True):
+                    for a, b in zip(ours, plain.tensors[client][j], strict=True):
                         assert torch.allclose(a, b, atol=1e-5), (name, client, j)
     finally:
         torch.set_num_threads(1)
@@ -145,8 +158,9 @@ def test_regular_graphs_have_the_degree() -> None:
     assert set(dict(regular_graph(5, 3, 0).degree).values()) == {2}  # 5 x 3 is odd
 
 
+@pytest.mark.usefixtures("in_process")
 def test_floor_at_a_tiny_size(tmp_path: Path) -> None:
-    content = run.run({"floor": tiny_floor()}, tmp_path, "dfca bench floor", True, Silent())
+    content = run.run({"floor": tiny_floor()}, tmp_path, "dfca bench floor", True, Counter())
     part = content["parts"]["floor"]
     assert part["finished"]
     assert [row["name"] for row in part["rows"]] == ["mlp", "cnn", "CNN, local step", "mixing's share of a round"]
@@ -170,9 +184,11 @@ def test_floor_at_a_tiny_size(tmp_path: Path) -> None:
     assert "backward by hand" in text or "tensors" in text or "modules" in text
 
 
-def test_scaling_at_a_tiny_size_and_parts_meet_in_one_folder(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_scaling_at_a_tiny_size_and_parts_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "draw", lambda content, folder: None)  # the next test draws
     (tmp_path / "bench.json").write_text(json.dumps(measured("floor", [Row("old", "", skipped="why")])))
-    content = run.run({"scaling": tiny_scaling()}, tmp_path, "dfca bench scaling", False, Silent())
+    content = run.run({"scaling": tiny_scaling()}, tmp_path, "dfca bench scaling", False, Counter())
     assert list(content["parts"]) == ["floor", "scaling"]
     part = content["parts"]["scaling"]
     assert [row["details"]["x"] for row in part["rows"]] == [4, 6]
@@ -189,9 +205,9 @@ def test_exponents_reach_the_tables_and_the_picture(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_bench_keeps_finished_rows(tmp_path: Path) -> None:
-    with pytest.raises(run.Interrupted, match=r"1 finished row is kept in .*bench\.json"):
-        run.run({"floor": tiny_floor()}, tmp_path, "dfca bench", True, Silent(stop_after=1))
-    part = record.load(tmp_path / "bench.json")["parts"]["floor"]
+    with pytest.raises(Interrupted, match=r"1 finished row is kept in .*bench\.json"):
+        run.run({"floor": tiny_floor()}, tmp_path, "dfca bench", True, Counter(stop_after=1))
+    part = bench_file.load(tmp_path / "bench.json")["parts"]["floor"]
     assert [row["name"] for row in part["rows"]] == ["mlp"]
     assert not part["finished"]
     assert "interrupted" in (tmp_path / "bench.md").read_text()
@@ -207,41 +223,71 @@ def test_interrupted_before_the_first_row_the_old_ones_stay(tmp_path: Path) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(run.MEASURES, "floor", stop)
-        with pytest.raises(run.Interrupted, match="0 finished rows"):
-            run.run({"floor": tiny_floor()}, tmp_path, "dfca bench", True, Silent())
-    assert record.load(tmp_path / "bench.json") == old
+        with pytest.raises(Interrupted, match="0 finished rows"):
+            run.run({"floor": tiny_floor()}, tmp_path, "dfca bench", True, Counter())
+    assert bench_file.load(tmp_path / "bench.json") == old
 
 
-def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    plan = peers.Plan((WORK,), (ABSENT,), repeats=1, cache=tmp_path)
-    (row,) = peers.rows(plan, lambda _: None)
+def test_a_library_that_cannot_be_installed_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = environments._run
+
+    def without_venv(command: list[str], library: Library) -> None:
+        """Put this Python in place of a fresh environment's, which takes pip half a minute to make."""
+        if "venv" not in command:
+            install([sys.executable, *command[1:]], library)
+
+    monkeypatch.setattr(environments, "_run", without_venv)
+    plan = baselines.BaselinesPlan((WORK,), (ABSENT,), repeats=1, cache=tmp_path)
+    (row,) = baselines.rows(plan, lambda _: None)
     assert row.skipped is not None
     assert row.skipped.startswith("absent 1.0 cannot be installed: ")
-    assert "dfca-has-no-such-peer" in row.skipped
+    assert "dfca-has-no-such-library" in row.skipped
     text = tables.markdown(measured("peers", [row]))
     assert "it does not exist." in text
     assert "cannot be installed" in text
 
 
-def test_the_time_of_a_peer_is_scaled_to_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "run_script", lambda *_, **__: {"seconds": [2.0, 2.0], "trained": 4})
+@pytest.mark.usefixtures("in_process")
+def test_a_library_that_fails_once_is_skipped_and_the_others_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, starts = replace(ABSENT, name="good 1.0"), []
+
+    def theirs(library: Library, python: Path, work: Work) -> float:
+        starts.append(library.name)
+        if library == ABSENT:
+            raise Skip("it crashed")
+        return 2.0
+
+    monkeypatch.setattr(baselines, "environment_of", lambda library, cache: Path("python"))
+    monkeypatch.setattr(baselines, "theirs", theirs)
+    plan = baselines.BaselinesPlan((WORK,), (ABSENT, good), repeats=2, cache=tmp_path)
+    failed, compared = baselines.rows(plan, lambda _: None)
+    assert starts == ["absent 1.0", "good 1.0", "good 1.0"]
+    assert failed.skipped == "it crashed"
+    assert compared.values["good 1.0"] == [2.0, 2.0]
+    assert all(seconds > 0 for seconds in compared.values["dfca"])
+
+
+def test_the_time_of_a_library_is_scaled_to_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "run_script", lambda *_, **__: {"seconds": [2.0, 2.0], "trained": 4})
     # 4 clients x 2 rounds should have trained, 4 did
-    assert peers.theirs(ABSENT, Path("python"), replace(WORK, rounds=3)) == 4.0
-    monkeypatch.setattr(peers, "run_script", lambda *_, **__: {"seconds": [2.0], "trained": 0})
+    assert baselines.theirs(ABSENT, Path("python"), replace(WORK, rounds=3)) == 4.0
+    monkeypatch.setattr(baselines, "run_script", lambda *_, **__: {"seconds": [2.0], "trained": 0})
     with pytest.raises(Skip, match="trained no client"):
-        peers.theirs(ABSENT, Path("python"), WORK)
+        baselines.theirs(ABSENT, Path("python"), WORK)
 
 
 def test_a_ready_environment_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dfca.bench.baselines import environments
-
     commands: list[list[str]] = []
 
-    def pretend(command: list[str], peer: Peer) -> None:
+    def record(command: list[str], library: Library) -> None:
         commands.append(command)
         (tmp_path / "absent-1.0").mkdir(exist_ok=True)
 
-    monkeypatch.setattr(environments, "_run", pretend)
+    monkeypatch.setattr(environments, "_run", record)
     python = environment_of(ABSENT, tmp_path)
     assert len(commands) == 2
     assert environment_of(ABSENT, tmp_path) == python
@@ -250,21 +296,15 @@ def test_a_ready_environment_is_used_again(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 4
 
 
-def test_the_peers_scripts_import_nothing_of_dfca() -> None:
-    for peer in PEERS:
-        assert "dfca" not in [line.split()[1].split(".")[0] for line in _imports(script_of(peer))]
+def test_the_scripts_of_other_libraries_do_not_import_dfca() -> None:
+    for library in LIBRARIES:
+        assert "dfca" not in [line.split()[1].split(".")[0] for line in _imports(script_of(library))]
     neighbours = circulant(replace(WORK, clients=10, degree=4))
     assert neighbours[0] == [1, 2, 8, 9]
     assert all(i in neighbours[m] for i in range(10) for m in neighbours[i])
 
 
-def test_our_side_of_the_peers_work() -> None:
-    assert peers.ours(WORK) > 0
-
-
 def test_a_child_that_dies_gives_a_reason() -> None:
-    import sys
-
     with pytest.raises(Skip, match="ended by SIGILL"):
         child.run_script([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"])
     with pytest.raises(Skip, match="failed: ValueError: no"):
@@ -273,45 +313,46 @@ def test_a_child_that_dies_gives_a_reason() -> None:
         child.run_script([sys.executable, "-c", "import time; time.sleep(60)"], longest_s=0.2)
 
 
-def test_the_bf16_probe_says_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert record.probe_bf16(size=8, repeats=1).startswith(("works", "crashes"))
+def test_the_bf16_probe_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench_file.probe_bf16(size=8, repeats=1).startswith(("works", "crashes"))
 
     def crash(*_: Any, **__: Any) -> None:
         raise Skip("the process was ended by SIGILL")
 
-    monkeypatch.setattr(record, "call", crash)
-    assert record.probe_bf16() == "crashes: the process was ended by SIGILL"
+    monkeypatch.setattr(bench_file, "call", crash)
+    assert bench_file.probe_bf16() == "crashes: the process was ended by SIGILL"
 
 
-def test_too_large_a_world_is_skipped_with_the_numbers() -> None:
+def test_too_large_a_size_is_skipped_with_the_numbers() -> None:
     with pytest.raises(Skip, match=r"it needs [\d.]+ GiB of memory, [\d.]+ GiB are free"):
         child.need_memory(replace(MLP, clients=10**9))
 
 
-def test_ranks_are_skipped_where_nothing_can_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks.importlib.util, "find_spec", lambda _: None)
-    rows = list(ranks.rows(ranks.plan(quick=True), lambda _: None))
-    assert [row.skipped is not None for row in rows] == [True, True]
-
-
-def test_ranks_read_time_and_memory_of_a_run() -> None:
-    import sys
-
-    experiment = ranks.tiny(ranks.plan(quick=True).experiment)
+def test_ranks_read_time_and_memory_of_a_run(tmp_path: Path) -> None:
+    experiment = ranks.tiny(ranks.make_plan(quick=True).experiment)
     experiment["data"]["name"] = "digits"
     found = ranks.run_once([sys.executable, "-m", "dfca"], experiment, 1)
     assert found.seconds > 0
     assert found.memory > 2**20 or not Path("/proc/self/status").exists()
-    with pytest.raises(Skip, match=r"the run failed: error: .*clients"):
-        ranks.run_once([sys.executable, "-m", "dfca"], {**experiment, "clients": -1}, 1)
+
+
+def test_ranks_are_skipped_with_the_error_of_the_run() -> None:
+    script = "import sys; print('at first'); print('error: clients must be >= 1'); print('and more'); sys.exit(2)"
+    plan = replace(ranks.make_plan(quick=True), repeats=1)
+    with pytest.raises(Skip, match=r"^the run failed: error: clients must be >= 1$"):
+        ranks.run_once([sys.executable, "-c", script], plan.experiment, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "run_once", lambda *_: (_ for _ in ()).throw(Skip("the run failed: error: no")))
+        rows = list(ranks.rows(plan, lambda _: None))
+    assert [row.skipped for row in rows] == ["the run failed: error: no"] * 2
 
 
 def test_parts_and_repeats_are_checked(tmp_path: Path) -> None:
-    assert run.chosen_parts([]) == ["floor", "peers", "scaling", "ranks"]
-    assert run.chosen_parts(["all"]) == ["floor", "peers", "scaling", "ranks"]
-    assert run.chosen_parts(["ranks", "floor"]) == ["floor", "ranks"]
+    assert run.choose_parts([]) == ["floor", "peers", "scaling", "ranks"]
+    assert run.choose_parts(["all"]) == ["floor", "peers", "scaling", "ranks"]
+    assert run.choose_parts(["ranks", "floor"]) == ["floor", "ranks"]
     with pytest.raises(ConfigError, match='unknown part "flor"; did you mean "floor"'):
-        run.chosen_parts(["flor"])
+        run.choose_parts(["flor"])
     plans = run.make_plans(["floor", "scaling"], True, 7, tmp_path)
     assert plans["floor"].repeats == plans["scaling"].cycles == 7
     with pytest.raises(ConfigError, match="repeats must be >= 1, got 0"):
@@ -322,23 +363,19 @@ def test_a_foreign_bench_json_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text("[]")
     with pytest.raises(RunError, match="is not a result of dfca bench"):
-        record.Record(tmp_path)
+        bench_file.BenchFile(tmp_path)
     path.write_text('{"format": 99}')
     with pytest.raises(RunError, match="has format 99"):
-        record.Record(tmp_path)
+        bench_file.BenchFile(tmp_path)
 
 
 def test_the_page_is_made_of_what_was_measured() -> None:
-    found = blocks(measured("scaling", scaling_rows()))
+    found = tables.page_blocks(measured("scaling", scaling_rows()))
     assert "1.00 (1.00)" in found["scaling"]
     assert found["floor"] == "Not measured yet."
 
 
 def test_ctrl_c_on_the_command_line_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from dfca.cli import INTERRUPTED, app
-
     def stop(plan: Any, tick: Any) -> Iterator[Row]:
         yield Row("first", "", skipped="why")
         raise KeyboardInterrupt
@@ -347,14 +384,10 @@ def test_ctrl_c_on_the_command_line_is_one_sentence(tmp_path: Path, monkeypatch:
     done = CliRunner().invoke(app, ["bench", "ranks", "--quick", "--out", str(tmp_path)])
     assert done.exit_code == INTERRUPTED
     assert "1 finished row is kept" in done.output
-    assert record.load(tmp_path / "bench.json")["parts"]["ranks"]["command"] == "dfca bench ranks --quick"
+    assert bench_file.load(tmp_path / "bench.json")["parts"]["ranks"]["command"] == "dfca bench ranks --quick"
 
 
 def test_the_command_prints_tables_and_names_unknown_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from dfca.cli import app
-
     row = Row("pair", "per round", {"a": [1.0], "b": [2.0]}, of="a", to="b", most=1.0)
     monkeypatch.setitem(run.MEASURES, "ranks", lambda plan, tick: iter([row]))
     done = CliRunner().invoke(app, ["bench", "ranks", "--out", str(tmp_path)])

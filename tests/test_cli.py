@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import dfca
@@ -72,34 +74,78 @@ def tiny() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run the tiny experiment once; return its folder and what the command printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        Path("tiny.toml").write_text(TINY)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            result = call("run", "tiny.toml")
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 0, result.output
+    return folder / "runs" / "tiny", result.output
+
+
+@pytest.fixture
+def finished(finished_once: tuple[Path, str], tiny: Path) -> Path:
+    """Return a copy of the finished run at runs/tiny, beside its tiny.toml."""
+    return Path(shutil.copytree(finished_once[0], "runs/tiny"))
+
+
 # --- help
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_and_version_start_fast_in_a_real_process() -> None:
+    """`python -m dfca --help` takes 0.25 s of a quiet core; the bound leaves room for a busy one."""
     script = (
-        "import sys, dfca.cli\n"
-        "try: dfca.cli.app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'pydantic', 'networkx', 'scipy', 'sklearn'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import runpy, sys, time\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'networkx', 'scipy', 'sklearn'}\n"
+        "for argument in ('--help', 'version'):\n"
+        "    sys.argv = ['dfca', argument]\n"
+        "    try: runpy.run_module('dfca', run_name='__main__')\n"
+        "    except SystemExit as end: assert not end.code, end.code\n"
+        "    assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "    if argument == '--help': print(time.process_time(), 'pydantic' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "Clustered federated learning without a server" in done.stdout
+    *_, spent, version = done.stdout.splitlines()
+    seconds, pydantic = spent.split()
+    assert float(seconds) < 0.6
+    assert pydantic == "False"
+    assert version == dfca.__version__
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("list",), ("report",), ("data",), ("data", "import"), ("version",)])
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """List the names of a command and of all below it."""
+    below = getattr(group, "commands", {})
+    return [path, *(name for key, command in below.items() for name in commands_of(command, (*path, key)))]
+
+
+@pytest.mark.parametrize("command", commands_of(typer.main.get_command(app)), ids=" ".join)
 def test_every_command_has_help(command: tuple[str, ...]) -> None:
     for flag in ("--help", "-h"):
         result = call(*command, flag)
         assert result.exit_code == 0
         assert "Usage: " in result.output
+        assert not {"cell", "cells"} & set(result.output.lower().split())
+
+
+def test_the_commands_are_these() -> None:
+    names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
+    assert names == {"", "run", "list", "version", "report", "replay", "bench"} | {
+        f"data{name}" for name in ("", " list", " fetch", " import")
+    }
 
 
 def test_version() -> None:
     for arguments in (("version",), ("--version",)):
         assert call(*arguments).output == f"{dfca.__version__}\n"
-    done = subprocess.run([sys.executable, "-m", "dfca", "version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{dfca.__version__}\n"
 
 
 def test_list_shows_everything_there_is() -> None:
@@ -117,17 +163,16 @@ def test_data_list_says_where_it_comes_from() -> None:
 # --- run
 
 
-def test_run_prints_a_line_per_cell_the_table_and_the_report(tiny: Path) -> None:
-    result = call("run", str(tiny))
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+def test_run_prints_a_line_per_trial_the_table_and_the_report(finished_once: tuple[Path, str], finished: Path) -> None:
+    folder, output = finished_once
+    lines = output.splitlines()
     assert lines[0] == "A tiny one"
     assert lines[1] == "· tiny: 2 algorithms x 1 seed, 6 clients, 2 clusters, 4 rounds, on cpu"
     assert any(line.startswith("    1/2  dfca-gi, seed 0: accuracy 0.") for line in lines)
     assert any(line.startswith("    2/2  local, seed 0: accuracy 0.") for line in lines)
     assert lines[-1] == "report: runs/tiny/report.html"
-    assert Path("runs/tiny/report.html").exists()
-    again = call("run", str(tiny)).output
+    assert (folder / "report.html").exists()
+    again = call("run", "tiny.toml").output
     assert "· 2 of 2 trials are finished already" in again
 
 
@@ -150,8 +195,9 @@ def test_options_reach_the_config(tiny: Path) -> None:
 
 def test_another_scale_has_another_folder(tiny: Path) -> None:
     tiny.write_text(f"{TINY}[scale.desk]\nrounds = 2\n[scale.paper]\nrounds = 3\n")
-    assert "runs/tiny/report.html" in call("run", str(tiny), "-q").output
-    assert "runs/tiny-paper/report.html" in call("run", str(tiny), "-q", "--scale", "paper").output
+    for scale, folder in (("desk", "tiny"), ("paper", "tiny-paper")):
+        output = call("run", str(tiny), "-q", "--algorithms", "local", "--scale", scale).output
+        assert f"runs/{folder}/report.html" in output
 
 
 def test_a_model_of_the_users_own_is_found_where_dfca_is_called(tiny: Path) -> None:
@@ -164,9 +210,8 @@ def test_a_model_of_the_users_own_is_found_where_dfca_is_called(tiny: Path) -> N
     assert result.exit_code == 0, result.output
 
 
-def test_report_writes_the_page_again(tiny: Path) -> None:
-    call("run", str(tiny), "-q")
-    page = Path("runs/tiny/report.html")
+def test_report_writes_the_page_again(finished: Path) -> None:
+    page = finished / "report.html"
     page.unlink()
     result = call("report", "runs/tiny")
     assert result.exit_code == 0, result.output
@@ -175,7 +220,7 @@ def test_report_writes_the_page_again(tiny: Path) -> None:
 
 
 def test_the_table_fits_the_terminal_and_shows_what_is_unfinished(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call("run", str(tiny), "-q", "--seeds", "2")
+    call("run", str(tiny), "-q", "--seeds", "2", "--algorithms", "local")
     path = Path("runs/tiny/summary.json")
     summary = json.loads(path.read_text())
     path.write_text(json.dumps(summary | {"runs": summary["runs"][:-1]}))
@@ -186,8 +231,7 @@ def test_the_table_fits_the_terminal_and_shows_what_is_unfinished(tiny: Path, mo
     assert "runs: finished + unfinished" in output
 
 
-def test_every_format_from_the_folder_and_from_a_saved_file(tiny: Path) -> None:
-    call("run", str(tiny), "-q")
+def test_every_format_from_the_folder_and_from_a_saved_file(finished: Path) -> None:
     assert call("report", "runs/tiny", "--save", "tiny.json").exit_code == 0
     for name, beginning in (("markdown", "| algorithm |"), ("csv", "algorithm,runs,"), ("latex", r"\begin{tabular}")):
         outputs = [call("report", path, "--format", name).output for path in ("runs/tiny", "tiny.json")]
@@ -196,16 +240,16 @@ def test_every_format_from_the_folder_and_from_a_saved_file(tiny: Path) -> None:
     assert call("report", "tiny.json").output.splitlines()[0] == "tiny tiny.json"
 
 
-def test_a_sweep_with_a_failed_cell_ends_with_status_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_with_a_failed_trial_ends_with_status_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFCA_DATA", str(Path.cwd() / "nothing"))
     tiny.write_text(f'{TINY}[[points]]\ndata.name = "mnist"\n[[points]]\nclients = 4\n')
     result = call("run", str(tiny), "--workers", "1", "--algorithms", "local")
     assert result.exit_code == 1
     lines = result.output.splitlines()
-    assert lines[1] == "· tiny: 2 points, 2 cells, on cpu"
+    assert lines[1] == "· tiny: 2 points, 2 trials, on cpu"
     assert any(line.startswith("    1/2  local, seed 0, data.name=mnist: failed: ") for line in lines)
     assert any(line.startswith("    2/2  local, seed 0, clients=4: accuracy ") for line in lines)
-    assert result.stderr.startswith("error: 1 of 2 cells failed, first local, seed 0: ")
+    assert result.stderr.startswith("error: 1 of 2 trials failed, first local, seed 0: ")
     assert result.stderr.endswith("; the same command tries them again\n")
 
 
@@ -249,13 +293,12 @@ def test_a_bad_value_ends_with_one_sentence_and_status_2(tiny: Path, arguments: 
     assert not Path("runs").exists()
 
 
-def test_a_folder_of_another_config_is_refused_with_status_1(tiny: Path) -> None:
-    call("run", str(tiny), "-q", "--algorithms", "local")
-    assert error("run", str(tiny), "--set", "rounds=5", "-q", status=1) == (
+def test_a_folder_of_another_config_is_refused_with_status_1(finished: Path) -> None:
+    assert error("run", "tiny.toml", "--set", "rounds=5", "-q", status=1) == (
         "error: runs/tiny holds a run of another config: rounds is 4 there and 5 here; use --out for another folder, "
         "or --no-resume to discard this one"
     )
-    assert call("run", str(tiny), "--set", "rounds=5", "-q", "--algorithms", "local", "--no-resume").exit_code == 0
+    assert call("run", "tiny.toml", "--set", "rounds=5", "-q", "--algorithms", "local", "--no-resume").exit_code == 0
     assert [row["rounds"] for row in json.loads(Path("runs/tiny/summary.json").read_text())["runs"]] == [5]
 
 

@@ -1,6 +1,7 @@
 """The real data sets, where `DFCA_DATA` has them."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,17 @@ from dfca.data import DataOptions, load, make_split
 from dfca.data.cache import cached_path
 
 
+@cache
+def load_once(name):
+    return load(name)
+
+
 def real(name):
     if not os.environ.get("DFCA_DATA"):
         pytest.skip("DFCA_DATA is not set")
     if cached_path(name) is None:
         pytest.skip(f"{name} is not in {Path(os.environ['DFCA_DATA'])}")
-    return load(name)
+    return load_once(name)
 
 
 @pytest.mark.parametrize(

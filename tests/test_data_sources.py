@@ -54,7 +54,7 @@ def npz(path, arrays):
 # -------------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_missing_set_names_both_ways_in(cache):
+def test_a_missing_set_names_both_ways_to_get_it(cache):
     with pytest.raises(DataError) as caught:
         load("mnist")
     assert str(caught.value) == (
@@ -361,19 +361,19 @@ def test_without_a_published_checksum_the_first_download_is_trusted_and_said(cac
     archive = har_zip()  # once: it holds the time
     server.files["/hapt.zip"] = archive
     point(monkeypatch, server)
-    said = []
-    fetch("har", say=said.append)
+    notes = []
+    fetch("har", notify=notes.append)
     digest = hashlib.sha256(archive).hexdigest()
     assert (cache / "har.source.sha256").read_text().startswith(digest)
-    assert len(said) == 1
-    assert "nobody publishes a checksum of har: this first download is trusted" in said[0]
+    assert len(notes) == 1
+    assert "no checksum of har is published: this first download is trusted" in notes[0]
     (cache / "har.npz").unlink()
-    fetch("har", say=said.append)
-    assert len(said) == 1, "the same bytes again are no news"
+    fetch("har", notify=notes.append)
+    assert len(notes) == 1, "the same bytes again are no news"
     (cache / "har.npz").unlink()
     server.files["/hapt.zip"] = har_zip(first=2.0)
     with pytest.raises(ChecksumError, match=r"recorded in .*har\.source\.sha256; delete it to trust this one"):
-        fetch("har", say=said.append)
+        fetch("har", notify=notes.append)
     assert not (cache / "har.npz").exists()
 
 

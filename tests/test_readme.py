@@ -1,4 +1,4 @@
-"""The README's Python blocks run, and the commands that it names exist."""
+"""The Python blocks of README and CONTRIBUTING run, and the commands that the README names exist."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from dfca.cli import app
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parent.parent
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+PYTHON = re.findall(r"```python\n(.*?)```", README + CONTRIBUTING, re.DOTALL)
 COMMANDS = re.findall(r"^dfca (\w+)", README, re.MULTILINE)
 
 

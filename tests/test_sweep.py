@@ -264,7 +264,7 @@ def test_several_processes_give_the_bits_of_one_and_go_on_after_failures(
         *[("local", False)] * 2 + [("local", True)] * 2,
     ]
     assert len(listener.rows) == 5
-    assert load_run("run").cells == (5, 8)
+    assert load_run("run").trial_counts == (5, 8)
 
     again = Listener()
     run(experiment, "run", again, save_models=True, workers=1)

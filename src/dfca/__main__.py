@@ -1,4 +1,4 @@
-"""Let `python -m dfca` and `torchrun -m dfca` do what `dfca` does."""
+"""Entry point of `python -m dfca` and `torchrun -m dfca`."""
 
 from dfca.cli import main
 

@@ -1,4 +1,4 @@
-"""Every error a user can meet. Each message states the value, the bound and the way out.
+"""Every error a user can meet. Each message states the value, the bound and what to do.
 
 DfcaError
 ├── ConfigError      a value the user gave: unknown key, out of range, contradictory
@@ -51,7 +51,7 @@ class RunError(DfcaError):
 
 
 class RankLost(RunError):
-    """Another process of a distributed run is gone; `explained` if it said why."""
+    """Another process of a distributed run is gone; `explained` if it sent the reason before."""
 
     explained = False
 

@@ -1,4 +1,4 @@
-"""Who talks to whom: the graphs of clients, on networkx.
+"""Which clients are neighbours: the graphs of clients, on networkx.
 
     options -> make_graph -> nx.Graph with nodes 0..N-1, undirected, no self loops
                    |
@@ -6,7 +6,7 @@
                    +-> layout   -> where to draw each client
 
 A graph may be disconnected and a client may have no neighbour: the equations of every algorithm cover it, and
-`describe` says it.
+`describe` counts it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TOPOLOGIES: dict[str, str] = {
     "ring": "every client has two neighbours",
     "torus": "a grid, as square as possible, whose borders are joined: four neighbours each",
     "regular": "a random graph in which every client has `degree` neighbours",
-    "small-world": "a ring of `degree` neighbours, a share `rewire` of the links thrown at random (Watts-Strogatz)",
-    "scale-free": "newcomers attach to `attach` popular clients: few hubs, many leaves (Barabasi-Albert)",
-    "random-geometric": "clients are dropped on a unit square and linked when closer than `radius`",
-    "star": "client 0 is everybody's only neighbour",
-    "complete": "everybody is everybody's neighbour",
+    "small-world": "a ring of `degree` neighbours, a share `rewire` of the links rewired at random (Watts-Strogatz)",
+    "scale-free": "each new client links to `attach` popular ones: few hubs, many leaves (Barabasi-Albert)",
+    "random-geometric": "clients lie at random on a unit square and are linked when closer than `radius`",
+    "star": "client 0 is the only neighbour of all others",
+    "complete": "all clients are neighbours of each other",
     "tree": "a balanced binary tree with client 0 at the root",
     "file": "your own graph: an edge list (two client numbers per line) or a .graphml file",
 }
@@ -48,7 +48,7 @@ USES: dict[str, tuple[str, ...]] = {
     "file": ("file",),
     **dict.fromkeys(("ring", "torus", "star", "complete", "tree"), ()),
 }
-"""The options that each topology looks at."""
+"""The options that each topology uses."""
 
 DENSE_LIMIT = 1500  # up to here all eigenvalues by LAPACK take about a second; beyond, Lanczos
 
@@ -62,7 +62,7 @@ class TopologyOptions(BaseModel):
     p: float = Field(default=0.1, description="erdos-renyi: probability of a link between two clients, 0 to 1")
     degree: int = Field(default=4, description="regular, small-world: number of neighbours of a client")
     rewire: float = Field(default=0.1, description="small-world: share of the links that is rewired at random, 0 to 1")
-    attach: int = Field(default=2, description="scale-free: number of links that each newcomer brings")
+    attach: int = Field(default=2, description="scale-free: number of links that each new client brings")
     radius: float = Field(default=0.2, description="random-geometric: linking distance on the unit square, > 0")
     file: str | None = Field(default=None, description="file: path of an edge list or of a .graphml file")
 
@@ -151,7 +151,7 @@ def describe(graph: nx.Graph, clusters: Sequence[int] | Any | None = None) -> di
 
 
 def summary(facts: dict[str, Any]) -> str:
-    """Say the facts of `describe` in one line."""
+    """Write the facts of `describe` in one line."""
     low, high = facts["degree_min"], facts["degree_max"]
     degree = f"{low}" if low == high else f"{low}–{high} (mean {facts['degree_mean']:.1f})"
     connected = "connected" if facts["components"] == 1 else f"{facts['components']:,} components"
@@ -172,7 +172,7 @@ def summary(facts: dict[str, Any]) -> str:
 def pairs_without_trainer(graph: nx.Graph, clusters: Sequence[int] | Any, k: int) -> int:
     """Count the (client, cluster) pairs (i, j) with N_ij empty: no neighbour of client i is of cluster j.
 
-    Client i never receives model j from anybody; the client's own cluster counts like any other.
+    Client i never receives model j; the client's own cluster counts like any other.
     """
     of = np.asarray(clusters, dtype=np.int64)
     nodes = graph.number_of_nodes()
@@ -363,7 +363,7 @@ def _largest_beside_one(w: Any) -> float:
     try:
         found = eigsh(deflated, k=1, which="LM", v0=v0, ncv=min(n - 1, 80), tol=1e-9, return_eigenvectors=False)
     except ArpackNoConvergence:
-        return 1.0  # eigenvalues too close to 1 to be told apart: the gap is 0 to every digit shown
+        return 1.0  # eigenvalues too close to 1 to be distinguished: the gap is 0 to every digit shown
     return float(abs(found[0]))
 
 
@@ -419,7 +419,7 @@ def _springs(graph: nx.Graph, seed: int, iterations: int = 80) -> np.ndarray:
     return np.asarray(x / np.abs(x).max())
 
 
-# --- words
+# --- text
 
 
 def _count(number: int, noun: str) -> str:

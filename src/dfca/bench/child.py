@@ -1,4 +1,4 @@
-"""Measure in a process of its own: honest peak memory, and crashes that take nobody along.
+"""Measure in a process of its own: its peak memory is its own, and a crash ends nothing else.
 
 `call(kind, ...)` starts `python -m dfca.bench.child`, which prints one line of JSON.
 """
@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from dfca.bench.baselines.work import MARK
-from dfca.bench.rows import Skip
-from dfca.bench.worlds import World
+from dfca.bench.measurements import Skip
+from dfca.bench.sizes import Size
 from dfca.memory import available_bytes, format_bytes, peak_bytes
 
 LONGEST_S = 3600.0
@@ -60,32 +60,32 @@ def run_script(
     raise Skip(_reason(process.returncode, errors or out))
 
 
-def need_memory(world: World) -> None:
-    """Raise Skip unless a world fits: 1.25 banks, the samples twice, 1 GiB."""
-    bank = 4 * world.clusters * world.clients * world.parameters
-    data = 4 * world.clients * world.samples * world.inputs
+def need_memory(size: Size) -> None:
+    """Raise Skip unless the memory is enough for a size: 1.25 banks, the samples twice, 1 GiB."""
+    bank = 4 * size.clusters * size.clients * size.parameters
+    data = 4 * size.clients * size.samples * size.inputs
     needed, free = int(1.25 * bank + 2 * data + 2**30), available_bytes()
     if free is not None and needed > free:
         raise Skip(f"it needs {format_bytes(needed)} of memory, {format_bytes(free)} are free")
 
 
-def rounds(world: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
-    """Time rounds of a world after one that is not counted: seconds per round and per phase, memory above the base.
+def rounds(size: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
+    """Time rounds after one that is not counted: seconds per round and per phase, memory above the base.
 
-    The base is the peak of the same process after a tiny world, so that libraries are not counted.
+    The base is the peak of the same process after a tiny simulation, so that libraries are not counted.
     """
     import time
 
     import torch
 
-    from dfca.bench.worlds import make_setting
+    from dfca.bench.sizes import make_setting
     from dfca.sim.rounds.simulation import Simulation
 
     torch.set_num_threads(threads)
-    tiny = {**world, "clients": 4, "samples": 2, "inputs": 196, "hidden": 4, "degree": 2}
-    Simulation(make_setting(World(**{**tiny, "clusters": min(4, world["clusters"])}))).step()
+    tiny = {**size, "clients": 4, "samples": 2, "inputs": 196, "hidden": 4, "degree": 2}
+    Simulation(make_setting(Size(**{**tiny, "clusters": min(4, size["clusters"])}))).step()
     base = peak_bytes()
-    simulation = Simulation(make_setting(World(**world)))
+    simulation = Simulation(make_setting(Size(**size)))
     simulation.step()
     seconds, phases = [], []
     for _ in range(repeats):
@@ -100,26 +100,26 @@ def bf16(size: int, repeats: int) -> dict[str, Any]:
     """Time a square matrix product in float32 and in bfloat16, in turn."""
     import torch
 
-    from dfca.bench.timing import in_turn
+    from dfca.bench.measurements import in_turn
 
     wide = torch.randn(size, size)
     short = wide.bfloat16()
     return dict(in_turn({"float32": lambda: wide @ wide, "bf16": lambda: short @ short}, repeats, lambda _: None, 2))
 
 
-def measure_rounds(world: World, repeats: int, threads: int) -> dict[str, Any]:
-    """Call `rounds` for a world in a process of its own, if there is memory for it."""
-    need_memory(world)
-    return call("rounds", world=asdict(world), repeats=repeats, threads=threads)
+def measure_rounds(size: Size, repeats: int, threads: int) -> dict[str, Any]:
+    """Call `rounds` in a process of its own, if there is memory for it."""
+    need_memory(size)
+    return call("rounds", size=asdict(size), repeats=repeats, threads=threads)
 
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {"rounds": rounds, "bf16": bf16}
 
 
-def _reason(status: int, said: str) -> str:
+def _reason(status: int, output: str) -> str:
     if status < 0:
         return f"the process was ended by {signal.Signals(-status).name}"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f"the process failed: {lines[-1][:200] if lines else f'exit status {status}'}"
 
 

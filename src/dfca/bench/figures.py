@@ -1,4 +1,4 @@
-"""The pictures of a bench: ratios with what is wanted, and how time and memory grow."""
+"""The figures of a bench: ratios with their targets, and how time and memory grow."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Json = Mapping[str, Any]
 
 
 def draw(content: Json, folder: Path) -> list[Path]:
-    """Draw what was measured as PNG and SVG; returns the files."""
+    """Draw what was measured as PNG and SVG; return the files."""
     figures = {}
-    compared = [(row, name) for name in ("floor", "peers", "ranks") for row in _rows(content, name) if row["ratio"]]
+    compared = [row for name in ("floor", "peers", "ranks") for row in _rows(content, name) if row["ratio"]]
     if compared:
-        figures["bench-ratios"] = ratios([row for row, _ in compared])
+        figures["bench-ratios"] = ratios(compared)
     if any(row["skipped"] is None for row in _rows(content, "scaling")):
         figures["bench-scaling"] = growth(content["parts"]["scaling"])
     made = []
@@ -101,12 +101,12 @@ def growth(part: Json) -> Figure:
 
 
 def _label(row: Json) -> str:
-    """Name a ratio; a peer's name stands in the row's name already."""
+    """Name a ratio; the name of another library is part of the row's name already."""
     return f"{row['name'].removesuffix(', ' + row['of'])}:  {row['of']} / {row['to']}"
 
 
 def _numbers(axes: Axes) -> None:
-    """Write plain numbers on logarithmic axes, in between the powers of ten too where there are few of them."""
+    """Write plain numbers on logarithmic axes, also between the powers of ten where there are few of them."""
     for each in (axes.xaxis, axes.yaxis):
         if each.get_scale() == "log":
             low, high = each.get_view_interval()

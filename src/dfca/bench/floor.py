@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dfca.bench.bare import Bare
 from dfca.bench.child import measure_rounds, need_memory
-from dfca.bench.rows import Row, Skip
-from dfca.bench.timing import Tick, in_turn, spread
-from dfca.bench.worlds import World, make_setting
+from dfca.bench.measurements import Row, Skip, Tick, divided, in_turn, prefixed
+from dfca.bench.plain_torch import PlainTorch
+from dfca.bench.sizes import Size, make_setting
 from dfca.core.rng import seeded
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -24,12 +24,12 @@ MIXING_CLIENTS = 240
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured: (name, world, bound of round / floor); the CNN's step; mixing's share."""
+class FloorPlan:
+    """What is measured: (name, size, bound of round / floor); the CNN's step; mixing's share."""
 
-    workloads: tuple[tuple[str, World, float], ...]
-    cnn_step: World
-    mixing: World
+    workloads: tuple[tuple[str, Size, float], ...]
+    cnn_step: Size
+    mixing: Size
     repeats: int
     tries: int = 2
 
@@ -39,12 +39,12 @@ class Plan:
         return len(self.workloads) + 2
 
 
-def plan(quick: bool) -> Plan:
+def make_plan(quick: bool) -> FloorPlan:
     """Choose the sizes. Few clients suffice: local work is the same for each."""
     large, small = (4, 40) if quick else (8, 120)
-    mlp = World(clusters=4, clients=small, degree=10)
-    cnn = World(model="cnn", classes=47, samples=500, clusters=2, clients=large, degree=3)
-    return Plan(
+    mlp = Size(clusters=4, clients=small, degree=10)
+    cnn = Size(model="cnn", classes=47, samples=500, clusters=2, clients=large, degree=3)
+    return FloorPlan(
         workloads=(
             ("MLP 2048, 1,000 samples", replace(mlp, hidden=2048, samples=1000, clients=large, degree=3), 1.15),
             ("CNN, 500 samples", cnn, 1.15),
@@ -58,24 +58,24 @@ def plan(quick: bool) -> Plan:
     )
 
 
-def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
+def rows(plan: FloorPlan, tick: Tick) -> Iterator[Row]:
     """Measure row by row."""
-    for name, world, bound in plan.workloads:
-        yield round_row(name, world, bound, plan, tick)
+    for name, size, bound in plan.workloads:
+        yield round_row(name, size, bound, plan, tick)
     yield step_row(plan.cnn_step, plan.repeats, tick)
     yield mixing_row(plan.mixing, max(1, plan.repeats // 2), tick)
 
 
-def round_row(name: str, world: World, bound: float, plan: Plan, tick: Tick) -> Row:
-    """Compare a whole round (assign, train, mix; no evaluation) with the best schedule of the bare passes."""
-    about = f"{_sizes(world)}, k = {world.clusters}; per client and round"
+def round_row(name: str, size: Size, bound: float, plan: FloorPlan, tick: Tick) -> Row:
+    """Compare a whole round (assign, train, mix; no evaluation) with the fastest schedule of the plain passes."""
+    about = f"{_describe(size)}, k = {size.clusters}; per client and round"
     try:
-        need_memory(replace(world, clusters=2 * world.clusters))  # the bare models are a second bank
+        need_memory(replace(size, clusters=2 * size.clusters))  # the plain models are a second bank
     except Skip as reason:
         return Row(name, about, skipped=str(reason))
-    setting = make_setting(world)
-    simulation, bare = Simulation(setting), Bare(setting)
-    tried = in_turn(bare.schedules, plan.tries, lambda what: tick(f"{name}: {what}"))
+    setting = make_setting(size)
+    simulation, plain = Simulation(setting), PlainTorch(setting)
+    tried = in_turn(plain.schedules, plan.tries, prefixed(tick, name))
     best = min(tried, key=lambda schedule: min(tried[schedule]))
     phases: list[dict[str, float]] = []
 
@@ -84,54 +84,52 @@ def round_row(name: str, world: World, bound: float, plan: Plan, tick: Tick) -> 
         simulation.step()
         phases.append({phase: simulation.seconds[phase] - before[phase] for phase in PHASES})
 
-    seconds = in_turn({"dfca": step, "floor": bare.schedules[best]}, plan.repeats, lambda what: tick(f"{name}: {what}"))
-    bare.close()
-    each = world.clients
+    seconds = in_turn({"dfca": step, "floor": plain.schedules[best]}, plan.repeats, prefixed(tick, name))
+    plain.close()
     return Row(
         name,
         about,
-        values={subject: [value / each for value in values] for subject, values in seconds.items()},
+        divided(seconds, by=size.clients),
         of="dfca",
         to="floor",
         most=bound,
         details={
             "floor": best,
-            "schedules": {schedule: min(values) / each for schedule, values in tried.items()},
+            "schedules": {schedule: min(values) / size.clients for schedule, values in tried.items()},
             "phases": {
-                phase: spread([times[phase] for times in phases[-plan.repeats :]]).median / each for phase in PHASES
+                phase: median(times[phase] for times in phases[-plan.repeats :]) / size.clients for phase in PHASES
             },
             "engine": simulation.engine.how,
-            "world": asdict(world),
+            "world": asdict(size),
         },
     )
 
 
-def step_row(world: World, repeats: int, tick: Tick) -> Row:
+def step_row(size: Size, repeats: int, tick: Tick) -> Row:
     """Compare our local steps of the CNN with an eager loop of its layers as the paper writes them."""
-    name, about = "CNN, local step", f"{_sizes(world)}; per client and step"
+    name, about = "CNN, local step", f"{_describe(size)}; per client and step"
     tick(f"{name}: differences")
-    differences = {str(n): _differences(replace(world, clients=2, steps=n)) for n in (1, world.steps)}
-    setting = make_setting(world)
+    differences = {str(n): _differences(replace(size, clients=2, steps=n)) for n in (1, size.steps)}
+    setting = make_setting(size)
     simulation = Simulation(setting)
     by_layers, _ = _plain_layers(setting)
     simulation.step()
     by_layers()
     subjects = {"plain layers": by_layers, "dfca": simulation.step}
-    seconds = in_turn(subjects, repeats, lambda what: tick(f"{name}: {what}"))
-    each = world.clients * world.steps
+    seconds = in_turn(subjects, repeats, prefixed(tick, name))
     return Row(
         name,
         about,
-        values={subject: [value / each for value in values] for subject, values in seconds.items()},
+        divided(seconds, by=size.clients * size.steps),
         of="plain layers",
         to="dfca",
         least=1.8,
-        details={"differences": differences, "difference_bound": 1e-5, "world": asdict(world)},
+        details={"differences": differences, "difference_bound": 1e-5, "world": asdict(size)},
     )
 
 
 def _plain_layers(setting: Setting) -> tuple[Callable[[], None], list[nn.Module]]:
-    """Write the steps of `local` as one would first: the module, the loss, the optimiser."""
+    """Make the steps of `local` as a first script would have them: the module, the loss, the optimiser."""
     modules: list[nn.Module] = []
     for _ in range(setting.clients):
         with seeded(setting.seed, "init", 0):
@@ -149,13 +147,13 @@ def _plain_layers(setting: Setting) -> tuple[Callable[[], None], list[nn.Module]
     return by_layers, modules
 
 
-def _differences(world: World) -> dict[str, float]:
-    """Say by how much parameters differ after one client's steps: ours from the plain layers, and both from those in
-    double precision, which is what rounding alone does."""
-    setting = make_setting(world)
+def _differences(size: Size) -> dict[str, float]:
+    """Compute by how much parameters differ after local steps: ours from the plain layers', and both from those in
+    double precision, which is the effect of rounding alone."""
+    setting = make_setting(size)
     simulation = Simulation(setting)
     simulation.step()
-    ours = [simulation.model(client, 0) for client in range(world.clients)]
+    ours = [simulation.model(client, 0) for client in range(size.clients)]
     found = []
     for each in (setting, replace(setting, dtype=torch.float64)):
         by_layers, modules = _plain_layers(each)
@@ -165,24 +163,24 @@ def _differences(world: World) -> dict[str, float]:
     return {what: max(_difference(*pair) for pair in zip(*two, strict=True)) for what, two in pairs.items()}
 
 
-def mixing_row(world: World, repeats: int, tick: Tick) -> Row:
-    """Say what share of a round mixing takes, at the paper's size."""
+def mixing_row(size: Size, repeats: int, tick: Tick) -> Row:
+    """Measure the share of a round that mixing takes, at the paper's size."""
     name = "mixing's share of a round"
-    about = f"N = {world.clients}, {_sizes(world)}, k = {world.clusters}, degree {world.degree}"
+    about = f"N = {size.clients}, {_describe(size)}, k = {size.clusters}, degree {size.degree}"
     tick(f"{name}: {about}")
     try:
-        found = measure_rounds(world, repeats, torch.get_num_threads())
+        found = measure_rounds(size, repeats, torch.get_num_threads())
     except Skip as reason:
         return Row(name, about, skipped=str(reason))
     values = {"mix": [phases["mix"] for phases in found["phases"]], "round": found["seconds"]}
-    bound = 0.1 if world.clients >= MIXING_CLIENTS else None
-    details = {"memory_bytes": found["memory"], "phases": found["phases"], "world": asdict(world)}
+    bound = 0.1 if size.clients >= MIXING_CLIENTS else None
+    details = {"memory_bytes": found["memory"], "phases": found["phases"], "world": asdict(size)}
     return Row(name, about, values, of="mix", to="round", most=bound, details=details)
 
 
-def _sizes(world: World) -> str:
-    kind = "MLP" if world.model == "mlp" else "CNN"
-    return f"{kind} with P = {world.parameters:,}, {world.samples:,} samples, {world.steps} steps"
+def _describe(size: Size) -> str:
+    kind = "MLP" if size.model == "mlp" else "CNN"
+    return f"{kind} with P = {size.parameters:,}, {size.samples:,} samples, {size.steps} steps"
 
 
 def _difference(ours: nn.Module, theirs: nn.Module) -> float:

@@ -1,4 +1,4 @@
-"""Show a bench on the terminal: a bar per part where there is one, a line per row where the output goes to a file."""
+"""Show how far a bench is: a progress bar on a terminal, one line per finished row everywhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 
-class Bars:
-    """A listener with a bar for the part under way. Use it as a context manager."""
+class PartProgress:
+    """A progress bar for the part under way. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -27,7 +27,7 @@ class Bars:
         )
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> PartProgress:
         self._progress.start()
         return self
 
@@ -41,7 +41,7 @@ class Bars:
         self._task = self._progress.add_task(part, total=count, what="")
 
     def tick(self, what: str) -> None:
-        """Say what is measured now."""
+        """Show what is measured now."""
         assert self._task is not None
         self._progress.update(self._task, what=what)
 

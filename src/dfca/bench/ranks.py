@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,8 +17,7 @@ from typing import Any
 import psutil
 import tomli_w
 
-from dfca.bench.rows import Row, Skip
-from dfca.bench.timing import Tick
+from dfca.bench.measurements import Row, Skip, Tick
 from dfca.data import catalogue
 from dfca.memory import peak_bytes
 
@@ -28,7 +26,7 @@ PHASES = ("assign", "train", "mix")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RanksPlan:
     """The experiment, as a TOML file would hold it, the number of ranks, and how often both run."""
 
     experiment: dict[str, Any]
@@ -37,7 +35,7 @@ class Plan:
     count: int = 2
 
 
-def plan(quick: bool) -> Plan:
+def make_plan(quick: bool) -> RanksPlan:
     """Choose MNIST where it is in the cache, otherwise digits; N = 240 either way, and models of 3 GB together, beside
     which the data set that every rank reads is small."""
     mnist = any(entry.name == "mnist" and entry.ready for entry in catalogue())
@@ -58,10 +56,10 @@ def plan(quick: bool) -> Plan:
         "topology": {"name": "erdos-renyi", "p": 0.1},
         "evaluation": {"every": 1000},
     }
-    return Plan(experiment, ranks=2, repeats=1 if quick else 3)
+    return RanksPlan(experiment, ranks=2, repeats=1 if quick else 3)
 
 
-def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
+def rows(plan: RanksPlan, tick: Tick) -> Iterator[Row]:
     """Run both in turn, then yield a row for time and one for memory."""
     data, model = plan.experiment["data"], plan.experiment["model"]
     about = (
@@ -70,16 +68,11 @@ def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
     )
     one, many = f"1 process, {plan.ranks} threads", f"{plan.ranks} ranks"
     names = (f"time of {many}", f"memory of a rank of {plan.ranks}")
-    if importlib.util.find_spec("dfca.sim.rounds.ranks") is None:
-        for name in names:
-            yield Row(name, about, skipped="this version of dfca cannot shard a run over ranks (no sim/distributed.py)")
-        return
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.ranks), "-m", "dfca"]
     commands = {one: [sys.executable, "-m", "dfca"], many: torchrun}
     threads = {one: plan.ranks, many: 1}
     seconds: dict[str, list[float]] = {one: [], many: []}
     memory: dict[str, list[float]] = {one: [], many: []}
-    reason = None
     try:
         tick("memory without clients")
         base = run_once(commands[one], tiny(plan.experiment), 1).memory
@@ -89,11 +82,8 @@ def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
                 found = run_once(command, plan.experiment, threads[subject])
                 seconds[subject].append(found.seconds)
                 memory[subject].append(max(1, found.memory - base))
-    except Skip as skip:
-        reason = str(skip)
-    if reason is not None:
-        for name in names:
-            yield Row(name, about, skipped=reason)
+    except Skip as reason:
+        yield from [Row(name, about, skipped=str(reason)) for name in names]
         return
     yield Row(names[0], f"{about}; per round", seconds, of=many, to=one, most=1.2)
     yield Row(names[1], f"{about}; the larger rank, libraries not counted", memory, "bytes", many, one, most=0.6)
@@ -108,9 +98,9 @@ class Found:
 
 
 def run_once(command: list[str], experiment: dict[str, Any], threads: int) -> Found:
-    """Run an experiment in a temporary folder; look at the memory of its processes meanwhile.
+    """Run an experiment in a temporary folder, and poll the memory of its processes meanwhile.
 
-    Raises Skip with what it said where it fails.
+    Raises Skip with its error message where it fails.
     """
     with tempfile.TemporaryDirectory(prefix="dfca-bench-") as folder:
         path, out = Path(folder) / "ranks.toml", Path(folder) / "run"
@@ -134,9 +124,9 @@ def run_once(command: list[str], experiment: dict[str, Any], threads: int) -> Fo
                     process.terminate()
                     process.wait()
         if process.returncode:
-            said = [line.strip() for line in log.read_text().splitlines() if line.strip()]
-            told = next((line for line in said if line.startswith("error:")), said[-1] if said else "")
-            raise Skip(f"the run failed: {told[:200]}")
+            output = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+            error = next((line for line in output if line.startswith("error:")), output[-1] if output else "")
+            raise Skip(f"the run failed: {error[:200]}")
         lines = next(out.rglob("metrics/*.jsonl")).read_text().splitlines()
         spent = json.loads(lines[-1])["seconds"]
         return Found(sum(spent[phase] for phase in PHASES) / experiment["rounds"], max(peaks.values(), default=0))

@@ -1,4 +1,4 @@
-"""Run parts of the bench, keep every finished row, and write the tables and pictures."""
+"""Run parts of the bench, store every finished row, and write the tables and figures."""
 
 from __future__ import annotations
 
@@ -8,42 +8,38 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dfca.bench import floor, ranks, scaling
-from dfca.bench.baselines import measure as peers
+from dfca.bench.baselines import measure as baselines
+from dfca.bench.bench_file import PARTS, BenchFile, machine
 from dfca.bench.figures import draw
-from dfca.bench.record import PARTS, Record, machine
-from dfca.bench.rows import Row
+from dfca.bench.measurements import Row, Tick
 from dfca.bench.tables import markdown
-from dfca.bench.timing import Tick
 from dfca.errors import ConfigError, unknown
 from dfca.files import atomic_write
+from dfca.runs.signals import Interrupted
 
 Measure = Callable[[Any, Tick], Iterator[Row]]
 MEASURES: dict[str, Measure] = {
     "floor": floor.rows,
-    "peers": peers.rows,
+    "peers": baselines.rows,
     "scaling": scaling.rows,
     "ranks": ranks.rows,
 }
 
 
-class Listener(Protocol):
-    """Who is told how far the bench is."""
+class ProgressSink(Protocol):
+    """Receives how far the bench is."""
 
     def start(self, part: str, count: int) -> None:
-        """A part with so many rows begins."""
+        """Begin a part with so many rows."""
 
     def tick(self, what: str) -> None:
-        """This is measured now."""
+        """Show what is measured now."""
 
     def finish_row(self, row: dict[str, Any]) -> None:
-        """A row is finished."""
+        """Show a finished row."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user stopped the bench; the message says what is kept."""
-
-
-def chosen_parts(names: Sequence[str]) -> list[str]:
+def choose_parts(names: Sequence[str]) -> list[str]:
     """Resolve what the user asked for; nothing or "all" are all parts.
 
     Raises ConfigError for an unknown name.
@@ -54,18 +50,18 @@ def chosen_parts(names: Sequence[str]) -> list[str]:
     return [name for name in PARTS if name in names or "all" in names or not names]
 
 
-def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Path) -> dict[str, Any]:
-    """Choose the sizes of the parts.
+def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Path | None) -> dict[str, Any]:
+    """Choose the sizes of the parts. `cache` is where other libraries are installed, by default the user's cache.
 
     Raises ConfigError for repeats below 1.
     """
     if repeats is not None and repeats < 1:
         raise ConfigError(f"repeats must be >= 1, got {repeats}")
     makers: dict[str, Callable[[], Any]] = {
-        "floor": lambda: floor.plan(quick),
-        "peers": lambda: peers.plan(quick, cache),
-        "scaling": lambda: scaling.plan(quick),
-        "ranks": lambda: ranks.plan(quick),
+        "floor": lambda: floor.make_plan(quick),
+        "peers": lambda: baselines.make_plan(quick, cache),
+        "scaling": lambda: scaling.make_plan(quick),
+        "ranks": lambda: ranks.make_plan(quick),
     }
     plans = {name: makers[name]() for name in parts}
     if repeats is None:
@@ -75,30 +71,30 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
     }
 
 
-def run(plans: dict[str, Any], out: Path, command: str, quick: bool, listener: Listener) -> dict[str, Any]:
+def run(plans: dict[str, Any], out: Path, command: str, quick: bool, progress: ProgressSink) -> dict[str, Any]:
     """Measure the parts of `plans` one after the other; returns the content of bench.json.
 
     Raises Interrupted on Ctrl-C; finished rows are kept.
     """
-    record = Record(out)
+    file = BenchFile(out)
     kept = 0
     try:
         where = machine()
         for name, plan in plans.items():
-            listener.start(name, plan.count)
-            record.start(name, command, quick, where)
-            for row in MEASURES[name](plan, listener.tick):
-                found = record.add(row)
+            progress.start(name, plan.count)
+            file.start(name, command, quick, where)
+            for row in MEASURES[name](plan, progress.tick):
+                found = file.add(row)
                 kept += 1
-                listener.finish_row(found)
-            record.finish()
+                progress.finish_row(found)
+            file.finish()
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted; {kept} finished row{'s are' if kept != 1 else ' is'} kept in {record.path}; "
+            f"interrupted; {kept} finished row{'s are' if kept != 1 else ' is'} kept in {file.path}; "
             "the same command measures anew"
         ) from None
     finally:
-        if record.content["parts"]:
-            atomic_write(out / "bench.md", markdown(record.content))
-            draw(record.content, out)
-    return record.content
+        if file.content["parts"]:
+            atomic_write(out / "bench.md", markdown(file.content))
+            draw(file.content, out)
+    return file.content

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from dfca.bench.child import measure_rounds
-from dfca.bench.rows import Row, Skip
-from dfca.bench.timing import Tick, fit
-from dfca.bench.worlds import World
+from dfca.bench.measurements import Row, Skip, Tick, fit
+from dfca.bench.sizes import Size
 
 AXES = {"N": "clients", "k": "models per client", "P": "floats per model", "degree": "neighbours per client"}
 BOUND = 1.05
@@ -22,10 +21,10 @@ HIDDEN_50K = 63
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Per axis the points (x, world); every point is measured `cycles` times with `rounds` rounds, in turn."""
+class ScalingPlan:
+    """Per axis the points (x, size); every point is measured `cycles` times with `rounds` rounds, in turn."""
 
-    points: Mapping[str, Sequence[tuple[int, World]]]
+    points: Mapping[str, Sequence[tuple[int, Size]]]
     cycles: int
     rounds: int
 
@@ -35,18 +34,18 @@ class Plan:
         return sum(len(points) for points in self.points.values())
 
 
-def plan(quick: bool) -> Plan:
+def make_plan(quick: bool) -> ScalingPlan:
     """Choose the points: N up to 5,000 at P = 50 k and degree 10; the others around 200 clients."""
-    base = World(hidden=HIDDEN_50K, samples=20, clusters=2, clients=200, degree=10)
+    base = Size(hidden=HIDDEN_50K, samples=20, clusters=2, clients=200, degree=10)
     clients = (50, 200, 1000) if quick else (50, 100, 200, 500, 1000, 2000, 5000)
     clusters = (1, 4, 10) if quick else (1, 2, 3, 5, 7, 10)
     hidden = (16, 63, 252) if quick else (16, 32, 63, 126, 252, 504, 1008)
     degrees = (2, 10, 50) if quick else (2, 4, 10, 20, 50, 100)
-    return Plan(
+    return ScalingPlan(
         {
             "N": [(n, replace(base, clients=n)) for n in clients],
             "k": [(k, replace(base, clusters=k)) for k in clusters],
-            "P": [(world.parameters, world) for world in (replace(base, hidden=h) for h in hidden)],
+            "P": [(size.parameters, size) for size in (replace(base, hidden=h) for h in hidden)],
             "degree": [(d, replace(base, degree=d)) for d in degrees],
         },
         cycles=1 if quick else 3,
@@ -54,22 +53,22 @@ def plan(quick: bool) -> Plan:
     )
 
 
-def rows(plan: Plan, tick: Tick) -> Iterator[Row]:
+def rows(plan: ScalingPlan, tick: Tick) -> Iterator[Row]:
     """Measure an axis in cycles over its points, each in a process of its own; then yield its rows."""
     threads = torch.get_num_threads()
     for axis, points in plan.points.items():
         found: dict[int, list[dict[str, Any]]] = {x: [] for x, _ in points}
         reasons: dict[int, str] = {}
         for cycle in range(plan.cycles):
-            for x, world in points:
+            for x, size in points:
                 tick(f"{axis} = {x:,}, {cycle + 1} of {plan.cycles}")
                 try:
-                    found[x].append(measure_rounds(world, plan.rounds, threads))
+                    found[x].append(measure_rounds(size, plan.rounds, threads))
                 except Skip as reason:
                     reasons[x] = str(reason)
-        for x, world in points:
-            about = f"N = {world.clients:,}, k = {world.clusters}, P = {world.parameters:,}, degree {world.degree}"
-            details = {"axis": axis, "x": x, "world": asdict(world)}
+        for x, size in points:
+            about = f"N = {size.clients:,}, k = {size.clusters}, P = {size.parameters:,}, degree {size.degree}"
+            details = {"axis": axis, "x": x, "world": asdict(size)}
             if not found[x]:
                 yield Row(f"{axis} = {x:,}", about, details=details, skipped=reasons[x])
                 continue

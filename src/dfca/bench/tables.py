@@ -1,4 +1,4 @@
-"""The tables of a bench, for the terminal and in Markdown."""
+"""The tables of a bench, for the terminal, for Markdown and for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from dfca.bench.rows import met
+from dfca.bench.measurements import met
 from dfca.bench.scaling import AXES, BOUND
 
 DASH = "–"
 Json = Mapping[str, Any]
 
 
-class Sheet(NamedTuple):
+class BenchTable(NamedTuple):
     """A table: a title, the heads of the columns, the cells, and notes below."""
 
     title: str
@@ -33,19 +33,19 @@ TITLES = {
 }
 
 
-def sheets(name: str, part: Json) -> list[Sheet]:
+def tables_of(name: str, part: Json) -> list[BenchTable]:
     """Make the tables of one part."""
     made = _scaling(part) if name == "scaling" else [_comparisons(name, part)]
     if name == "floor":
         made.append(_phases(part))
     remarks = [*(["quick look"] if part["quick"] else []), *([] if part["finished"] else ["interrupted"])]
     made[0] = made[0]._replace(title=TITLES[name] + (f" ({', '.join(remarks)})" if remarks else ""))
-    made[-1] = made[-1]._replace(notes=[*made[-1].notes, *where(part)])
-    return [sheet for sheet in made if sheet.rows]
+    made[-1] = made[-1]._replace(notes=[*made[-1].notes, *provenance(part)])
+    return [table for table in made if table.rows]
 
 
-def where(part: Json) -> list[str]:
-    """Say in lines where and how a part was measured."""
+def provenance(part: Json) -> list[str]:
+    """Write lines on where and how a part was measured."""
     found = part["environment"]
     threads = f"{found['threads']} thread{'' if found['threads'] == 1 else 's'}"
     commit = f", commit {found['commit'][:12]}" if found.get("commit") else ""
@@ -56,7 +56,7 @@ def where(part: Json) -> list[str]:
     ]
 
 
-def seconds(value: float) -> str:
+def _seconds(value: float) -> str:
     """Write a time with three digits and its unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
@@ -64,27 +64,27 @@ def seconds(value: float) -> str:
     return f"{value / 1e-6:.3g} µs"
 
 
-def size(value: float) -> str:
+def _bytes(value: float) -> str:
     """Write a number of bytes."""
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
 
 
-def wanted(row: Json) -> str:
-    """Write what a ratio should be."""
+def _wanted(row: Json) -> str:
+    """Write the bound of a ratio."""
     if row["most"] is not None:
         return f"≤ {row['most']:g}"
     return DASH if row["least"] is None else f"≥ {row['least']:g}"
 
 
-def terminal(sheet: Sheet) -> Table:
+def to_terminal(table: BenchTable) -> Table:
     """Make a table for the terminal."""
-    table = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left", title_style="bold")
-    table.title = sheet.title or None
-    for number, column in enumerate(sheet.columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*(Text(cell, style="bold" if cell in ("yes", "no") else "") for cell in row))
-    return table
+    shown = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left", title_style="bold")
+    shown.title = table.title or None
+    for number, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(cell, style="bold" if cell in ("yes", "no") else "") for cell in row))
+    return shown
 
 
 def markdown(content: Json, parts: Sequence[str] | None = None) -> str:
@@ -93,15 +93,21 @@ def markdown(content: Json, parts: Sequence[str] | None = None) -> str:
     for name, part in content["parts"].items():
         if parts is not None and name not in parts:
             continue
-        for sheet in sheets(name, part):
-            lines += [f"**{sheet.title}**", ""] if sheet.title else []
-            lines += [_pipes(sheet.columns), _pipes(["---", *["---:"] * (len(sheet.columns) - 1)])]
-            lines += [*map(_pipes, sheet.rows), ""]
-            lines += [part for note in sheet.notes for part in (note, "")]
+        for table in tables_of(name, part):
+            lines += [f"**{table.title}**", ""] if table.title else []
+            lines += [_pipes(table.columns), _pipes(["---", *["---:"] * (len(table.columns) - 1)])]
+            lines += [*map(_pipes, table.rows), ""]
+            lines += [line for note in table.notes for line in (note, "")]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _comparisons(name: str, part: Json) -> Sheet:
+def page_blocks(content: Json) -> dict[str, str]:
+    """Write the measured blocks of docs/benchmarks.md, one per part."""
+    parts = content["parts"]
+    return {name: markdown(content, [name]).rstrip() if name in parts else "Not measured yet." for name in TITLES}
+
+
+def _comparisons(name: str, part: Json) -> BenchTable:
     rows: list[list[str]] = []
     notes: dict[str, Any] = {}  # in order, each once
     about = {row["about"] for row in part["rows"]}
@@ -111,15 +117,15 @@ def _comparisons(name: str, part: Json) -> Sheet:
         if differs:
             notes[f"{row['name'].rpartition(', ')[2]}: {differs}."] = True
         if row["skipped"] is not None:
-            rows.append([row["name"], DASH, DASH, DASH, wanted(row), "skipped"])
+            rows.append([row["name"], DASH, DASH, DASH, _wanted(row), "skipped"])
             notes[f"{row['name']}: skipped, {row['skipped']}."] = True
             continue
-        show = size if row["unit"] == "bytes" else seconds
+        show = _bytes if row["unit"] == "bytes" else _seconds
         measured = [f"{subject} {show(median(row['values'][subject]))}" for subject in (row["of"], row["to"])]
         found = row["ratio"]
         verdict = {True: "yes", False: "no", None: DASH}[row["met"]]
         ratio = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
-        rows.append([row["name"], *measured, ratio, wanted(row), verdict])
+        rows.append([row["name"], *measured, ratio, _wanted(row), verdict])
         for steps, differ in row["details"].get("differences", {}).items():
             after = f"{row['name']}: after {steps} step{'s' * (steps != '1')} our parameters differ"
             notes[
@@ -128,23 +134,23 @@ def _comparisons(name: str, part: Json) -> Sheet:
                 f"double precision; the plain layers' differ from these by {differ['plain from double']:.1e}."
             ] = True
     columns = ["work", "measured", "against", "ratio: median (lowest to highest)", "wanted", "met"]
-    return Sheet(name, columns, rows, list(notes))
+    return BenchTable(name, columns, rows, list(notes))
 
 
-def _phases(part: Json) -> Sheet:
+def _phases(part: Json) -> BenchTable:
     rows = []
     for row in part["rows"]:
         details = row["details"]
         if row["skipped"] is None and "schedules" in details:
-            spent = [seconds(details["phases"][phase]) for phase in ("assign", "train", "mix")]
+            spent = [_seconds(details["phases"][phase]) for phase in ("assign", "train", "mix")]
             rows.append([row["name"], *spent, details["engine"], details["floor"]])
-    return Sheet("where a round spends its time, per client", _PHASE_COLUMNS, rows)
+    return BenchTable("where a round spends its time, per client", _PHASE_COLUMNS, rows)
 
 
 _PHASE_COLUMNS = ["work", "assign", "train", "mix", "our engine", "the floor's schedule"]
 
 
-def _scaling(part: Json) -> list[Sheet]:
+def _scaling(part: Json) -> list[BenchTable]:
     fitted = []
     for axis, found in part.get("fits", {}).items():
         bound = BOUND if axis in ("N", "P") else None
@@ -164,13 +170,13 @@ def _scaling(part: Json) -> list[Sheet]:
         details, spent = row["details"], row["details"]["phases"]
         total = sum(spent.values()) or 1.0
         shares = " / ".join(f"{100 * spent[phase] / total:.0f}" for phase in ("assign", "train", "mix"))
-        memory = size(median(details["memory_bytes"]))
-        points.append([row["name"], row["about"], seconds(median(row["values"]["round"])), memory, shares])
+        memory = _bytes(median(details["memory_bytes"]))
+        points.append([row["name"], row["about"], _seconds(median(row["values"]["round"])), memory, shares])
     return [
-        Sheet(
+        BenchTable(
             "", ["grows with", "time: exponent (last step)", "memory: exponent (last step)", "wanted", "met"], fitted
         ),
-        Sheet("points", ["at", "world", "per round", "memory", "assign / train / mix, %"], points, notes),
+        BenchTable("points", ["at", "size", "per round", "memory", "assign / train / mix, %"], points, notes),
     ]
 
 

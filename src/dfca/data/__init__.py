@@ -1,4 +1,4 @@
-"""Data: where it comes from (`sources`), who holds what (`partitions`), and how clusters differ (`transforms`).
+"""Data: where it comes from (`sources`), how clients divide it (`partitions`), how clusters differ (`transforms`).
 
 The names load on first use, so that reading `DataOptions` imports neither torch nor scikit-learn nor pooch.
 """

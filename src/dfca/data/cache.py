@@ -44,22 +44,22 @@ def name_of(path: Path) -> str:
     return next((name for name, stems in ALIASES.items() if path.stem in stems), path.stem)
 
 
-def read_arrays(path: Path, way_out: str) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
     """Read a cache file, checked against its SHA-256 where that is known.
 
-    Raises ChecksumError for a file that is cut short or altered; `way_out` ends the sentence.
+    Raises ChecksumError for a file that is cut short or altered; `remedy` ends the sentence.
     """
     sidecar = _sidecar(path)
     expected = recorded(sidecar)
     if expected is not None and (found := sha256(path)) != expected:
         raise ChecksumError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., {sidecar.name} says {expected[:12]}...; {way_out}"
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., {sidecar.name} says {expected[:12]}...; {remedy}"
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {field: archive[field] for field in archive.files}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, TypeError) as error:
-        raise ChecksumError(f"{path} is damaged or no .npz of plain arrays ({error}); {way_out}") from error
+        raise ChecksumError(f"{path} is damaged or no .npz of plain arrays ({error}); {remedy}") from error
 
 
 def write_arrays(name: str, arrays: dict[str, np.ndarray]) -> Path:
@@ -92,7 +92,7 @@ def recorded(path: Path) -> str | None:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Make the cache folder, and turn a full disk or a missing right into one sentence."""
+    """Make the cache folder, and turn a full disk or a missing permission into one sentence."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

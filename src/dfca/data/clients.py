@@ -17,14 +17,14 @@ from dfca.core.dense import inner_products
 from dfca.errors import ConfigError, DataError
 
 PRODUCTS_BYTES = 2**28
-"""What the inner products of all samples may take: they spare every round to compute them anew."""
+"""The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
 
-Source = tuple[Any, Any] | Dataset[Any]
+Samples = tuple[Any, Any] | Dataset[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Hold the samples of N clients.
+    """The samples of N clients.
 
     x: `(total, *shape)` float32 (int64 for tokens). y: `(total,)` int64. offsets: N + 1 numbers; client i holds the
     rows `offsets[i]` to `offsets[i + 1]`.
@@ -73,9 +73,7 @@ class ClientData:
         """Copy the samples of some clients, in that order."""
         if not clients:
             return ClientData(self.x[:0], self.y[:0], (0,))
-        pairs = [self.of(client) for client in clients]
-        offsets = accumulate((len(y) for _, y in pairs), initial=0)
-        return ClientData(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), tuple(offsets))
+        return _concatenate([self.of(client) for client in clients])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> ClientData:
         """Move the samples to a device; floating-point ones take the type, if one is given."""
@@ -84,16 +82,16 @@ class ClientData:
 
 
 def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
-    """Tell whether the inner products of so many samples of each client are kept."""
+    """Return whether the inner products of that many samples per client are kept in memory."""
     return clients * samples**2 * dtype.itemsize <= PRODUCTS_BYTES
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Say who holds which samples.
+    """The samples of each client, for training and for testing.
 
-    clusters: `(N,)` int64, the true cluster of each client, None where nobody knows. notes: what the user is told
-    once.
+    clusters: `(N,)` int64, the true cluster of each client, None where it is unknown. notes: printed once for the
+    user.
     """
 
     train: ClientData
@@ -105,8 +103,8 @@ class Split:
     @classmethod
     def of_clients(
         cls,
-        train: Sequence[Source],
-        test: Sequence[Source],
+        train: Sequence[Samples],
+        test: Sequence[Samples],
         clusters: Sequence[int] | Tensor | None = None,
         classes: int | None = None,
     ) -> Split:
@@ -151,7 +149,7 @@ def validate(split: Split) -> None:
             if not size:
                 raise _no_samples(client, part)
         low, high = torch.aminmax(data.x)
-        if not (low.isfinite() and high.isfinite()):  # aminmax carries NaN along
+        if not (low.isfinite() and high.isfinite()):  # aminmax returns NaN where there is one
             bad = (~data.x.reshape(len(data.x), -1).isfinite().all(1)).nonzero()[0].item()
             raise DataError(
                 f"client {_holder(data, int(bad))} has NaN or infinity in its {part} samples; "
@@ -182,7 +180,7 @@ def _holder(data: ClientData, row: int) -> int:
     return next(client for client, end in enumerate(data.offsets[1:]) if row < end)
 
 
-def _join(clients: Sequence[Source], part: str) -> ClientData:
+def _join(clients: Sequence[Samples], part: str) -> ClientData:
     pairs = [_to_tensors(samples, f"client {i} ({part})") for i, samples in enumerate(clients)]
     shape = pairs[0][0].shape[1:]
     for i, (x, _) in enumerate(pairs):
@@ -193,11 +191,15 @@ def _join(clients: Sequence[Source], part: str) -> ClientData:
                 f"samples must have equal shapes, client 0 ({part}) has {tuple(shape)}, "
                 f"client {i} has {tuple(x.shape[1:])}"
             )
+    return _concatenate(pairs)
+
+
+def _concatenate(pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
     offsets = accumulate((len(y) for _, y in pairs), initial=0)
     return ClientData(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), tuple(offsets))
 
 
-def _to_tensors(samples: Source, who: str) -> tuple[Tensor, Tensor]:
+def _to_tensors(samples: Samples, who: str) -> tuple[Tensor, Tensor]:
     """Turn one client's samples into x float32 (int64 for tokens) and y int64."""
     x, y = _to_pair(samples, who)
     if x.dtype == torch.uint8:
@@ -211,7 +213,7 @@ def _to_tensors(samples: Source, who: str) -> tuple[Tensor, Tensor]:
     return x.to(torch.float32 if x.is_floating_point() else torch.int64), y.to(torch.int64)
 
 
-def _to_pair(samples: Source, who: str) -> tuple[Tensor, Tensor]:
+def _to_pair(samples: Samples, who: str) -> tuple[Tensor, Tensor]:
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
         samples = samples.tensors
     if isinstance(samples, tuple | list) and len(samples) == 2:

@@ -1,6 +1,6 @@
-"""Who gets which rows: one function per partition, each returning the rows of every client, training and test.
+"""Which client gets which rows: one function per partition, each returning the rows of every client, training and test.
 
-Rows index the samples of a `Pool`. Within a cluster no training row is dealt twice.
+Rows index the samples of a `SamplePool`. Within a cluster no training row is dealt twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dfca.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class SamplePool:
     """Samples that can be dealt: `rows` of x `(n, *shape)` and y `(n,)`."""
 
     x: Tensor
@@ -28,13 +28,13 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Everything a deal needs. true: `(N,)`, the cluster of each client."""
+class DealRequest:
+    """Everything that a deal needs. true: `(N,)`, the cluster of each client."""
 
     options: DataOptions
     dataset: DataSet
-    train: Pool
-    test: Pool
+    train: SamplePool
+    test: SamplePool
     true: Tensor
     clusters: int
     seed: int
@@ -45,17 +45,17 @@ class Table:
 
 
 Rows = list[Tensor]
-Deal = Callable[[Table], tuple[Rows, Rows]]
+Deal = Callable[[DealRequest], tuple[Rows, Rows]]
 
 
-def open_pools(dataset: DataSet, test_share: float, seed: int) -> tuple[Pool, Pool]:
+def open_pools(dataset: DataSet, test_share: float, seed: int) -> tuple[SamplePool, SamplePool]:
     """Make the training and test pool; without an official test part, a share is kept back."""
     x, y = torch.from_numpy(dataset.x), torch.from_numpy(dataset.y)
     if dataset.x_test is not None and dataset.y_test is not None:
         x_test, y_test = torch.from_numpy(dataset.x_test), torch.from_numpy(dataset.y_test)
-        return Pool(x, y, torch.arange(len(y))), Pool(x_test, y_test, torch.arange(len(y_test)))
+        return SamplePool(x, y, torch.arange(len(y))), SamplePool(x_test, y_test, torch.arange(len(y_test)))
     train, test = keep_back(dataset, torch.arange(len(y)), test_share, stream(seed, "keep-back"))
-    return Pool(x, y, train), Pool(x, y, test)
+    return SamplePool(x, y, train), SamplePool(x, y, test)
 
 
 def keep_back(dataset: DataSet, rows: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -82,44 +82,44 @@ def keep_back(dataset: DataSet, rows: Tensor, share: float, generator: torch.Gen
     )
 
 
-def deal_rotated(table: Table) -> tuple[Rows, Rows]:
+def deal_rotated(request: DealRequest) -> tuple[Rows, Rows]:
     """Deal a fresh permutation of the whole pool evenly to the clients of each cluster; the remainder is dropped."""
-    return _deal_evenly(table, table.train, "deal", "samples_per_client"), _deal_tests(table)
+    return _deal_evenly(request, request.train, "deal", "samples_per_client"), _deal_tests(request)
 
 
-def deal_uneven(table: Table) -> tuple[Rows, Rows]:
+def deal_uneven(request: DealRequest) -> tuple[Rows, Rows]:
     """Deal as in `rotated`, in sizes proportional to lognormal(0, spread) draws, at least 1 each; tests evenly."""
-    dealt: Rows = [torch.empty(0)] * len(table.true)
-    for cluster in range(table.clusters):
-        members, mixed = table.members(cluster), _mix(table, table.train, "deal", cluster)
-        share = _share(table, len(mixed), len(members), "samples_per_client")
-        wanted = table.options.samples_per_client
+    dealt: Rows = [torch.empty(0)] * len(request.true)
+    for cluster in range(request.clusters):
+        members, mixed = request.members(cluster), _mix(request, request.train, "deal", cluster)
+        share = _share(request, len(mixed), len(members), "samples_per_client")
+        wanted = request.options.samples_per_client
         total = len(mixed) if wanted is None else share * len(members)
-        draws = torch.randn(len(members), generator=stream(table.seed, "sizes", cluster), dtype=torch.float64)
-        sizes = _apportion((table.options.spread * draws).exp(), total)
+        draws = torch.randn(len(members), generator=stream(request.seed, "sizes", cluster), dtype=torch.float64)
+        sizes = _apportion((request.options.spread * draws).exp(), total)
         for client, rows in zip(members, torch.split(mixed[:total], sizes), strict=True):
             dealt[client] = rows
-    return dealt, _deal_tests(table)
+    return dealt, _deal_tests(request)
 
 
-def deal_dirichlet(table: Table) -> tuple[Rows, Rows]:
+def deal_dirichlet(request: DealRequest) -> tuple[Rows, Rows]:
     """Deal equal sizes as in `rotated`, with a label mix per client drawn from Dirichlet(concentration).
 
     A label that runs out is replaced by the client's other labels. Test samples follow the mix that the client
     trains on; they are drawn anew for each client, so that two clients may be tested on the same sample.
     """
-    train: Rows = [torch.empty(0)] * len(table.true)
-    test: Rows = [torch.empty(0)] * len(table.true)
-    classes = table.dataset.classes
-    for cluster in range(table.clusters):
-        members = table.members(cluster)
-        held = _by_label(table.train, _mix(table, table.train, "deal", cluster), classes)
-        kept = _by_label(table.test, _mix(table, table.test, "deal-test", cluster), classes)
-        size = _share(table, len(table.train.rows), len(members), "samples_per_client")
-        tests = _share(table, len(table.test.rows), len(members), "test_samples_per_client")
+    train: Rows = [torch.empty(0)] * len(request.true)
+    test: Rows = [torch.empty(0)] * len(request.true)
+    classes = request.dataset.classes
+    for cluster in range(request.clusters):
+        members = request.members(cluster)
+        held = _by_label(request.train, _mix(request, request.train, "deal", cluster), classes)
+        kept = _by_label(request.test, _mix(request, request.test, "deal-test", cluster), classes)
+        size = _share(request, len(request.train.rows), len(members), "samples_per_client")
+        tests = _share(request, len(request.test.rows), len(members), "test_samples_per_client")
         for client in members:
-            random = np.random.default_rng(derive(table.seed, "label-mix", client))
-            mix = random.dirichlet(np.full(classes, table.options.concentration))
+            random = np.random.default_rng(derive(request.seed, "label-mix", client))
+            mix = random.dirichlet(np.full(classes, request.options.concentration))
             counts = _draw_counts(mix, size, [len(rows) for rows in held], random)
             train[client] = _take(held, counts, random)
             held = [rows[count:] for rows, count in zip(held, counts, strict=True)]
@@ -129,9 +129,9 @@ def deal_dirichlet(table: Table) -> tuple[Rows, Rows]:
     return train, test
 
 
-def deal_owner(table: Table) -> tuple[Rows, Rows]:
-    """Give each client one owner (writer, subject), drawn without replacement, its samples divided by test_share."""
-    options, dataset, clients = table.options, table.dataset, len(table.true)
+def deal_owner(request: DealRequest) -> tuple[Rows, Rows]:
+    """Draw one owner (writer, subject) per client without replacement; divide its samples by test_share."""
+    options, dataset, clients = request.options, request.dataset, len(request.true)
     if dataset.owner is None:
         raise DataError(
             f'{dataset.name} in the cache does not say who made each sample, so partition "owner" cannot be used; '
@@ -141,13 +141,13 @@ def deal_owner(table: Table) -> tuple[Rows, Rows]:
     test: Rows = []
     fewest = max(options.minimum_samples, 2)
     owners = np.unique(dataset.owner)
-    for owner in owners[torch.randperm(len(owners), generator=stream(table.seed, "owners")).numpy()]:
+    for owner in owners[torch.randperm(len(owners), generator=stream(request.seed, "owners")).numpy()]:
         if len(train) == clients:
             break
         rows = torch.from_numpy(np.flatnonzero(dataset.owner == owner))
         if len(rows) < fewest:
             continue
-        held, kept = keep_back(dataset, rows, options.test_share, stream(table.seed, "owner", int(owner)))
+        held, kept = keep_back(dataset, rows, options.test_share, stream(request.seed, "owner", int(owner)))
         enough = len(held) >= (options.samples_per_client or 1)
         if enough and len(kept) >= (options.test_samples_per_client or 1):
             train.append(held[: options.samples_per_client])
@@ -181,33 +181,33 @@ def _test_count(samples: int, share: float) -> int:
     return min(max(round(share * samples), 1), samples - 1) if samples > 1 else 0
 
 
-def _mix(table: Table, pool: Pool, purpose: str, cluster: int) -> Tensor:
-    return pool.rows[torch.randperm(len(pool.rows), generator=stream(table.seed, purpose, cluster))]
+def _mix(request: DealRequest, pool: SamplePool, purpose: str, cluster: int) -> Tensor:
+    return pool.rows[torch.randperm(len(pool.rows), generator=stream(request.seed, purpose, cluster))]
 
 
-def _deal_tests(table: Table) -> Rows:
-    return _deal_evenly(table, table.test, "deal-test", "test_samples_per_client")
+def _deal_tests(request: DealRequest) -> Rows:
+    return _deal_evenly(request, request.test, "deal-test", "test_samples_per_client")
 
 
-def _deal_evenly(table: Table, pool: Pool, purpose: str, key: str) -> Rows:
-    dealt: Rows = [torch.empty(0)] * len(table.true)
-    for cluster in range(table.clusters):
-        members, mixed = table.members(cluster), _mix(table, pool, purpose, cluster)
-        size = _share(table, len(mixed), len(members), key)
+def _deal_evenly(request: DealRequest, pool: SamplePool, purpose: str, key: str) -> Rows:
+    dealt: Rows = [torch.empty(0)] * len(request.true)
+    for cluster in range(request.clusters):
+        members, mixed = request.members(cluster), _mix(request, pool, purpose, cluster)
+        size = _share(request, len(mixed), len(members), key)
         hand = len(mixed) // len(members)
         for place, client in enumerate(members):
             dealt[client] = mixed[place * hand : place * hand + size]
     return dealt
 
 
-def _share(table: Table, samples: int, members: int, key: str) -> int:
-    """Say how many samples each client of a cluster gets: what the deal gives, cut to what is asked."""
+def _share(request: DealRequest, samples: int, members: int, key: str) -> int:
+    """Return how many samples each client of a cluster gets: an even share, or fewer if the options ask for fewer."""
     hand = samples // members
     part = "test" if key.startswith("test") else "training"
-    deal = f"{samples} {part} samples of {table.dataset.name} dealt to the {members} clients of a cluster"
+    deal = f"{samples} {part} samples of {request.dataset.name} dealt to the {members} clients of a cluster"
     if hand < 1:
         raise ConfigError(f"{deal} leave some with none; use fewer clients or more clusters")
-    asked = getattr(table.options, key)
+    asked = getattr(request.options, key)
     if asked is not None and asked > hand:
         raise ConfigError(f"{key} must be <= {hand} ({deal}), got {asked}; lower it or use fewer clients")
     return hand if asked is None else asked
@@ -222,7 +222,7 @@ def _apportion(weights: Tensor, total: int) -> list[int]:
     return [int(size) + 1 for size in sizes]
 
 
-def _by_label(pool: Pool, rows: Tensor, classes: int) -> Rows:
+def _by_label(pool: SamplePool, rows: Tensor, classes: int) -> Rows:
     labels = pool.y[rows]
     return [rows[labels == label] for label in range(classes)]
 

@@ -1,6 +1,6 @@
 """Download official files with pooch, and check them.
 
-Where nobody publishes a checksum, the first download is trusted and its SHA-256 recorded; later ones must match it.
+Where no checksum is published, the first download is trusted and its SHA-256 recorded; later ones must match it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dfca.files import sha256
 
 TIMEOUT_S = 30
 CHUNK_BYTES = 1 << 20
-WAY_OUT = "try again, or get the file elsewhere and run `dfca data import FILE`"
+REMEDY = "try again, or get the file elsewhere and run `dfca data import FILE`"
 
 
 def download(file: RemoteFile, folder: Path, trusted: Path, progress: bool) -> str:
@@ -35,17 +35,17 @@ def download(file: RemoteFile, folder: Path, trusted: Path, progress: bool) -> s
                 return found
             doubt = "" if file.sha256 else f" (recorded in {trusted}; delete it to trust this one)"
             raise ChecksumError(
-                f"{url} has SHA-256 {found[:12]}... instead of {str(expected)[:12]}...{doubt}; {WAY_OUT}"
+                f"{url} has SHA-256 {found[:12]}... instead of {str(expected)[:12]}...{doubt}; {REMEDY}"
             )
         except _NextMirror as error:
-            failures.append(DataError(f"download of {url} failed ({error}); {WAY_OUT}"))
+            failures.append(DataError(f"download of {url} failed ({error}); {REMEDY}"))
         except ChecksumError as error:
             failures.append(error)
     raise next((error for error in failures if isinstance(error, ChecksumError)), failures[0])
 
 
 class _NextMirror(Exception):
-    """This address did not deliver."""
+    """The download from this address failed."""
 
 
 def _retrieve(url: str, path: Path, progress: bool) -> str:

@@ -1,4 +1,4 @@
-"""Split a data set over clients: who holds what, seen through which cluster's transform."""
+"""Split a data set over clients: which samples each client holds, under which cluster's transform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from dfca.core.rng import stream
 from dfca.core.threads import one_thread
 from dfca.data.clients import ClientData, Split, validate
-from dfca.data.deals import DEALS, Pool, Rows, Table, open_pools
+from dfca.data.deals import DEALS, DealRequest, Rows, SamplePool, open_pools
 from dfca.data.options import DataOptions
 from dfca.data.sources import load
 from dfca.data.transforms import Transform, dominant_mask, make_transforms, other_clusters, resolve
@@ -21,11 +21,11 @@ from dfca.errors import ConfigError
 def make_split(options: DataOptions, clients: int, clusters: int, seed: int, drifted: bool = False) -> Split:
     """Split a data set over N clients in k clusters; the same arguments give the same split.
 
-    `drifted` gives what the clients hold after the drift: a share of them sees its samples turned another way, which is
-    true cluster k.
+    `drifted`: return what the clients hold after the drift, when a share of them has its samples rotated by another
+    angle, which is true cluster k.
 
     The true clusters are as equal in size as possible and spread over the clients at random. They are unknown (None)
-    where no transform tells clusters apart.
+    where no transform distinguishes clusters.
 
     Raises ConfigError for numbers that do not fit each other or the data, DataError where the data cannot be used.
     """
@@ -41,22 +41,22 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int, dri
     true = spread_clusters(clients, clusters, seed)
     others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
     train, test = open_pools(dataset, options.test_share, seed)
-    table = Table(options, dataset, train, test, true, clusters, seed)
-    train_rows, test_rows = DEALS[options.partition](table)
+    request = DealRequest(options, dataset, train, test, true, clusters, seed)
+    train_rows, test_rows = DEALS[options.partition](request)
     if drifted and options.drift_share:
-        table = replace(table, true=drift_clusters(true, clusters, options.drift_share, seed))
+        request = replace(request, true=drift_clusters(true, clusters, options.drift_share, seed))
     if options.partition == "owner":
         test = train  # both parts of an owner's samples come from the training pool's tensors
     # Thousands of short copies gain nothing from more threads, and on a busy machine wait for them:
     # `make_split(DataOptions(name="mnist"), 240, 4, 0)` on 2 cores at a load of 5 took 22 s with two, 2 s with one.
     with one_thread():
-        held = _gather(table, train, train_rows, transforms, others, "train")
-        kept = _gather(table, test, test_rows, transforms, others, "test")
+        held = _gather(request, train, train_rows, transforms, others, "train")
+        kept = _gather(request, test, test_rows, transforms, others, "test")
     known = transform != "none"
     split = Split(
         train=held,
         test=kept,
-        clusters=table.true if known else None,
+        clusters=request.true if known else None,
         classes=dataset.classes,
         notes=_notes(clients, clusters) if known else (),
     )
@@ -65,7 +65,7 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int, dri
 
 
 def spread_clusters(clients: int, clusters: int, seed: int) -> Tensor:
-    """Give each client a true cluster: sizes differ by at most 1, in random order."""
+    """Assign a true cluster to each client: sizes differ by at most 1, in random order."""
     even = torch.arange(clients) % clusters
     return even[torch.randperm(clients, generator=stream(seed, "clusters"))]
 
@@ -86,7 +86,7 @@ def _notes(clients: int, clusters: int) -> tuple[str, ...]:
 
 
 def _gather(
-    table: Table, pool: Pool, rows: Rows, transforms: list[Transform], others: Tensor | None, part: str
+    request: DealRequest, pool: SamplePool, rows: Rows, transforms: list[Transform], others: Tensor | None, part: str
 ) -> ClientData:
     """Copy every client's samples, transformed, to its place in one tensor."""
     offsets = tuple(accumulate((len(mine) for mine in rows), initial=0))
@@ -94,19 +94,19 @@ def _gather(
     y = torch.empty(offsets[-1], dtype=torch.int64)
     for client, mine in enumerate(rows):
         place = slice(offsets[client], offsets[client + 1])
-        own = int(table.true[client])
+        own = int(request.true[client])
         if others is None:
-            x[place], y[place] = _see(pool, mine, transforms[own])
+            x[place], y[place] = _transformed(pool, mine, transforms[own])
             continue
-        generator = stream(table.seed, "dominant", part, client)
-        dominant = dominant_mask(len(mine), table.options.alpha, generator)
+        generator = stream(request.seed, "dominant", part, client)
+        dominant = dominant_mask(len(mine), request.options.alpha, generator)
         for mask, cluster in ((dominant, own), (~dominant, int(others[client]))):
             if mask.any():
-                x[place][mask], y[place][mask] = _see(pool, mine[mask], transforms[cluster])
+                x[place][mask], y[place][mask] = _transformed(pool, mine[mask], transforms[cluster])
     return ClientData(x, y, offsets)
 
 
-def _see(pool: Pool, rows: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
+def _transformed(pool: SamplePool, rows: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
     """Take rows of a pool as float32 (uint8 images become 0..1) and transform them."""
     x = pool.x[rows]
     x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)

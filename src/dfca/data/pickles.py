@@ -1,6 +1,6 @@
-"""Read the pickles of CIFAR-10 without running what they say.
+"""Read the pickles of CIFAR-10 without running the code that they name.
 
-A pickle is a program that may call any function. This unpickler hands it four harmless ones of its own in place of
+A pickle is a program that may call any function. This unpickler provides four harmless ones of its own in place of
 numpy's, enough for the byte arrays and label lists of the official batches, and refuses every other name.
 """
 

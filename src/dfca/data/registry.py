@@ -1,4 +1,4 @@
-"""The data sets dfca knows: what they are, where their official files lie, and the checksums of those files."""
+"""The known data sets: what they are, where their official files are, and the checksums of those files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["image", "window"]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One official file. `urls` are mirrors of the same bytes; `sha256` is None where nobody publishes one."""
+    """One official file. `urls` are mirrors of the same bytes; `sha256` is None where none is published."""
 
     name: str
     urls: tuple[str, ...]
@@ -24,8 +24,8 @@ class RemoteFile:
 class Source:
     """A data set: its shape (channels first), its official files, and how to get it where there are none.
 
-    on_white: its images are dark on white. Models get them inverted, 0 where nothing is, like all others: where nearly
-    every input is 1, a few steps at the paper's learning rates leave no unit of an MLP alive.
+    on_white: its images are dark on white. They are inverted for models, so that the background is 0 as in the others:
+    where nearly every input is 1, a few steps at the paper's learning rates leave all units of an MLP dead.
     """
 
     name: str

@@ -34,7 +34,7 @@ class DataSet:
 
     x: `(n, *shape)`, images uint8 `(n, channels, height, width)`, windows float32 `(n, channels, time)`.
     y: `(n,)` int64 in 0..classes-1. x_test, y_test: the official test part, None where there is none.
-    owner: `(n,)` int64, the writer or subject of each sample of `x`, None where nobody knows.
+    owner: `(n,)` int64, the writer or subject of each sample of `x`, None where it is unknown.
     """
 
     name: str
@@ -47,8 +47,8 @@ class DataSet:
     owner: np.ndarray | None
 
 
-class Entry(NamedTuple):
-    """One row of the catalogue. `path` is the cache file, None where there is none; `ready` says it can be loaded."""
+class CatalogueEntry(NamedTuple):
+    """One row of the catalogue. `path` is the cache file, None where there is none; `ready`: it can be loaded."""
 
     name: str
     description: str
@@ -71,19 +71,19 @@ def load(name: str) -> DataSet:
         return _to_dataset(source, _read_digits(), "scikit-learn's digits")
     path = cached_path(name)
     if path is None:
-        raise DataError(f"{name} is not in the cache {cache_folder()}; {_ways_in(source)}")
-    way_out = f"delete it (and its .sha256) and {_ways_in(source)}"
-    return _to_dataset(source, read_arrays(path, way_out), str(path))
+        raise DataError(f"{name} is not in the cache {cache_folder()}; {_how_to_get(source)}")
+    remedy = f"delete it (and its .sha256) and {_how_to_get(source)}"
+    return _to_dataset(source, read_arrays(path, remedy), str(path))
 
 
-def catalogue() -> list[Entry]:
+def catalogue() -> list[CatalogueEntry]:
     """List every data set: what it is, where it comes from, and whether it is here."""
     rows = []
     for source in SOURCES.values():
         path = cached_path(source.name)
         ready = path is not None or source.name == "digits"
         rows.append(
-            Entry(
+            CatalogueEntry(
                 source.name,
                 source.description,
                 source.classes,
@@ -98,10 +98,10 @@ def catalogue() -> list[Entry]:
     return rows
 
 
-def fetch(name: str, progress: bool = True, say: Callable[[str], object] | None = None) -> Path:
+def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | None = None) -> Path:
     """Download a data set's official files, check them, and put them into the cache; return the cache file.
 
-    What is in the cache and whole stays as it is. `say` receives what the user should know (default: stderr).
+    A whole file in the cache stays as it is. `notify` receives what the user should know (default: stderr).
 
     Raises DataError for a download that fails or a set that has no download, ChecksumError for the wrong bytes;
     nothing half-written stays behind.
@@ -130,8 +130,8 @@ def fetch(name: str, progress: bool = True, say: Callable[[str], object] | None 
     for file in source.files:
         if file.sha256 is None and not _trusted(source).exists():
             record(_trusted(source), hashes[file.name])
-            (say or _to_stderr)(
-                f"nobody publishes a checksum of {name}: this first download is trusted, and its SHA-256 "
+            (notify or _to_stderr)(
+                f"no checksum of {name} is published: this first download is trusted, and its SHA-256 "
                 f"{hashes[file.name][:12]}... recorded in {_trusted(source)}"
             )
     return written
@@ -168,7 +168,7 @@ def _import_npz(path: Path, name: str | None) -> Path:
     return adopt(name, path)
 
 
-def _ways_in(source: Source) -> str:
+def _how_to_get(source: Source) -> str:
     if source.by_hand:
         return f"{source.by_hand} (or `dfca data import FILE` on an .npz you have)"
     return f"run `dfca data fetch {source.name}`, or `dfca data import FILE` on a machine without internet"

@@ -1,7 +1,7 @@
 """How clusters differ: each cluster sees the samples through its own transform.
 
 A transform maps x `(n, *shape)` and y `(n,)` to new ones of the same shapes. Cluster 0 sees them as they are, unless
-the angles say otherwise.
+the angles differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rotate_by_sampling(x: Tensor, degrees: float) -> Tensor:
 
 
 def rotate_axes(x: Tensor, degrees: float) -> Tensor:
-    """Rotate sensor windows `(n, channels, time)` about the z axis: the phone sits turned in its holder.
+    """Rotate sensor windows `(n, channels, time)` about the z axis: the phone is turned in its holder.
 
     Channels come in triples x y z (acceleration, gyroscope); in each, x' = x cos a - y sin a, y' = x sin a + y cos a,
     z' = z. Four clusters are the four in-plane orientations of a phone.
@@ -67,7 +67,7 @@ def label_permutations(classes: int, clusters: int, seed: int) -> list[Tensor]:
 
 
 def resolve(options: DataOptions, kind: Kind) -> TransformName:
-    """Say which transform `auto` means, and refuse one that does not fit the kind of data."""
+    """Return which transform `auto` means, and refuse one that does not fit the kind of data."""
     name = options.transform
     if name == "auto":
         if kind == "window":

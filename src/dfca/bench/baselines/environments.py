@@ -1,4 +1,4 @@
-"""The peers, and a virtual environment for each, made once and kept in a cache folder."""
+"""The other libraries, and a virtual environment for each, made once and kept in a cache folder."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dfca.bench.rows import Skip
+from dfca.bench.measurements import Skip
 
 LONGEST_S = 1800.0
 TORCH = "torch==2.13.0"
 
 
 @dataclass(frozen=True)
-class Peer:
+class Library:
     """A library to compare with.
 
-    installs: the arguments of one `pip install` after the other. differs: what it does otherwise than our side.
-    least: how many times faster we want to be.
+    installs: the arguments of one `pip install` after the other. differs: what it does differently from us.
+    least: how many times longer it should take than we do.
     """
 
     name: str
@@ -31,27 +31,26 @@ class Peer:
     least: float = 1.0
 
 
-# gossipy and fluke ask for much that this work does not use; what they do use is named, and the scripts put stand-ins
-# for the rest.
-PEERS = (
-    Peer(
+# gossipy and fluke require many packages that this work does not use: those in use are named, and the scripts stub
+# the others.
+LIBRARIES = (
+    Library(
         "Flower 1.41.0",
         "run_flower.py",
         ((TORCH, "flwr[simulation]==1.41.0"),),
         "a server averages all models and sends the mean to all; clients run in Ray actors, models are serialised",
         least=5.0,
     ),
-    Peer(
+    Library(
         "gossipy 0.0.1",
         "run_gossipy.py",
         (
             (TORCH, "numpy", "scipy", "pandas", "scikit-learn", "networkx", "matplotlib", "dill", "rich", "tqdm"),
             ("--no-deps", "gossipy-dfl==0.0.1"),
         ),
-        "a client sends to one random neighbour per round, not to all; "
-        "whoever receives merges the two models and trains",
+        "a client sends to one random neighbour per round, not to all; the receiver merges the two models and trains",
     ),
-    Peer(
+    Library(
         "fluke 0.8.1",
         "run_fluke.py",
         (
@@ -60,44 +59,52 @@ PEERS = (
             (TORCH, "torchmetrics"),
             ("--no-deps", "fluke-fl==0.8.1"),
         ),
-        "a client sends to one random neighbour per round, and only those with mail train; "
+        "a client sends to one random neighbour per round, and only clients that received one train; "
         "the time is scaled to all clients",
     ),
 )
 
 
-def environment_of(peer: Peer, cache: Path) -> Path:
-    """Find or make the virtual environment of a peer; returns its Python.
+def default_cache() -> Path:
+    """Name the folder of the environments in the user's cache."""
+    import pooch  # late: only this function needs it, and it imports requests
 
-    Raises Skip with what pip said where the peer cannot be installed.
+    return Path(pooch.os_cache("dfca")) / "bench"
+
+
+def environment_of(library: Library, cache: Path) -> Path:
+    """Find or make the virtual environment of a library; return its Python.
+
+    Raises Skip with the error of pip where the library cannot be installed.
     """
-    folder = cache / re.sub(r"[^a-z0-9.]+", "-", peer.name.lower())
+    folder = cache / re.sub(r"[^a-z0-9.]+", "-", library.name.lower())
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     ready = folder / "ready.json"
-    wanted = json.dumps({"installs": peer.installs, "python": sys.version.split()[0]}, indent=1)
+    wanted = json.dumps({"installs": library.installs, "python": sys.version.split()[0]}, indent=1)
     if ready.exists() and ready.read_text() == wanted:
         return python
     if folder.exists():
         shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(folder)], peer)
-    for arguments in peer.installs:
-        _run([str(python), "-m", "pip", "install", "--quiet", *arguments], peer)
+    _run([sys.executable, "-m", "venv", str(folder)], library)
+    for arguments in library.installs:
+        _run([str(python), "-m", "pip", "install", "--quiet", *arguments], library)
     ready.write_text(wanted)
     return python
 
 
-def script_of(peer: Peer) -> Path:
-    """Find the script that runs inside the peer's environment."""
-    return Path(__file__).with_name(peer.script)
+def script_of(library: Library) -> Path:
+    """Find the script that runs inside the library's environment."""
+    return Path(__file__).with_name(library.script)
 
 
-def _run(command: list[str], peer: Peer) -> None:
+def _run(command: list[str], library: Library) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
-        raise Skip(f"{peer.name} was not installed within {LONGEST_S / 60:.0f} minutes") from None
+        raise Skip(f"{library.name} was not installed within {LONGEST_S / 60:.0f} minutes") from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        reason = re.sub(r"\S+://\S+", "...", said[-1]) if said else f"exit status {done.returncode}"
-        raise Skip(f"{peer.name} cannot be installed: {reason.removeprefix('ERROR: ')[:200]}")
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        reason = re.sub(r"\S+://\S+", "...", errors[-1]) if errors else f"exit status {done.returncode}"
+        raise Skip(f"{library.name} cannot be installed: {reason.removeprefix('ERROR: ')[:200]}")

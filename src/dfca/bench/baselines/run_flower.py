@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 from torch.nn.functional import cross_entropy
-from work import LEARNING_RATE, Work, layers, read_work, samples_of, tell
+from work import LEARNING_RATE, Work, layers, print_result, read_work, samples_of
 
 WORK: Work = read_work()
 OBJECT_STORE_BYTES = 200 * 2**20
@@ -62,7 +62,7 @@ def serve(grid: Grid, context: Context) -> None:
     strategy.times = []
     start = ArrayRecord(nn.Sequential(*layers(WORK)).state_dict())
     strategy.start(grid=grid, initial_arrays=start, num_rounds=WORK.rounds)
-    tell(strategy.times, WORK.clients * (len(strategy.times) - 1))
+    print_result(strategy.times, WORK.clients * (len(strategy.times) - 1))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from typing import Any
 
 import networkx
 from torch import nn
-from work import CLASSES, LEARNING_RATE, circulant, layers, pretend, read_work, samples_of, tell
+from work import CLASSES, LEARNING_RATE, circulant, layers, print_result, read_work, samples_of, stub
 
-pretend("torchvision", "torchvision.datasets", "torchvision.datasets.utils", "torchvision.models")
-pretend("torchvision.transforms", "wandb", "clearml", "opacus")
+stub("torchvision", "torchvision.datasets", "torchvision.datasets.utils", "torchvision.models")
+stub("torchvision.transforms", "wandb", "clearml", "opacus")
 
 from fluke import DDict, FlukeENV  # noqa: E402
 from fluke.algorithms.decentralized import GossipDFL, Topology  # noqa: E402
@@ -71,7 +71,7 @@ def main() -> None:
         client.fit = _counted(client.fit, clock)
     federation.finalize = lambda: None
     federation.run(WORK.rounds)
-    tell(clock.times, clock.trained[-1] - clock.trained[0])
+    print_result(clock.times, clock.trained[-1] - clock.trained[0])
 
 
 def _counted(fit: Any, clock: Clock) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from work import LEARNING_RATE, circulant, layers, pretend, read_work, samples_of, tell
+from work import LEARNING_RATE, circulant, layers, print_result, read_work, samples_of, stub
 
-pretend("torchvision")
+stub("torchvision")
 
 from gossipy.core import AntiEntropyProtocol, CreateModelMode, StaticP2PNetwork  # noqa: E402
 from gossipy.model import TorchModel  # noqa: E402
@@ -49,7 +49,7 @@ class Data:
         return samples_of(node, WORK), None
 
     def has_test(self) -> bool:
-        """Say that nothing is evaluated."""
+        """Return that nothing is evaluated."""
         return False
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     simulator.add_receiver(clock)
     simulator.init_nodes()
     simulator.start(n_rounds=WORK.rounds)
-    tell(clock.times, clock.messages[-1] - clock.messages[0])
+    print_result(clock.times, clock.messages[-1] - clock.messages[0])
 
 
 if __name__ == "__main__":

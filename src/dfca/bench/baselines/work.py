@@ -1,4 +1,4 @@
-"""The work that every peer does, for the scripts of this folder: torch and the standard library only, no dfca.
+"""The work that every library does, for the scripts of this folder: torch and the standard library only, no dfca.
 
 N clients hold random images and train an MLP 784 - hidden - 10: each round one pass over the client's samples in
 batches, plain SGD. A script reads the work as JSON from its command line and prints seconds per round as JSON.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 INPUTS, CLASSES, LEARNING_RATE = 784, 10, 0.1
 MARK = "DFCA-BENCH "
-"""What the line with the result begins with: peers print much of their own."""
+"""What the line with the result begins with: the libraries print much of their own."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ def circulant(work: Work) -> list[list[int]]:
     return [sorted({(i + sign * d) % work.clients for d in reach for sign in (1, -1)}) for i in range(work.clients)]
 
 
-def tell(times: list[float], trained: int) -> None:
+def print_result(times: list[float], trained: int) -> None:
     """Print the result: times when rounds ended (the first is where measuring begins), clients trained meanwhile."""
     seconds = [end - begin for begin, end in pairwise(times)]
     print("\n" + MARK + json.dumps({"seconds": seconds, "trained": trained}), flush=True)
 
 
-class _Anything(ModuleType):
+class _Stub(ModuleType):
     """A module in which every name exists and is a class."""
 
     __path__: list[str] = []  # noqa: RUF012
@@ -82,8 +82,8 @@ class _Anything(ModuleType):
         return type(name, (), {})
 
 
-def pretend(*modules: str) -> None:
-    """Put empty stand-ins for modules that a peer imports and this work does not use."""
+def stub(*modules: str) -> None:
+    """Put empty stubs in place of modules that a library imports and this work does not use."""
     for name in modules:
-        sys.modules[name] = _Anything(name)
-        sys.modules[name].__spec__ = ModuleSpec(name, None)  # for those who ask whether it is installed
+        sys.modules[name] = _Stub(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)  # so that it counts as installed

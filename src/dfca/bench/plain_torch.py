@@ -1,7 +1,7 @@
-"""The local work of a round in bare torch: loops over clients, and nothing federated.
+"""The local work of a round in plain torch: loops over clients, and nothing federated.
 
 For every client: the losses of its k models on its samples, then tau steps of plain gradient descent on the best one.
-Every schedule computes what the simulator computes (a test says so; only batch norm's running statistics may differ),
+Every schedule computes what the simulator computes (tested; only batch norm's running statistics may differ),
 and the fastest one on this machine is the floor.
 """
 
@@ -21,7 +21,7 @@ from dfca.sim.setting import Setting
 Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 
-class Bare:
+class PlainTorch:
     """The clients' models and samples as a plain script would hold them: N x k modules, N pairs of tensors."""
 
     def __init__(self, setting: Setting) -> None:

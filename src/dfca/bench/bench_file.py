@@ -1,4 +1,4 @@
-"""bench.json: what was measured, where and by which command. Parts that were measured on their own meet in one file."""
+"""bench.json: what was measured, where and by which command, also if its parts were measured at different times."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dfca.bench.child import call
-from dfca.bench.rows import Row, Skip
+from dfca.bench.measurements import Row, Skip, ratio
 from dfca.bench.scaling import fits
-from dfca.bench.timing import ratio
 from dfca.errors import RunError
 from dfca.files import atomic_write
 from dfca.runs.environment import environment
@@ -21,8 +20,8 @@ PARTS = ("floor", "peers", "scaling", "ranks")
 Json = dict[str, Any]
 
 
-class Record:
-    """The file of an out folder; every finished row is on the disk before the next one is measured.
+class BenchFile:
+    """The bench.json of an out folder; every finished row is on the disk before the next one is measured.
 
     A part that is measured again replaces the old one with its first new row.
     """
@@ -44,7 +43,7 @@ class Record:
         }
 
     def add(self, row: Row) -> Json:
-        """Keep a row; returns it as JSON holds it."""
+        """Store a row; return it as JSON holds it."""
         found = row.to_json()
         self._fresh["rows"].append(found)
         if self._part == "scaling":
@@ -89,8 +88,8 @@ def machine() -> Json:
 
 
 def probe_bf16(size: int = 1024, repeats: int = 5) -> str:
-    """Say what a matrix product in bfloat16 does here. In a child process: where a virtual machine advertises AMX
-    without granting it, it dies of an illegal instruction."""
+    """Compare a matrix product in bfloat16 with float32 on this machine. It runs in a child process: where a virtual
+    machine advertises AMX without granting it, the process dies of an illegal instruction."""
     try:
         times = call("bf16", size=size, repeats=repeats)
     except Skip as reason:

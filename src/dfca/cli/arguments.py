@@ -1,0 +1,57 @@
+"""Options that several commands have, and the parsers of their values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from dfca.errors import ConfigError
+
+Algorithms = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as [cyan]dfca-gi,ifca[/cyan].")]
+Seeds = Annotated[
+    str | None, typer.Option(metavar="N", help="How many seeds ([cyan]5[/cyan]), or which ([cyan]3,4[/cyan]).")
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads to use.", show_default="all")]
+
+
+def parse_names(text: str | None) -> list[str] | None:
+    """Parse a list of names; None where the option was not given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_seeds(text: str | None) -> int | list[int] | None:
+    """Parse a number of seeds, or a list of seeds; None where the option was not given.
+
+    Raises ConfigError for anything else.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f'--seeds must be a number or a list such as 3,4, got "{text}"') from None
+    return numbers if "," in text else numbers[0] if numbers else None
+
+
+def parse_workers(text: str) -> int | Literal["auto"]:
+    """Parse a number of worker processes, or "auto".
+
+    Raises ConfigError for anything else.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f'--workers must be >= 1 or "auto", got "{text}"')
+    return int(text)
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of torch's threads: as given, else this rank's share of the cores, else torch's own choice."""
+    import torch
+
+    from dfca.sim.rounds.ranks import threads_of_rank
+
+    threads = threads or threads_of_rank()
+    if threads is not None:
+        torch.set_num_threads(threads)

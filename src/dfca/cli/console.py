@@ -1,0 +1,36 @@
+"""What commands print with: the console, tables of names, and numbers with their nouns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+WIDTH_OF_FILES = 120
+
+
+def make_console() -> Console:
+    """Make the console for standard output."""
+    console = Console()
+    # A file has no width: leave room for the tables.
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH_OF_FILES)
+
+
+def names_table(title: str, descriptions: Mapping[str, str]) -> Table:
+    """Make a table of names and what they are."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
+    )
+    table.add_column(style="cyan", no_wrap=True, min_width=16)
+    table.add_column(overflow="fold")
+    for name, description in descriptions.items():
+        table.add_row(name, escape(description))
+    return table
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 seed, 2 seeds."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

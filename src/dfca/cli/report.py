@@ -1,0 +1,119 @@
+"""`dfca report`: the tables, pages and figures of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from dfca.cli.console import make_console
+from dfca.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dfca.runs.reading import Run
+
+commands = typer.Typer()
+
+
+@commands.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or files that [cyan]--save[/cyan] wrote.")
+    ],
+    format_: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="The tables as terminal, markdown, csv or latex.")
+    ] = "terminal",
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the results into one small file to keep.")
+    ] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="One table over the trials of all these folders; refused where configs differ."
+        ),
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the figures as PNG, SVG and PDF into this folder.")
+    ] = None,
+) -> None:
+    """Print the tables of each run, beside the paper's numbers, and (re)write its report.html; also while it runs.
+
+    [bold]Examples[/bold]
+
+      dfca report runs/quickstart
+
+      dfca report runs/quickstart --format latex > table.tex
+
+      dfca report runs/quickstart --save results/quickstart.json
+
+      dfca report runs/quickstart --figures figures
+    """
+    from dfca.report.formats import FORMATS
+    from dfca.report.results import save_results
+
+    if format_ not in ("terminal", *FORMATS):
+        raise unknown("format", format_, ("terminal", *FORMATS))
+    _check(runs, save, together, figures)
+    console = make_console()
+    loaded = iter([_load_together(runs)]) if together else map(_load, runs)
+    for path, run in zip(runs, loaded, strict=False):
+        if save is not None:
+            save_results(run, save)
+        if figures is not None:
+            _save_figures(run, figures)
+        if format_ != "terminal":
+            print(FORMATS[format_](run.summary), end="" if together or path == runs[-1] else "\n")
+            continue
+        name, places = escape(str(run.summary.get("experiment", path.name))), runs if together else [path]
+        console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
+        print_run(console, run, page=path.is_dir() and not together)
+
+
+def print_run(console: Console, run: Run, page: bool = True) -> None:
+    """Print the tables and notes of a run; with `page`, write its report.html too."""
+    from dfca.report.formats import all_notes, terminal_tables
+    from dfca.report.page import write_report
+
+    for table in terminal_tables(run.summary, width=console.width):
+        console.print()
+        console.print(table)
+    console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
+    if page:
+        console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
+
+
+def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Path | None) -> None:
+    if save is not None and runs[0].is_file():
+        raise ConfigError("--save takes a run folder, and this is a file of results already")
+    if (save is not None or figures is not None) and len(runs) > 1 and not together:
+        raise ConfigError("--save and --figures take one run; call it once for each, or --together for all")
+    if together and any(path.is_file() for path in runs):
+        raise ConfigError("--together takes run folders, not files of results")
+
+
+def _load(path: Path) -> Run:
+    """Load a run folder, or a file of results."""
+    from dfca.report.results import stored_run
+    from dfca.runs.reading import load_run
+
+    return stored_run(path) if path.is_file() else load_run(path)
+
+
+def _load_together(paths: Sequence[Path]) -> Run:
+    from dfca.runs.reading import load_run
+    from dfca.runs.reuse import join
+
+    return join([load_run(path) for path in paths])
+
+
+def _save_figures(run: Run, folder: Path) -> None:
+    from dfca.report.paper.figures import save_figures
+
+    written = save_figures(run, folder)
+    print(f"{len(written)} files in {folder}", file=sys.stderr)
