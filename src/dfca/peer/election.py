@@ -253,6 +253,10 @@ class Election:
             self.sent = (size, ready)
             self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
 
+    def is_held_by(self, entry: Entry) -> bool:
+        """Return whether an entry of a lineage is what comes of this wave."""
+        return (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
+
     def warmed(self, warm: Warm) -> None:
         """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
         if self.phase in ("wave", "counted"):
@@ -498,7 +502,7 @@ class Election:
         assert self.warm is not None
         assert self.candidate is not None
         if self.bid_losses is None or self.vote_losses is None:
-            return no_votes(0)._replace(voters=1)
+            return no_votes(self._centre_count)._replace(voters=1)
         vote: Vote = cast(self.bid_losses, self.warm.losses.bid[0], losses.bid[0], self.vote_losses, losses.vote[0])
         return count(vote, self.candidate.gain)
 

@@ -663,6 +663,8 @@ class Peer(Machine):
             hello = known.hello
             if hello is None or not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
                 continue
+            if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
+                continue  # the decision is on its way here
             if self.bank is None or hello.lineage > self.lineage:
                 best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):

@@ -2,8 +2,8 @@
 
 A world is drawn from its number: a graph, an algorithm, speeds, delays, loss, duplication, corruption, reordering,
 partitions, crashes before and after a save with and without the bank, restarts from an old save, late joiners, a clock
-that jumps, a peer that sends garbage or lies about its lineage. The peers are real; what they train is not: the loss of a
-model theta on a sample x is |theta - x|^2, so that a world takes milliseconds. Checked in every world:
+that jumps, a peer that sends garbage or lies about its lineage. The peers are real; what they train is not: the loss of
+a model theta on a sample x is |theta - x|^2, so that a world takes milliseconds. Checked in every world:
 
   safety     nothing that is folded is of another lineage, size or type; no NaN enters a bank; memory stays bounded; no
              exception leaves a peer
@@ -292,6 +292,7 @@ class FaultRun:
         self.work = {i: TinyWork(world.number, i, i % world.groups, self._start, self._models) for i in self.ids}
         self.rounds_at_stop: dict[int, int] = {}
         self.inputs: list[tuple[Any, ...]] = []
+        self.jobs: list[Job] = []
         self.log_of = log_of
         self.stopped = False
 
@@ -459,7 +460,7 @@ class FaultRun:
         self.peers[i] = peer
         self.away.discard(i)
         if i == self.log_of:
-            self.inputs = [("born", self.lives[i], saved)]
+            self.inputs, self.jobs = [("born", self.lives[i], saved)], []
         self._call(i, "begin", late and saved is None)
 
     def _call(self, i: int, what: str, *arguments: Any) -> None:
@@ -469,7 +470,10 @@ class FaultRun:
             due = peer.next_wake()
             now = now if due is None else max(now, due)
         if i == self.log_of:
-            self.inputs.append((what, arguments, now))
+            logged = arguments
+            if what == "finished":  # jobs are known by their place in the order in which they were asked for
+                logged = (next(n for n, job in enumerate(self.jobs) if job is arguments[0]), arguments[1])
+            self.inputs.append((what, logged, now))
         try:
             if what == "begin":
                 peer.begin(now, *arguments)
@@ -480,6 +484,8 @@ class FaultRun:
         except Exception as error:
             raise Violation(f"{type(error).__name__} out of peer {i} at {what}: {error}") from error
         ready = peer.ready()
+        if i == self.log_of:
+            self.jobs += ready.work
         crash = self.pending.get(i)
         if ready.save and isinstance(peer, Peer):
             if crash is not None and crash.when == "before save":
@@ -661,7 +667,7 @@ class FaultRun:
             if peer is None or peer.bank is None:
                 yield f"peer {i} has no models ({'away' if peer is None else peer.waits()})"
             elif peer.round < self.rounds_at_stop.get(i, 0) + MORE_ROUNDS:
-                yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"  # type: ignore[attr-defined]
+                yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"
         for part in self._parts():
             found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
             lineages = {peer.lineage for peer in found if isinstance(peer, Peer)}
@@ -756,32 +762,20 @@ def replay(run: FaultRun, i: int) -> None:
 
     options = replace(run.options(i), rules=Rules(**{f.name: getattr(peer.rules, f.name) for f in fields(Rules)}))
     twin, jobs = Peer(options, allocate, life, saved), list[Job]()
-    made: list[Job] = []
     for what, arguments, now in run.inputs[1:]:
         if what == "begin":
             twin.begin(now, *arguments)
         elif what == "finished":
-            old_job, result = arguments
-            match = next((job for job in jobs if _same_job(job, old_job)), None)
-            if match is None:
-                raise Violation(f"the replay of peer {i} asks for other work")
-            jobs.remove(match)
-            twin.finished(match, result, now)
+            number, result = arguments
+            if number >= len(jobs):
+                raise Violation(f"the replay of peer {i} asks for less work")
+            twin.finished(jobs[number], result, now)
         else:
             getattr(twin, what)(*arguments, now)
-        made = twin.ready().work
-        jobs += made
+        jobs += twin.ready().work
     same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)
     if not same or peer.round != twin.round or getattr(peer, "lineage", None) != twin.lineage:
         raise Violation(f"the replay of peer {i} gives other models")
-
-
-def _same_job(one: Job, other: Job) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Score) and isinstance(other, Score):
-        return one.stage == other.stage and torch.equal(one.models, other.models)
-    return one.__dict__ == other.__dict__
 
 
 def shrink(world: FaultWorld, tries: int = 200) -> FaultWorld:

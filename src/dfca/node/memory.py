@@ -1,0 +1,162 @@
+"""A network inside one process: the transport for tests, ours and yours, and the clock that goes with it.
+
+    network = MemoryNetwork(edges)
+    node = Node(peer, worker, network.transport(3))
+
+`cut` and `heal` break links and mend them; `lose` drops updates. Under `VirtualTimeLoop` time jumps from one timer to
+the next, so that an hour of waiting takes no time and every run is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dfca.node.transport import Inputs, Transport
+from dfca.peer.messages import Update
+
+
+class MemoryNetwork:
+    """Links between nodes of one event loop. lose(sender, receiver): whether an update between them is lost.
+
+    pending: messages that have been sent and not been handled.
+    """
+
+    def __init__(
+        self, edges: Iterable[tuple[int, int]], lose: Callable[[int, int], bool] = lambda sender, receiver: False
+    ) -> None:
+        self.edges = {frozenset(edge) for edge in edges}
+        self.lose = lose
+        self._nodes: dict[int, Inputs] = {}
+        self._epochs: dict[frozenset[int], int] = {}
+        self._cut: set[frozenset[int]] = set()
+        self._pending = 0
+        self._serial = 0
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._swept = False
+
+    def transport(self, node: int) -> Transport:
+        """Make the transport of a node."""
+        return _MemoryTransport(self, node)
+
+    def cut(self, one: int, other: int) -> None:
+        """Break a link, until it is healed."""
+        link = frozenset((one, other))
+        if link not in self._cut:
+            self._cut.add(link)
+            self._disconnect(link)
+
+    def heal(self, one: int, other: int) -> None:
+        """Mend a link."""
+        link = frozenset((one, other))
+        self._cut.discard(link)
+        self._connect(link)
+
+    def open(self, node: int, inputs: Inputs) -> None:
+        """Let a node join: its links to those that are there come up."""
+        self._nodes[node] = inputs
+        for link in sorted(self.edges, key=sorted):
+            if node in link:
+                self._connect(link)
+
+    def close(self, node: int) -> None:
+        """Let a node leave."""
+        for link in sorted(self.edges, key=sorted):
+            if node in link:
+                self._disconnect(link, but=node)
+        self._nodes.pop(node, None)
+        self._waiting.pop(node, None)
+
+    def send(self, sender: int, receiver: int, message: Any) -> None:
+        """Deliver a message in the next turn of the event loop."""
+        epoch = self._epochs.get(frozenset((sender, receiver)))
+        if epoch is None or (isinstance(message, Update) and self.lose(sender, receiver)):
+            return
+        self._pending += 1
+        asyncio.get_running_loop().call_soon(self._deliver, sender, receiver, epoch, message)
+
+    def when_quiet(self, node: int, call: Callable[[], None]) -> None:
+        """Call back when no message waits any more, all nodes that asked for it in the order of their ids."""
+        self._waiting[node] = call
+        self._plan_sweep()
+
+    def _deliver(self, sender: int, receiver: int, epoch: int, message: Any) -> None:
+        self._pending -= 1
+        if self._epochs.get(frozenset((sender, receiver))) == epoch and receiver in self._nodes:
+            self._nodes[receiver].received(sender, message)
+        self._plan_sweep()
+
+    def _plan_sweep(self) -> None:
+        if self._waiting and not self._pending and not self._swept:
+            self._swept = True
+            asyncio.get_running_loop().call_soon(self._sweep)
+
+    def _sweep(self) -> None:
+        self._swept = False
+        if self._pending:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for _, call in sorted(waiting.items(), key=lambda pair: pair[0]):
+            call()
+
+    def _connect(self, link: frozenset[int]) -> None:
+        if link in self._cut or link in self._epochs or not all(node in self._nodes for node in link):
+            return
+        self._serial += 1
+        self._epochs[link] = self._serial
+        for node in sorted(link):
+            (other,) = link - {node}
+            self._nodes[node].connected(other)
+
+    def _disconnect(self, link: frozenset[int], but: int | None = None) -> None:
+        if self._epochs.pop(link, None) is None:
+            return
+        for node in sorted(link):
+            (other,) = link - {node}
+            if node != but and node in self._nodes:
+                self._nodes[node].disconnected(other)
+
+
+class _MemoryTransport:
+    """The links of one node in a `MemoryNetwork`."""
+
+    def __init__(self, network: MemoryNetwork, node: int) -> None:
+        self._network, self._node = network, node
+
+    def open(self, node: Inputs) -> None:
+        self._network.open(self._node, node)
+
+    def send(self, neighbour: int, message: Any) -> None:
+        self._network.send(self._node, neighbour, message)
+
+    def when_quiet(self, call: Callable[[], None]) -> None:
+        self._network.when_quiet(self._node, call)
+
+    def close(self) -> None:
+        self._network.close(self._node)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next timer where nothing else is to be done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        """Return the virtual time."""
+        return self.now
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("nobody can go on: no message, no work and no timer is under way")
+        self._loop.now += max(0.0, timeout)
+        return super().select(0)

@@ -1,0 +1,41 @@
+"""How messages reach a node's neighbours: the contract that every transport keeps.
+
+Small messages to a neighbour arrive in order, or the link is declared down at both ends: a link has an epoch, what
+belongs to an older one is lost, and the next begins with `connected` at both ends. Of `Update`s, the newest per sender
+and cluster wins; one that has not left when a newer one comes may be dropped. Everything else arrives once, or the link
+goes down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Inputs(Protocol):
+    """What a transport calls: a node."""
+
+    def connected(self, neighbour: int) -> None:
+        """A neighbour is in reach."""
+
+    def disconnected(self, neighbour: int) -> None:
+        """A neighbour is out of reach; what was under way is lost."""
+
+    def received(self, sender: int, message: Any) -> None:
+        """A message has come."""
+
+
+class Transport(Protocol):
+    """The links of one node. All calls are made in the event loop's thread, and none of them blocks."""
+
+    def open(self, node: Inputs) -> None:
+        """Begin to connect."""
+
+    def send(self, neighbour: int, message: Any) -> None:
+        """Send a message to a neighbour; one that is out of reach does not get it."""
+
+    def when_quiet(self, call: Callable[[], None]) -> None:
+        """Call back once everything that has come has been handled."""
+
+    def close(self) -> None:
+        """Break all links."""
