@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, deque
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from conftest import make_toy_setting
 from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 
 from dfca.errors import ConfigError, RunError
+from dfca.peer.inbox import Inbox
+from dfca.peer.messages import Hello
+from dfca.peer.peer import State
 from dfca.peer.staleness import Staleness
-from dfca.sim.events.checkpoint import Packer, Unpacker
+from dfca.sim.events.checkpoint import _MODULES, Packer, Unpacker, _records
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World
 from dfca.sim.setting import Setting
@@ -92,3 +96,28 @@ def test_a_checkpoint_names_only_what_it_may() -> None:
         Packer().pack(Packer())
     with pytest.raises(RunError, match="the checkpoint holds a Popen, which this version does not know"):
         Unpacker({}).unpack({"~": "Popen", "is": []})
+
+
+def test_records_are_stored_by_the_names_of_their_fields() -> None:
+    values = [Hello(1, 2, 3), State.DONE, Counter(a=2), deque([1, 2], 4), Inbox(2), torch.float64]
+    packed = json.loads(json.dumps(Packer().pack(values)))
+    assert Unpacker({}).unpack(packed) == values
+    del packed[0]["is"]["lineage"]
+    assert Unpacker({}).unpack(packed)[0] == values[0]  # a field that a file does not have takes its default
+    with pytest.raises(RunError, match="the checkpoint's Hello has no field round, which this version needs"):
+        Unpacker({}).unpack({"~": "Hello", "is": {"incarnation": 1}})
+    with pytest.raises(RunError, match="the checkpoint's Inbox has a field size, which this version does not know"):
+        Unpacker({}).unpack({"~": "Inbox", "is": {"size": 1}})
+    with pytest.raises(RunError, match=r"the checkpoint holds State\.ASLEEP, which this version does not know"):
+        Unpacker({}).unpack({"~": "State", "is": "ASLEEP"})
+    names = [name for module in _MODULES for name in _records([module])]
+    assert len(names) == len(set(names))  # a name means one class
+
+
+def test_a_view_of_the_banks_is_one_again() -> None:
+    banks, later = torch.arange(12.0).view(2, 3, 2), torch.zeros(2, 3, 2)
+    packer = Packer(banks)
+    found = Unpacker({}, later).unpack(json.loads(json.dumps(packer.pack(banks[:, 1]))))
+    later.copy_(banks)
+    assert packer.tensors == {}
+    assert torch.equal(found, banks[:, 1])

@@ -128,7 +128,7 @@ class Links:
 
     def _open(self, i: int, peer: int) -> None:
         self.epochs += 1
-        ends = ((i, peer), (peer, i))
+        ends = sorted(((i, peer), (peer, i)))
         for end in ends:
             self.live[end] = self.epochs
             self.arrivals.pop(end, None)
