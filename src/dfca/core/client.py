@@ -200,11 +200,11 @@ class Client:
         return stamped(replace(state, counts=counts, own=own), j, message.round, message.sender)
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
-        """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
+        """Return how fresh the copies are that the client did not train itself this round, by cluster."""
         if self._share != "relay":
             return {}
-        held = enumerate(zip(state.stamps, state.origins, strict=True))
-        return {j: Offer(self.id, *word) for j, word in held if j != state.trained}
+        copies = enumerate(zip(state.stamps, state.origins, strict=True))
+        return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
 
     def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
         """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""
@@ -270,7 +270,7 @@ def participates(seed: int, client: int, round: int, rate: float) -> bool:
 
 
 def usable(message: Message, bank: Tensor) -> bool:
-    """Tell whether a message can be folded: a cluster of ours, a model of our size and type, finite numbers only."""
+    """Return whether a message can be folded: a cluster of ours, a model of our size and type, finite numbers only."""
     model = message.model
     fits = 0 <= message.cluster < len(bank) and model.shape == bank.shape[1:] and model.dtype == bank.dtype
     return fits and message.degree >= 0 and bool(torch.isfinite(model).all())
