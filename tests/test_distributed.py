@@ -124,9 +124,9 @@ import sys, time
 import torch.distributed as dist
 from dfca.runs.signals import StopSignal
 from dfca.sim.rounds import ranks as distributed
-from dfca.sim.rounds import watchdog as way_out
+from dfca.sim.rounds import watchdog
 
-way_out.GRACE_S, way_out.PATIENCE_S = 1.0, 0.2
+watchdog.GRACE_S, watchdog.PATIENCE_S = 1.0, 0.2
 if sys.argv[1] == "parting":
     dist.destroy_process_group = lambda: time.sleep(60)
 with distributed.joined("cpu"), StopSignal() as stop, stop.deferred():

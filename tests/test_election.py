@@ -263,4 +263,4 @@ def test_a_number_that_nobody_knows_must_be_given_to_those_that_cannot_find_it()
         make_toy_setting("dfca-gi", split=blind, clusters=None)
     told = Simulation(make_toy_setting("dfca-gi", clusters=None))
     assert told.models == 2
-    assert "dfca-gi cannot find the number of clusters; it is told: 2" in told.notes
+    assert "dfca-gi cannot find the number of clusters; it uses the true one: 2" in told.notes

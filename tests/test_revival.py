@@ -6,7 +6,8 @@ import torch
 import dfca
 from dfca.core.election import ElectionOptions
 from dfca.core.local import LocalOptions
-from dfca.sim.rounds.revival import PAUSE, ROUNDS, Revival
+from dfca.core.revival import PAUSE, ROUNDS
+from dfca.sim.rounds.revival import Revival
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 

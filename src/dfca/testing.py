@@ -109,7 +109,7 @@ def _relay(
     present: set[int],
     now: int,
 ) -> list[list[Message]]:
-    """Collect the copies that clients ask for of models that no neighbour trained, as they were before the round's folds."""
+    """Collect the copies that clients ask for of models that no neighbour trained, as of before the round's folds."""
     offers = {i: clients[i].offers(states[i]) for i in sorted(present)}
     relayed: list[list[Message]] = [[] for _ in clients]
     for i in sorted(present):

@@ -22,12 +22,16 @@ from dfca.core.params import FlatModel
 from dfca.core.relay import Offer
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
+from dfca.sim.bank import told_memory
 from dfca.sim.engine import Engine, Task
+from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.snapshot import Packer, Unpacker
 from dfca.sim.events.trace import Ledger
 from dfca.sim.events.world import SERVER
-from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.notes import notes_of
 from dfca.sim.setting import Setting, initial_module
+from dfca.sim.start import Start
+from dfca.sim.traffic import Traffic
 
 
 def make_clients(setting: Setting) -> list[Client]:
@@ -56,44 +60,6 @@ def make_clients(setting: Setting) -> list[Client]:
     ]
 
 
-class _Still(Simulation):
-    """A simulation that does no rounds: its start, its banks and its evaluator, for a driver that fills the banks.
-
-    An elected start is one row until the election has been held.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        algorithm, clusters = setting.algorithm, setting.clusters
-        if algorithm.start == "elected":
-            algorithm, clusters = replace(algorithm, start="shared"), 1
-        super().__init__(replace(setting, algorithm=replace(algorithm, revives=False), clusters=clusters))
-        self.setting = setting
-
-    def score(self, ledger: Ledger, holding: Sequence[int], changed: int) -> dict[str, Any]:
-        """Score the banks: one row. The mean accuracy is over the clients that hold models."""
-        exchange = self.exchange
-        exchange.messages_by_client = torch.tensor(ledger.sent_by_client)
-        exchange.messages_by_cluster = torch.tensor(ledger.sent_by_cluster)
-        exchange.server_messages, exchange.scalars = ledger.server_models, ledger.scalars
-        found = self.evaluator.score(self.banks, self.assignments)
-        held = found.accuracies[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
-        return {
-            "round": ledger.rounds_done,
-            **found.row,
-            "accuracy": float(held.mean()),
-            "accuracy_std_over_clients": float(held.std(correction=0)),
-            "accuracy_by_client": found.accuracies.tolist(),
-            "clients": len(holding),
-            "changed": changed,
-            **exchange.traffic(self.flat.size * self.banks.element_size(), ledger.start_models),
-            "election": None,
-        }
-
-    def drift(self) -> None:
-        """Let the clients hold their later samples."""
-        self._drift()
-
-
 class Fleet:
     """The clients and their states, the server's last. `dry`: nothing is computed.
 
@@ -102,8 +68,14 @@ class Fleet:
 
     def __init__(self, setting: Setting, dry: bool) -> None:
         self.setting, self.seed, self.dry = setting, setting.seed, dry
-        self.still = _Still(setting)
-        self.size = self.still.flat.size
+        self.start = Start(setting)
+        # An elected start is one row until the election has been held.
+        models = 1 if setting.algorithm.start == "elected" else self.start.drawn_models()
+        with told_memory():
+            self.banks = self.start.draw_banks(models)
+        self.evaluator = Evaluator(self.start)
+        self.diverged: set[int] = set()
+        self.size = self.start.flat.size
         self.shared = setting.algorithm.exchange == "server"
         self.silent = setting.algorithm.exchange == "none"
         self.relays = not self.silent and share_rule(setting.algorithm, setting.share) == "relay"
@@ -112,7 +84,7 @@ class Fleet:
         self.bare: set[int] = set()
         self.drifted = False
         self.changed = 0
-        engine = self.still.engine
+        engine = self.start.engine
         self._alone = Engine(engine.model, engine.local, engine.seed, "loop")
         self._warm: dict[tuple[int, int | None], Tensor] = {}
         self._hold_samples()
@@ -126,14 +98,14 @@ class Fleet:
             self.states = [ClientState.of(self.banks[:, i]) for i in range(setting.clients)]
 
     @property
-    def banks(self) -> Tensor:
-        """What is evaluated: (m, N, P), or the server's (m, 1, P)."""
-        return self.still.banks
-
-    @property
     def models(self) -> int:
         """Count the models that a client keeps."""
-        return len(self.still.banks)
+        return len(self.banks)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this run, once."""
+        return notes_of(self.start, self.evaluator, self.models, self.diverged)
 
     # Rounds.
 
@@ -154,7 +126,7 @@ class Fleet:
         (choice,), (trained,) = done.choices, done.vectors
         self.states[i], messages = client.end_round(state, choice.cluster, trained)
         if self.states[i].trained is None:
-            self.still.diverged.add(i)
+            self.diverged.add(i)
         elif not self.shared:  # a server's client keeps nothing: the next download replaces all
             state.bank[choice.cluster].copy_(trained)
         self.changed += state.assignment is not None and state.assignment != choice.cluster
@@ -257,7 +229,7 @@ class Fleet:
         """Write the model that opens a cluster to a client's bank; a bank that is too small grows, for everybody."""
         while cluster >= self.models:
             grown = torch.cat([self.banks, self.banks[:1]])  # elsewhere a twin that no one picks
-            self.still.banks = grown
+            self.banks = grown
             for c, state in enumerate(self.states):
                 later = state.with_model(len(grown) - 1, grown[:, c])
                 counts = (*later.counts[:-1], -1 if c in self.bare else 0)
@@ -287,11 +259,12 @@ class Fleet:
         """Let the clients hold their later samples."""
         assert self.setting.drift is not None
         self.drifted = True
-        self.still.drift()
+        self.start.use_split(self.setting.drift[1])
+        self.evaluator.use_split(self.setting.drift[1])
         self._hold_samples()
 
     def _hold_samples(self) -> None:
-        train, truth = self.still.train, self.still.truth
+        train, truth = self.start.train, self.start.truth
         self._samples = []
         for i in range(self.setting.clients):
             x, y = train.of(i)
@@ -301,9 +274,18 @@ class Fleet:
 
     def evaluate(self, ledger: Ledger, holding: Sequence[int]) -> dict[str, Any]:
         """Score everybody."""
-        row = {} if self.dry else self.still.score(ledger, holding, self.changed)
-        self.changed = 0
-        return row
+        changed, self.changed = self.changed, 0
+        if self.dry:
+            return {}
+        sent = (torch.tensor(ledger.sent_by_client), torch.tensor(ledger.sent_by_cluster))
+        traffic = Traffic(*sent, ledger.server_models, ledger.start_models, ledger.scalars)
+        return {
+            "round": ledger.rounds_done,
+            **self.evaluator.score_holders(self.banks, torch.full((self.setting.clients,), -1), holding),
+            "changed": changed,
+            **traffic.row(self.size * self.banks.element_size()),
+            "election": None,
+        }
 
     def pack(self, packer: Packer) -> dict[str, Any]:
         """Give everything that a checkpoint needs."""
@@ -311,15 +293,15 @@ class Fleet:
         bare = torch.empty(0)
         states = self.states if self.shared else [replace(state, bank=bare) for state in self.states]
         facts = {name: getattr(self, name) for name in ("seen", "bare", "drifted", "changed", "_warm")}
-        return {"states": packer.pack(states), "diverged": sorted(self.still.diverged), **packer.pack(facts)}
+        return {"states": packer.pack(states), "diverged": sorted(self.diverged), **packer.pack(facts)}
 
     def restore(self, packed: dict[str, Any], unpacker: Unpacker) -> None:
         """Continue from what `pack` gave."""
         packed = dict(packed)
         if packed["drifted"]:
             self.drift()
-        self.still.banks = unpacker.tensors["bank"].to(self.banks.device, copy=True)
-        self.still.diverged = set(packed.pop("diverged"))
+        self.banks = unpacker.tensors["bank"].to(self.banks.device, copy=True)
+        self.diverged = set(packed.pop("diverged"))
         states = unpacker.unpack(packed.pop("states"))
         if self.shared:
             self.states = [*states[:-1], replace(states[-1], bank=self.banks[:, 0])]

@@ -174,7 +174,7 @@ class EventSimulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return self.fleet.still.notes
+        return self.fleet.notes
 
     def run(self) -> EventResult:
         """Run to the end.

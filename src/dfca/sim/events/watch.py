@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dfca.core.election import ElectionOptions
+from dfca.core.revival import ALARM, PAUSE, ROUNDS
 from dfca.sim.events.snapshot import storable
 from dfca.sim.events.stage import Charter
-from dfca.sim.rounds.revival import ALARM, PAUSE, ROUNDS
 
 
 @storable
