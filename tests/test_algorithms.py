@@ -78,7 +78,7 @@ def test_a_client_without_neighbours_learns_alone(algorithm: str) -> None:
         state, _ = alone.start_round(state)
     torch.testing.assert_close(simulation.bank(5), state.bank)
     if ALGORITHMS[algorithm]().exchange == "gossip":
-        assert simulation.exchange.messages_by_client[5] == 0
+        assert simulation.traffic.messages_by_client[5] == 0
         assert "1 of 6 clients have no neighbours (first: 5) and learn alone" in simulation.notes
 
 

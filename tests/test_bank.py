@@ -11,7 +11,7 @@ from test_revival import drift_setting
 from dfca.errors import ConfigError, ShortOfMemory
 from dfca.files import Stream, atomic_save, sha256
 from dfca.sim import bank as bank_module
-from dfca.sim.bank import GIB, Bank, told_memory
+from dfca.sim.bank import GIB, Bank, BankSpec, told_memory
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -24,7 +24,7 @@ def run(setting: Setting) -> Simulation:
 
 
 def make_bank(place: str, models: int = 2, most: int = 2, **options: object) -> Bank:
-    return Bank((models, 3, 5), most, torch.float32, "cpu", place, **options)
+    return Bank(BankSpec((models, 3, 5), most, torch.float32, place=place, **options))
 
 
 @pytest.mark.parametrize("algorithm", ["dfca", "dfca-li", "fedspd", "ifca"])

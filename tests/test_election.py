@@ -187,9 +187,9 @@ def test_the_first_centre_is_drawn_by_lot() -> None:
 def test_an_election_costs_less_than_five_rounds() -> None:
     simulation = Simulation(digits_setting())
     five_rounds = 5 * 2 * simulation.setting.graph.number_of_edges()
-    assert 0 < simulation.start_messages < five_rounds
+    assert 0 < simulation.traffic.start_messages < five_rounds
     turns = len(simulation.elections[0].turns)
-    assert simulation.start_messages == turns * 15
+    assert simulation.traffic.start_messages == turns * 15
 
 
 def test_what_an_elector_receives_cannot_harm() -> None:

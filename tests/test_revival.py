@@ -79,9 +79,9 @@ def test_a_lost_cluster_is_given_to_whoever_needs_it() -> None:
 def test_nothing_is_called_while_all_is_well() -> None:
     split = dfca.make_split(dfca.DataOptions(samples_per_client=60), 12, 2, seed=0)
     simulation = Simulation(drift_setting(split=split, drift=None, rounds=12))
-    start = simulation.start_messages
+    start = simulation.traffic.start_messages
     rows = finish(simulation)
-    assert simulation.start_messages == start
+    assert simulation.traffic.start_messages == start
     assert rows[-1]["models"] == 2
 
 
