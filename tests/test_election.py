@@ -8,7 +8,7 @@ import torch
 from conftest import make_toy_setting, make_toy_split
 
 import dfca
-from dfca.core.election import ElectionOptions, Vote, bid, cast, divide, follows, lot, verdict
+from dfca.core.election import ElectionOptions, Verdict, Vote, bid, cast, divide, follows, lot, verdict
 from dfca.core.elector import Announcement, Ballot, Bid, Candidacy, ElectionMessage, Elector, Request
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
@@ -164,6 +164,39 @@ def test_what_the_election_costs_is_what_its_messages_cost(clusters: int | None)
     outcome = Simulation(setting).elections[0]
     assert models == outcome.models_sent
     assert scalars == outcome.scalars_sent
+
+
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_patience_begins_anew_after_an_acceptance(as_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patience 2, two refusals end an election only where they follow each other."""
+    clients, script, calls = 8, [False, True, False, True, False, False], []
+
+    def scripted(*_: object) -> Verdict:
+        calls.append(script[len(calls) // (clients if as_messages else 1)])
+        return Verdict(calls[-1], 2, 9.0)
+
+    algorithm = dfca.ALGORITHMS["dfca-fi"](warmup_steps=1, patience=2)
+    setting = make_toy_setting(
+        algorithm, clusters=None, split=make_toy_split(clients=clients), graph=nx.complete_graph(clients)
+    )
+    if as_messages:
+        monkeypatch.setattr("dfca.core.elector.verdict", scripted)
+        assert {len(state.chosen) for state in elect(setting, make_clients(setting))} == {3}
+        assert len(calls) == clients * len(script)
+    else:
+        monkeypatch.setattr("dfca.sim.rounds.election.verdict", scripted)
+        (result,) = Simulation(setting).elections
+        assert [turn.accepted for turn in result.turns] == [True, *script]
+        assert calls == script
+
+
+def test_a_number_that_is_asked_for_is_filled_by_bids_once_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfca.sim.rounds.election.verdict", lambda *_: Verdict(False, 1, 0.0))
+    algorithm = dfca.ALGORITHMS["dfca-fi"](warmup_steps=1, patience=2)
+    (result,) = Simulation(make_toy_setting(algorithm, clusters=3)).elections
+    assert [turn.accepted for turn in result.turns] == [True, False, False, True, True]
+    assert len(result.centres) == 3
+    assert len({turn.candidate for turn in result.turns if turn.accepted}) == 3
 
 
 def test_a_client_whose_warm_up_diverges_stands_with_the_common_start() -> None:
