@@ -150,7 +150,7 @@ def test_threads_do_not_change_the_numbers() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            results.append(run(make_toy_setting("dfca-li", dtype=torch.float32, rounds=3)).banks.clone())
+            results.append(run(make_toy_setting("dfca-li", dtype=torch.float32, rounds=2)).banks.clone())
         finally:
             torch.set_num_threads(1)
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)

@@ -321,3 +321,26 @@ def test_steps_in_the_bank_that_are_not_finite_change_nothing(huge: float) -> No
     assert fine == [True, False, True, True, True]
     assert not torch.equal(bank, before)
     assert torch.isfinite(bank).all()
+
+
+@pytest.mark.parametrize(("rate", "scale", "fine"), [(1e33, 1.0, True), (1e37, 1000.0, False)])
+def test_steps_in_the_bank_that_are_long_are_judged_by_their_end(rate: float, scale: float, fine: bool) -> None:
+    """The bound that spares looking at every weight does not decide: who overflows does, as in a loop."""
+    flat, bank, data = world("mlp", samples=3)
+    flat = FlatModel(mlp((6,), 4, 8))
+    flat.pieces(bank)[0].mul_(1e-6)  # small activations: of all steps, those of the first layer are the longest
+    data, found = ClientData(scale * data.x.float(), data.y, data.offsets), {}
+    for how in ("loop", "stacked"):
+        mine, engine = bank.float(), Engine(flat, LocalOptions(steps=1, learning_rate=rate), seed=7, how=how)
+        for part in engine.work(Task(mine, data, pick_lowest, 0, in_place=True), range(CLIENTS)):
+            assert (part.vectors is None) == (how == "stacked")
+            assert list(part.fine) == [fine] * len(part.fine)
+            for position, choice, vector in zip(
+                part.positions, part.choices, () if part.vectors is None else part.vectors, strict=False
+            ):
+                if fine:
+                    mine[choice.cluster, position] = vector
+        found[how] = mine
+        assert torch.isfinite(mine).all()
+        assert torch.equal(mine, bank.float()) != fine
+    torch.testing.assert_close(found["loop"], found["stacked"], rtol=1e-4, atol=1e-6 * rate)
