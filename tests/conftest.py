@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from filelock import FileLock
 from torch import nn
 
 from dfca import algorithms
+from dfca.core.algorithm import Algorithm
 from dfca.core.local import LocalOptions
 from dfca.data.clients import Split
 from dfca.sim.setting import Setting
@@ -45,6 +47,40 @@ def make_toy_split(clients: int = 6, clusters: int = 2, samples: int | list[int]
 
 def make_toy_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """List rows of one value per axis so that every pair of values of two axes stands together in some row.
+
+    Greedy and deterministic: a row begins with the first pair that is missing, and each further axis takes the value
+    that adds most missing pairs. Values must be hashable.
+    """
+    names = list(axes)
+    missing = {
+        ((a, x), (b, y)): None for a, b in combinations(names, 2) for x in axes[a] for y in axes[b]
+    }  # a dict: sets have no order
+
+    def new(row: dict[str, Any], name: str, value: Any) -> int:
+        ends = ((other, kept) for other, kept in row.items())
+        return sum(((end, (name, value)) in missing) + (((name, value), end) in missing) for end in ends)
+
+    rows = []
+    while missing:
+        row = dict(next(iter(missing)))
+        for name in names:
+            if name not in row:
+                row[name] = max(axes[name], key=lambda value: new(row, name, value))
+        row = {name: row[name] for name in names}
+        for pair in combinations(row.items(), 2):
+            missing.pop(pair, None)
+        rows.append(row)
+    return rows
+
+
+def quick(algorithm: str) -> Algorithm:
+    """Make an algorithm whose election, if it holds one, warms up in a few steps."""
+    elects = algorithms.get(algorithm).start == "elected"
+    return algorithms.get(algorithm, warmup_steps=5) if elects else algorithms.get(algorithm)
 
 
 def make_toy_setting(algorithm: Any = "dfca-gi", **changes: Any) -> Setting:

@@ -1,4 +1,4 @@
-"""What every rank of `test_distributed` runs: all worlds; the first rank saves the banks and rows of all."""
+"""What every rank of `test_distributed` runs; the first one saves the banks, rows and errors."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Any
 
 import networkx as nx
 import torch
-from conftest import make_toy_setting, make_toy_split
+from conftest import make_toy_setting, make_toy_split, quick
 from safetensors.torch import save_file
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.local import LocalOptions
+from dfca.errors import ConfigError
 from dfca.sim.rounds.ranks import Ranks, joined, my_rank
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.shards import Shards, keep
 
-ROUNDS = 6
+ROUNDS = 4
+STOP = 2
+RESUMED = ("dfca", "ifca", "relay", "drift")
+"""Worlds that also go on, after round STOP, from the state of one process."""
 
 
 def worlds() -> dict[str, Setting]:
     """List the settings: every algorithm, and every way in which models travel."""
     three = {"split": make_toy_split(clients=9, clusters=3, samples=10), "graph": nx.path_graph(9), "clusters": 3}
     torn = nx.disjoint_union(nx.path_graph(3), nx.empty_graph(3))
-    drift = (3, make_toy_split(clusters=3, seed=0))
+    drift = (1, make_toy_split(clusters=3, seed=0))
     batches = LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4)
     changes: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ALGORITHMS}
     changes |= {
@@ -43,17 +47,25 @@ def worlds() -> dict[str, Setting]:
         "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
         "disk": ("dfca-li", {"bank": "disk", **three}),
     }
-    return {
-        name: make_toy_setting(algorithm, **{"rounds": ROUNDS, **some}) for name, (algorithm, some) in changes.items()
-    }
+    return {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
 
 
-def play(setting: Setting, shards: Shards | None = None) -> tuple[torch.Tensor | None, list[dict[str, Any]]]:
-    """Run a setting; returns the whole bank on the first rank, and the metrics."""
+def play(
+    setting: Setting, shards: Shards | None = None, resume: bool = False
+) -> tuple[torch.Tensor | None, list[dict[str, Any]]]:
+    """Run a setting, or the rounds after STOP; returns the whole bank on the first rank, and the metrics."""
+    state: tuple[Any, Any] = (None, None)
+    if resume and my_rank() == 0:
+        alone = Simulation(setting)
+        for _ in range(STOP):
+            alone.step()
+        state = alone.state()
     if shards is not None:
         kept = keep(setting.split, shards.members)
         setting = type(setting)(**{**vars(setting), "split": kept})
     simulation, rows = Simulation(setting, shards), []
+    if resume:
+        simulation.restore(*state)
     while not simulation.done:
         if row := simulation.step():
             rows.append({key: value for key, value in row.items() if key != "seconds"})
@@ -62,15 +74,24 @@ def play(setting: Setting, shards: Shards | None = None) -> tuple[torch.Tensor |
 
 
 def main(out: Path) -> None:
-    banks, rows = {}, {}
+    found: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {"banks": ({}, {}), "resumed": ({}, {})}
+    refused = ""
     with joined("cpu"):
-        for name, setting in worlds().items():
-            bank, found = play(setting, Ranks(setting.clients))
-            if bank is not None:
-                banks[name], rows[name] = bank, found
+        for kind, (banks, rows) in found.items():
+            for name in worlds() if kind == "banks" else RESUMED:
+                setting = worlds()[name]
+                bank, rows[name] = play(setting, Ranks(setting.clients), resume=kind == "resumed")
+                if bank is not None:
+                    banks[name] = bank
+        try:
+            Ranks(2)
+        except ConfigError as error:
+            refused = str(error)
     if my_rank() == 0:
-        save_file(banks, out / "banks.safetensors")
-        (out / "rows.json").write_text(json.dumps(rows))
+        for kind, (banks, rows) in found.items():
+            save_file(banks, out / f"{kind}.safetensors")
+            (out / f"{'rows' if kind == 'banks' else kind}.json").write_text(json.dumps(rows))
+        (out / "refused.json").write_text(json.dumps(refused))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dfca.errors import ConfigError, ShortOfMemory
 from dfca.files import Stream, atomic_save, sha256
 from dfca.memory import GIB, explain_oom
 from dfca.sim import bank as bank_module
-from dfca.sim.bank import Bank
+from dfca.sim.bank import Bank, BankSpec
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -25,7 +25,7 @@ def run(setting: Setting) -> Simulation:
 
 
 def make_bank(place: str, models: int = 2, most: int = 2, **options: object) -> Bank:
-    return Bank((models, 3, 5), most, torch.float32, "cpu", place, **options)
+    return Bank(BankSpec((models, 3, 5), most, torch.float32, place=place, **options))
 
 
 @pytest.mark.parametrize("algorithm", ["dfca", "dfca-li", "fedspd", "ifca"])

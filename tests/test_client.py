@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_toy_setting
 
-from dfca.core.client import Client, ClientState, Message
+from dfca.core.client import Client, ClientState, Message, usable
 from dfca.core.mixing import WEIGHT_RULES, WeightRule, fold, fold_, fold_weighted, fold_weighted_
 from dfca.core.relay import Offer
 from dfca.testing import make_clients
@@ -62,6 +62,23 @@ def test_the_end_of_a_round_leaves_the_bank_to_its_driver() -> None:
     assert (after.trained, after.updates, message.updates) == (1, (0, 1), 1)
     after, messages = client.rules.end_round(state, 1, trained * float("nan"))
     assert (after.trained, after.updates, messages) == (None, (0, 0), [])
+
+
+def test_what_is_usable() -> None:
+    _, state = make_client()
+    model = torch.ones(43, dtype=torch.float64)
+    good = Message(1, 0, 0, 2, model)
+    assert usable(good, state.bank)
+    assert usable(replace(good, degree=0), state.bank)
+    for change in (
+        {"degree": -1},
+        {"cluster": -1},
+        {"cluster": 2},
+        {"model": model[:-1]},
+        {"model": model.float()},
+        {"model": model * float("nan")},
+    ):
+        assert not usable(replace(good, **change), state.bank), change
 
 
 def test_an_older_update_does_not_make_a_copy_older() -> None:

@@ -15,14 +15,39 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranked import play, worlds
+from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
+
+from dfca.cli import main
 
 HERE = Path(__file__).parent
 
 
 def torchrun(ranks: int, *command: str | Path) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *map(str, command)]
+    port = ["--master-port", str(free_port())]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *port, *map(str, command)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks(count: int, *command: str | Path, **variables: str) -> list[subprocess.Popen[str]]:
+    """Start ranks without a launcher."""
+    shared = environment() | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    pipe = subprocess.PIPE
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=shared | variables | {"RANK": str(rank)},
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for rank in range(count)
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -30,10 +55,11 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Launch three ranks once; they run everything in `ranked.py`."""
     out = tmp_path_factory.mktemp("ranked")
-    command = torchrun(request.param, HERE / "ranked.py", out)
+    command = torchrun(3, HERE / "ranked.py", out)
     subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
     return out
 
@@ -42,9 +68,9 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_ranks_equal_one_process(world: str, ranked: Path) -> None:
     bank, rows = play(worlds()[world])
     torch.testing.assert_close(load_file(ranked / "banks.safetensors")[world], bank, rtol=1e-9, atol=1e-11)
-    told = json.loads((ranked / "rows.json").read_text())[world]
-    assert len(told) == len(rows)
-    for here, there in zip(rows, told, strict=True):
+    on_ranks = json.loads((ranked / "rows.json").read_text())[world]
+    assert len(on_ranks) == len(rows)
+    for here, there in zip(rows, on_ranks, strict=True):
         assert here.keys() == there.keys()
         for key, value in here.items():
             if key in ("disagreement", "mixing_drift"):
@@ -55,6 +81,20 @@ def test_ranks_equal_one_process(world: str, ranked: Path) -> None:
                 assert there[key] == value, key
 
 
+@pytest.mark.parametrize("world", RESUMED)
+def test_a_state_of_one_process_goes_on_with_several_ranks(world: str, ranked: Path) -> None:
+    bank, rows = play(worlds()[world])
+    torch.testing.assert_close(load_file(ranked / "resumed.safetensors")[world], bank, rtol=1e-9, atol=1e-11)
+    last = json.loads((ranked / "resumed.json").read_text())[world][-1]
+    for key in ("round", "assignments", "models", "messages_sent", "bytes_sent"):
+        assert last[key] == rows[-1][key]
+
+
+def test_more_ranks_than_clients_are_refused(ranked: Path) -> None:
+    said = json.loads((ranked / "refused.json").read_text())
+    assert said == "clients must be >= the 3 ranks, got 2; start fewer ranks"
+
+
 EXPERIMENT = """
 clients = 6
 clusters = 2
@@ -62,6 +102,7 @@ rounds = {rounds}
 algorithms = ["dfca-li"]
 topology = {{ name = "ring" }}
 data = {{ name = "digits", samples_per_client = 20 }}
+model = {{ name = "mlp", hidden = 16 }}
 evaluation = {{ every = 5 }}
 checkpoint = {{ every_s = 0.0 }}
 """
@@ -89,34 +130,48 @@ def find_rank(launcher: int, rank: int) -> int:
     raise AssertionError(f"torchrun has no rank {rank}")
 
 
+def dfca(*arguments: str | Path) -> None:
+    """Run the command line in this process; it must end well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dfca", *map(str, arguments)])
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    torch.set_num_threads(1)
+    assert ended.value.code == 0
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_any_number_of_ranks_resumes(
-    victim: int, tmp_path: Path
-) -> None:
+def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, rounds=120)
-    out, whole = tmp_path / "killed", tmp_path / "whole"
-    run = ["-m", "dfca", "run", experiment, "--quiet", "--out"]
-    launcher = subprocess.Popen(torchrun(2, *run, out), env=environment(), stderr=subprocess.PIPE, text=True)
-    begun = out / "checkpoint" / "dfca-li-0"
-    deadline = time.monotonic() + 120
-    while not list(begun.glob("round-*.json")) and time.monotonic() < deadline and launcher.poll() is None:
-        time.sleep(0.02)
-    assert launcher.poll() is None
-    os.kill(find_rank(launcher.pid, victim), signal.SIGKILL)
-    _, said = launcher.communicate(timeout=120)
-    assert launcher.returncode != 0
-    sentences = [line for line in said.splitlines() if line.startswith("error:")]
-    assert len(sentences) == 1, said
-    assert f"rank {1 - victim} lost another rank (it was killed, ran out of memory" in sentences[0]
-    assert list(begun.glob("round-*.json"))
-
-    def finish(ranks: int, folder: Path) -> float:
-        command = torchrun(ranks, *run, folder) if ranks > 1 else [sys.executable, *map(str, run), str(folder)]
-        subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
-        return accuracy(folder)
-
-    assert finish(1 if victim else 3, out) == pytest.approx(finish(1, whole), abs=0.02)
+    run = ["run", experiment, "--quiet", "--out"]
+    launchers = [
+        subprocess.Popen(
+            torchrun(2, "-m", "dfca", *run, tmp_path / f"killed-{victim}"),
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for victim in (0, 1)
+    ]
+    dfca(*run, tmp_path / "whole")
+    for victim, launcher in enumerate(launchers):
+        begun = tmp_path / f"killed-{victim}" / "checkpoint" / "dfca-li-0"
+        deadline = time.monotonic() + 120
+        while not list(begun.glob("round-*.json")) and time.monotonic() < deadline and launcher.poll() is None:
+            time.sleep(0.02)
+        assert launcher.poll() is None
+        os.kill(find_rank(launcher.pid, victim), signal.SIGKILL)
+    for victim, launcher in enumerate(launchers):
+        _, said = launcher.communicate(timeout=120)
+        assert launcher.returncode != 0
+        sentences = [line for line in said.splitlines() if line.startswith("error:")]
+        assert len(sentences) == 1, said
+        assert f"rank {1 - victim} lost another rank (it was killed, ran out of memory" in sentences[0]
+        killed = tmp_path / f"killed-{victim}"
+        assert list((killed / "checkpoint" / "dfca-li-0").glob("round-*.json"))
+        dfca(*run, killed)
+        assert accuracy(killed) == pytest.approx(accuracy(tmp_path / "whole"), abs=0.02)
 
 
 HANGING = """
@@ -124,9 +179,9 @@ import sys, time
 import torch.distributed as dist
 from dfca.runs.signals import StopSignal
 from dfca.sim.rounds import ranks as distributed
-from dfca.sim.rounds import watchdog as way_out
+from dfca.sim.rounds import watchdog
 
-way_out.GRACE_S, way_out.PATIENCE_S = 1.0, 0.2
+watchdog.GRACE_S, watchdog.PATIENCE_S = 1.0, 0.2
 if sys.argv[1] == "parting":
     dist.destroy_process_group = lambda: time.sleep(60)
 with distributed.joined("cpu"), StopSignal() as stop, stop.deferred():
@@ -140,18 +195,7 @@ with distributed.joined("cpu"), StopSignal() as stop, stop.deferred():
 
 @pytest.mark.parametrize("place", ["waiting", "parting"])
 def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(place: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = environment() | {
-        "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)
-    }  # fmt: skip
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", HANGING, place]
-    ranks = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
-        for rank in (0, 1)
-    ]
+    ranks = start_ranks(2, "-c", HANGING, place, TORCHELASTIC_RUN_ID="none")
     try:
         for rank in ranks:
             assert rank.stdout is not None
@@ -171,16 +215,31 @@ def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(
 
 def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, rounds=2)
-    for extra, sentence in (
-        (["--set", "model.name=cnn"], 'model "cnn" needs samples with 3 dimensions'),
-        (["--workers", "2"], "--workers must be 1 where several ranks share each trial, got 2"),
-        (["--set", "clients=2"], "clients must be >= the 3 ranks, got 2; start fewer ranks"),
-    ):
-        command = torchrun(3, "-m", "dfca", "run", experiment, "--quiet", "--out", tmp_path / "run", *extra)
-        done = subprocess.run(command, env=environment(), capture_output=True, timeout=120, text=True, check=False)
-        told = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        assert len(told) == 1, done.stderr
-        assert sentence in told[0]
+    run = ["run", experiment, "--quiet", "--out", tmp_path / "run"]
+    ranks = start_ranks(2, "-m", "dfca", *run, "--set", "model.name=cnn")
+    said = [line for rank in ranks for line in rank.communicate(timeout=120)[1].splitlines()]
+    (sentence,) = [line for line in said if line.startswith("error:")]
+    assert 'model "cnn" needs samples with 3 dimensions' in sentence
+    assert all(rank.returncode for rank in ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_several_workers_are_refused_by_the_first_rank_alone(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = write_experiment(tmp_path, rounds=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(
+        sys, "argv", ["dfca", "run", str(experiment), "--quiet", "--out", str(tmp_path / "run"), "--workers", "2"]
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    torch.set_num_threads(1)
+    assert ended.value.code
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("--workers must be 1 where several ranks share each" in said) == (rank == 0)
 
 
 def can_make_networks() -> bool:

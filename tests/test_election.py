@@ -8,7 +8,7 @@ import torch
 from conftest import make_toy_setting, make_toy_split
 
 import dfca
-from dfca.core.election import ElectionOptions, Vote, bid, cast, divide, follows, lot, verdict
+from dfca.core.election import ElectionOptions, Verdict, Vote, bid, cast, divide, follows, lot, verdict
 from dfca.core.elector import Announcement, Ballot, Bid, Candidacy, ElectionMessage, Elector, Request
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
@@ -166,6 +166,39 @@ def test_what_the_election_costs_is_what_its_messages_cost(clusters: int | None)
     assert scalars == outcome.scalars_sent
 
 
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_patience_begins_anew_after_an_acceptance(as_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patience 2, two refusals end an election only where they follow each other."""
+    clients, script, calls = 8, [False, True, False, True, False, False], []
+
+    def scripted(*_: object) -> Verdict:
+        calls.append(script[len(calls) // (clients if as_messages else 1)])
+        return Verdict(calls[-1], 2, 9.0)
+
+    algorithm = dfca.ALGORITHMS["dfca-fi"](warmup_steps=1, patience=2)
+    setting = make_toy_setting(
+        algorithm, clusters=None, split=make_toy_split(clients=clients), graph=nx.complete_graph(clients)
+    )
+    if as_messages:
+        monkeypatch.setattr("dfca.core.elector.verdict", scripted)
+        assert {len(state.chosen) for state in elect(setting, make_clients(setting))} == {3}
+        assert len(calls) == clients * len(script)
+    else:
+        monkeypatch.setattr("dfca.sim.rounds.election.verdict", scripted)
+        (result,) = Simulation(setting).elections
+        assert [turn.accepted for turn in result.turns] == [True, *script]
+        assert calls == script
+
+
+def test_a_number_that_is_asked_for_is_filled_by_bids_once_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfca.sim.rounds.election.verdict", lambda *_: Verdict(False, 1, 0.0))
+    algorithm = dfca.ALGORITHMS["dfca-fi"](warmup_steps=1, patience=2)
+    (result,) = Simulation(make_toy_setting(algorithm, clusters=3)).elections
+    assert [turn.accepted for turn in result.turns] == [True, False, False, True, True]
+    assert len(result.centres) == 3
+    assert len({turn.candidate for turn in result.turns if turn.accepted}) == 3
+
+
 def test_a_client_whose_warm_up_diverges_stands_with_the_common_start() -> None:
     setting = digits_setting()
     winner = Simulation(setting).elections[0].turns[0].candidate
@@ -187,9 +220,9 @@ def test_the_first_centre_is_drawn_by_lot() -> None:
 def test_an_election_costs_less_than_five_rounds() -> None:
     simulation = Simulation(digits_setting())
     five_rounds = 5 * 2 * simulation.setting.graph.number_of_edges()
-    assert 0 < simulation.start_messages < five_rounds
+    assert 0 < simulation.traffic.start_messages < five_rounds
     turns = len(simulation.elections[0].turns)
-    assert simulation.start_messages == turns * 15
+    assert simulation.traffic.start_messages == turns * 15
 
 
 def test_what_an_elector_receives_cannot_harm() -> None:
@@ -263,4 +296,4 @@ def test_a_number_that_nobody_knows_must_be_given_to_those_that_cannot_find_it()
         make_toy_setting("dfca-gi", split=blind, clusters=None)
     told = Simulation(make_toy_setting("dfca-gi", clusters=None))
     assert told.models == 2
-    assert "dfca-gi cannot find the number of clusters; it is told: 2" in told.notes
+    assert "dfca-gi cannot find the number of clusters; it uses the true one: 2" in told.notes

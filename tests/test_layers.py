@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dfca.core.layers import Mode
-from dfca.core.local import LocalOptions, forward, infer, local_steps, local_steps_
+from dfca.core.local import LocalOptions, TrainingSet, forward, infer, local_steps, local_steps_
 from dfca.core.params import FlatModel
 from dfca.models import cnn, cnn1d, mlp
 
@@ -91,7 +91,7 @@ def test_a_forward_pass_spares_the_first_step_its_own(name: str) -> None:
     vector, options = flat.flatten(make().double()), LocalOptions(steps=3)
     expected = local_steps(flat, vector, x.double(), y, options)
     trained = vector.clone()
-    local_steps_(flat, trained, x.double(), y, options, begun=forward(flat, vector, x.double()))
+    local_steps_(flat, trained, TrainingSet(x.double(), y), options, forward(flat, vector, x.double()))
     assert torch.equal(trained, expected)
 
 

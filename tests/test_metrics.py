@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import networkx as nx
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
-from sklearn.metrics import adjusted_rand_score
 
 from dfca import metrics
 from dfca.core.local import hits, losses
+from dfca.data.clients import Split
 from dfca.sim.evaluation import FEWEST_SCORED, Scope
 from dfca.sim.rounds.simulation import Simulation
 
@@ -25,10 +26,9 @@ def test_adjusted_rand_index() -> None:
     truth = torch.tensor([0, 0, 1, 1])
     assert metrics.adjusted_rand_index(torch.tensor([1, 1, 0, 0]), truth) == 1.0
     assert metrics.adjusted_rand_index(torch.tensor([0, 1, 0, 1]), truth) < 0.1
-    generator = torch.Generator().manual_seed(0)
-    for kinds in (1, 2, 5, 12):
-        found, truth = (torch.randint(0, kinds, (12,), generator=generator) for _ in range(2))
-        assert metrics.adjusted_rand_index(found, truth) == pytest.approx(adjusted_rand_score(truth, found), abs=1e-12)
+    # By hand: 1 pair together in both, 3 found, 2 true, of 6; chance gives 3 x 2 / 6 = 1.
+    assert metrics.adjusted_rand_index(torch.tensor([0, 0, 0, 1]), truth) == pytest.approx((1 - 1) / ((3 + 2) / 2 - 1))
+    assert metrics.adjusted_rand_index(torch.tensor([0, 0, 1, 2]), truth) == pytest.approx((1 - 1 / 3) / (1.5 - 1 / 3))
     assert metrics.adjusted_rand_index(torch.arange(6), torch.arange(6)) == 1.0
 
 
@@ -47,6 +47,43 @@ def test_disagreement_by_hand() -> None:
 def test_drift_is_relative() -> None:
     before, after = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[3.0, 9.0], [1.0, 0.0]])
     assert metrics.drift(before, after).tolist() == [1.0, 0.0]
+
+
+def test_drift_of_an_average_that_is_zero_is_a_number() -> None:
+    zero = torch.zeros(2, 3)
+    assert metrics.drift(zero, zero).tolist() == [0.0, 0.0]
+    moved = metrics.drift(zero, torch.tensor([[1e-3, 0.0, 0.0], [0.0, 0.0, 0.0]])).tolist()
+    assert 1e6 < moved[0] < float("inf")
+    assert moved[1] == 0.0
+
+
+def test_clusters_with_fewer_than_two_test_samples_have_no_distributions() -> None:
+    split = make_toy_split(clients=3, clusters=2)  # cluster 1 is client 1 alone
+
+    def with_tests(count: int) -> Split:
+        rows = [split.test.of(i) for i in range(3)]
+        few = [(x[:count], y[:count]) if i == 1 else (x, y) for i, (x, y) in enumerate(rows)]
+        return Split.of_clients([split.train.of(i) for i in range(3)], few, split.clusters, split.classes)
+
+    assert metrics.distributions(with_tests(1), samples=6, seed=0) == []
+    assert [len(found.test[1]) for found in metrics.distributions(with_tests(2), samples=6, seed=0)] == [3, 1]
+    row = Simulation(make_toy_setting(split=with_tests(1), graph=nx.path_graph(3), rounds=1)).step()
+    assert row["all_models_accuracy"] is None
+    assert 0 <= row["accuracy"] <= 1
+
+
+def test_clients_that_never_trained_count_with_the_model_that_they_would_pick() -> None:
+    simulation = Simulation(make_toy_setting("dfca-li"))
+    losses_of_all = simulation.engine.losses(simulation.banks, simulation.train)
+    lowest, highest = losses_of_all.min(dim=1), losses_of_all.max(dim=1)
+    nobody = torch.full((6,), -1)
+    row = simulation.evaluator.score(simulation.banks, nobody).row
+    assert row["F_before_assignment"] == pytest.approx(row["F_global"]) == pytest.approx(float(lowest.values.sum()))
+    some = torch.where(torch.arange(6) < 2, highest.indices, -1)  # two trained the model that fits them worse
+    row = simulation.evaluator.score(simulation.banks, some).row
+    expected = highest.values[:2].sum() + lowest.values[2:].sum()
+    assert row["F_before_assignment"] == pytest.approx(float(expected))
+    assert row["F_before_assignment"] > row["F_global"]
 
 
 def test_distributions_are_disjoint_and_of_one_cluster() -> None:
@@ -104,8 +141,6 @@ def test_both_engines_score_the_same(algorithm: str) -> None:
 
 
 def test_metropolis_weights_keep_the_average_and_the_papers_do_not() -> None:
-    import networkx as nx
-
     def drift(weights: str) -> float:
         simulation = Simulation(
             make_toy_setting("dfca-li", weights=weights, clusters=1, rounds=1, graph=nx.star_graph(5), evaluate_every=1)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
+from conftest import make_toy_setting, make_toy_split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfca import algorithms
 from dfca.core import mixing
 from dfca.core.mixing import (
     WEIGHT_RULES,
@@ -21,7 +21,7 @@ from dfca.core.mixing import (
     mix,
 )
 from dfca.sim import shards
-from dfca.sim.rounds.exchange import Exchange
+from dfca.sim.rounds.exchange import Exchange, Sent
 
 
 def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> Links:
@@ -81,13 +81,13 @@ def test_any_number_of_cores_mixes_the_same_bits(sparse_from: int, monkeypatch: 
     graph = nx.random_regular_graph(4, 12, seed=0)
     everybody, clusters = torch.ones(12, dtype=torch.bool), torch.arange(12) % 2
     bank = torch.randn(2, 12, 9 * mixing.BLOCK_COLUMNS + 5, generator=torch.Generator().manual_seed(0))
-    exchange = Exchange(graph, algorithms.get("dfca-gi"), 2, "uniform", "batch", "trained", 0, shards.Alone(12))
+    exchange = Exchange(make_toy_setting(graph=graph, split=make_toy_split(clients=12)), 2, shards.Alone(12))
     mixed = []
     for cores in (1, 2, 3):
         torch.set_num_threads(cores)
         try:
             mixed.append(bank.clone())
-            exchange.gossip_(mixed[-1], range(12), everybody, clusters, now=0)
+            exchange.gossip_(mixed[-1], Sent.of(range(12), everybody, clusters, now=0))
         finally:
             torch.set_num_threads(1)
     adjacency = torch.from_numpy(nx.to_numpy_array(graph)).bool()

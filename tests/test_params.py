@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dfca.core.local import LocalOptions, infer, local_steps
+from dfca.core.local import LocalOptions, infer, local_steps, losses
 from dfca.core.params import FlatModel, initial
 from dfca.errors import ModelError
 
@@ -111,6 +111,52 @@ def test_inference_leaves_the_vector_alone() -> None:
     assert torch.equal(vector, before)
 
 
+class Normed(nn.Module):
+    """Batch norm in a module that is no sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x))
+
+
+@pytest.mark.parametrize("mode", ["objective", "score", "train"])
+def test_inference_leaves_running_statistics_alone_in_any_module(mode: str) -> None:
+    flat = FlatModel(Normed())
+    assert not flat.known
+    vector = flat.flatten(Normed())
+    before = vector.clone()
+    infer(flat, vector, 5 + torch.randn(6, 4), mode)
+    assert torch.equal(vector, before)
+    losses(flat, vector[None], 5 + torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
+    assert torch.equal(vector, before)
+
+
+class Scaled(nn.Module):
+    """A buffer of another type than the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.full((3,), 0.25, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) * self.scale.to(x.dtype)
+
+
+def test_buffers_of_another_type_take_the_parameters_type() -> None:
+    module, x = Scaled(), torch.randn(5, 4)
+    flat = FlatModel(module)
+    vector = flat.flatten(module)
+    assert vector.dtype == flat.dtype == torch.float32
+    assert vector[flat.trained :].tolist() == [0.25] * 3
+    torch.testing.assert_close(infer(flat, vector, x, "score"), module(x))
+    back = flat.to_module(2 * vector)
+    assert (back.scale.dtype, back.scale.tolist()) == (torch.float64, [0.5] * 3)
+
+
 def test_the_objective_has_no_dropout_and_batch_statistics() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     flat = FlatModel(module)
@@ -153,12 +199,25 @@ def complex_module() -> nn.Module:
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "mixes torch.float32 and torch.float64"),
         (Counter, "parameter 'count' is torch.int64; only floating point can be averaged"),
         (complex_module, "'weight' is sparse, quantised or complex"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None)),
+            "Sequential: '1' has momentum=None, a cumulative average by a counter that is not exchanged; give it a "
+            "momentum, e.g. 0.1, or track_running_stats=False",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_flattened_is_refused(make: object, sentence: str) -> None:
     with pytest.raises(ModelError) as error:
         FlatModel(make())  # type: ignore[operator]
     assert sentence in str(error.value)
+
+
+def test_batch_norm_without_statistics_needs_no_momentum() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None, track_running_stats=False))
+    x = torch.randn(5, 2)
+    flat = FlatModel(module)
+    for mode in ("train", "objective", "score"):
+        torch.testing.assert_close(infer(flat, flat.flatten(module), x, mode), module(x))
 
 
 def test_another_architecture_is_refused() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
+from conftest import make_toy_setting, make_toy_split, pairwise, quick
 from test_drivers import assert_same
 
 from dfca import algorithms
@@ -26,12 +26,19 @@ def test_a_trainer_takes_neither_old_copies_nor_its_own_echo() -> None:
     assert choose_offer([good], client=0, now=10, newest=8, trains=True) is None
 
 
-@pytest.mark.parametrize("share", ["trained", "all", "relay"])
-@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-li", "fedspd", "dfca"])
-@pytest.mark.parametrize("graph", [nx.path_graph(9), nx.star_graph(8), nx.cycle_graph(9)], ids=["path", "star", "ring"])
-def test_rounds_equal_lockstep_whatever_is_shared(graph: nx.Graph, algorithm: str, share: str) -> None:
-    split = make_toy_split(clients=9, clusters=3, samples=10)
-    assert_same(make_toy_setting(algorithm, split=split, graph=graph, clusters=3, share=share, rounds=8))
+GRAPHS = {"path": nx.path_graph(9), "star": nx.star_graph(8), "ring": nx.cycle_graph(9)}
+AXES = {
+    "algorithm": ["dfca-gi", "dfca-li", "fedspd", "dfca"],
+    "share": ["relay", "trained", "all"],
+    "graph": list(GRAPHS),
+}
+
+
+@pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(row.values()))
+def test_rounds_equal_lockstep_whatever_is_shared(row: dict[str, str]) -> None:
+    changes = {"split": make_toy_split(clients=9, clusters=3, samples=10), "clusters": 3, "rounds": 7}
+    algorithm, graph = quick(row["algorithm"]), GRAPHS[row["graph"]]
+    assert_same(make_toy_setting(algorithm, graph=graph, share=row["share"], **changes))
 
 
 def test_relays_under_partial_participation_and_metropolis_weights() -> None:
@@ -42,18 +49,20 @@ def test_relays_under_partial_participation_and_metropolis_weights() -> None:
     assert_same(make_toy_setting("dfca-li", aggregation="sequential", **changes))
 
 
-def told_gossip() -> Algorithm:
-    """DFCA-LI whose clients are told their true cluster: assignments do not depend on what is shared."""
+def informed_gossip() -> Algorithm:
+    """DFCA-LI whose clients know their true cluster: assignments do not depend on what is shared."""
     choose = algorithms.get("oracle").choose
-    return Algorithm("told", start="own", exchange="gossip", choose=choose, needs="nothing", informed=True)
+    return Algorithm("informed", start="own", exchange="gossip", choose=choose, needs="nothing", informed=True)
 
 
 def run_oracle_gossip(share: str) -> Simulation:
     """Clusters 0 1 1 1 1 0 on a path, assignments given: cluster 0's trainers are cut off from each other."""
     split = make_toy_split(clients=6, clusters=2)
-    told = type(split)(split.train, split.test, torch.tensor([0, 1, 1, 1, 1, 0]), split.classes)
+    given = type(split)(split.train, split.test, torch.tensor([0, 1, 1, 1, 1, 0]), split.classes)
     simulation = Simulation(
-        make_toy_setting(told_gossip(), split=told, graph=nx.path_graph(6), share=share, rounds=10, evaluate_every=10)
+        make_toy_setting(
+            informed_gossip(), split=given, graph=nx.path_graph(6), share=share, rounds=10, evaluate_every=10
+        )
     )
     for _ in range(10):
         simulation.step()
@@ -67,17 +76,17 @@ def test_a_model_passes_through_clients_that_do_not_train_it() -> None:
     assert torch.equal(plain.bank(2)[0], start.bank(2)[0])
     assert not torch.equal(relay.bank(2)[0], start.bank(2)[0])
     assert relay.exchange.stamps[0].min() > NEVER
-    # The two ends of cluster 0 hear of each other only by relay.
+    # The two ends of cluster 0 reach each other only by relay.
     assert relay.banks[0].var(dim=0).sum() < 0.95 * plain.banks[0].var(dim=0).sum()
-    assert relay.exchange.messages_by_client.sum() > plain.exchange.messages_by_client.sum()
-    assert relay.exchange.scalars > plain.exchange.scalars == 0
+    assert relay.traffic.messages_by_client.sum() > plain.traffic.messages_by_client.sum()
+    assert relay.traffic.scalars > plain.traffic.scalars == 0
 
 
 def test_relay_changes_nothing_where_everybody_has_a_trainer_beside_it() -> None:
     changes = {"split": make_toy_split(clients=8), "graph": nx.complete_graph(8), "clusters": 2}
     banks = []
     for share in ("trained", "relay"):
-        simulation = Simulation(make_toy_setting(told_gossip(), share=share, **changes))
+        simulation = Simulation(make_toy_setting(informed_gossip(), share=share, **changes))
         for _ in range(4):
             simulation.step()
         banks.append(simulation.banks)

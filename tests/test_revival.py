@@ -6,7 +6,8 @@ import torch
 import dfca
 from dfca.core.election import ElectionOptions
 from dfca.core.local import LocalOptions
-from dfca.sim.rounds.revival import PAUSE, ROUNDS, Revival
+from dfca.core.revival import PAUSE, ROUNDS
+from dfca.sim.rounds.revival import Revival
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -50,15 +51,14 @@ def test_a_new_distribution_gets_a_model() -> None:
 
 
 def test_drift_and_revival_survive_a_restart_bit_by_bit() -> None:
-    whole = Simulation(drift_setting())
-    expected = finish(whole)
-    for stop in (7, 8, 9, 11, 13):
-        first = Simulation(drift_setting())
-        for _ in range(stop):
-            first.step()
-        tensors, facts = first.state()
+    whole, stored, expected = Simulation(drift_setting()), {}, []
+    while not whole.done:
+        expected += [row] if (row := whole.step()) else []
+        tensors, facts = whole.state()
+        stored[whole.round] = {name: tensor.clone() for name, tensor in tensors.items()}, facts
+    for stop in (7, 8, 9, 12):  # before the drift, at it, after it, after the election
         second = Simulation(drift_setting())
-        second.restore({name: tensor.clone() for name, tensor in tensors.items()}, facts)
+        second.restore(*stored[stop])
         rows = finish(second)
         assert torch.equal(second.banks, whole.banks)
         for mine, theirs in zip(rows, expected[-len(rows) :], strict=True):
@@ -78,9 +78,9 @@ def test_a_lost_cluster_is_given_to_whoever_needs_it() -> None:
 def test_nothing_is_called_while_all_is_well() -> None:
     split = dfca.make_split(dfca.DataOptions(samples_per_client=60), 12, 2, seed=0)
     simulation = Simulation(drift_setting(split=split, drift=None, rounds=12))
-    start = simulation.start_messages
+    start = simulation.traffic.start_messages
     rows = finish(simulation)
-    assert simulation.start_messages == start
+    assert simulation.traffic.start_messages == start
     assert rows[-1]["models"] == 2
 
 

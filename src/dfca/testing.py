@@ -47,7 +47,7 @@ def elect(
 ) -> list[ElectorState]:
     """Run the election of a start: all messages of a phase are delivered, then everybody settles it.
 
-    `count` hears of every message and to how many neighbours it goes.
+    `count` is called with every message and the number of neighbours it goes to.
     """
     electors = [Elector(client, setting.clusters, setting.algorithm.election) for client in clients]
     begun = [elector.start() for elector in electors]
@@ -103,12 +103,12 @@ def lockstep(
         for client in clients:
             if not server and client.id not in present:
                 continue
-            heard = [
+            received = [
                 message
                 for message in sent
                 if message.sender != client.id and (server or setting.graph.has_edge(client.id, message.sender))
             ]
-            for message in (*order(client.id, heard), *relayed[client.id]):
+            for message in (*order(client.id, received), *relayed[client.id]):
                 states[client.id] = client.rules.receive(states[client.id], message)
     return states
 
@@ -135,7 +135,7 @@ def _relay(
     present: set[int],
     now: int,
 ) -> list[list[Message]]:
-    """Let clients ask for copies of models that no neighbour trained; all copies are those before the round's folds."""
+    """Collect the copies that clients ask for of models that no neighbour trained, as of before the round's folds."""
     offers = {i: clients[i].rules.offers(states[i]) for i in sorted(present)}
     relayed: list[list[Message]] = [[] for _ in clients]
     for i in sorted(present):

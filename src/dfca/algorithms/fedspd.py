@@ -49,7 +49,7 @@ def mixture(bank: Tensor, sample_losses: Tensor) -> Tensor:
 
 
 def owners(sample_losses: Tensor) -> Tensor:
-    """Give every point to the model with the lowest loss on it, the lowest index on ties: (S, n) -> (n,)."""
+    """Assign every point to the model with the lowest loss on it, the lowest index on ties: (S, n) -> (n,)."""
     known = sample_losses.nan_to_num(nan=float("inf"))
     ties = known == known.min(dim=0, keepdim=True).values
     return ties.to(torch.uint8).argmax(dim=0)

@@ -1,4 +1,4 @@
-"""Local: every client trains one model on its own data and tells nobody. The floor for all methods that communicate."""
+"""Local: every client trains one model on its own data and sends nothing. The floor for methods that communicate."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class View(NamedTuple):
 
     losses: F_client of each of its models, (m,); sample_losses: the loss of each model on each sample, (m, n), only for
     an algorithm that asks for it; random: opens the client's random stream of this round; true_cluster: only for an
-    algorithm that is told the truth.
+    algorithm that is `informed`.
     """
 
     losses: Tensor
@@ -61,7 +61,7 @@ class Algorithm:
     choose      which model a client trains, and on which samples
     models      "clusters": a client keeps k models; "one"
     needs       what `choose` looks at: "nothing", the "losses" (m,), the "samples" losses (m, n)
-    informed    whether clients are told their true cluster
+    informed    whether clients know their true cluster
     weights     the weight rule, where the algorithm fixes it; None: the experiment's
     momentum    the momentum of the local steps, where the algorithm fixes it; None: the experiment's
     personal    the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n); None: the model

@@ -168,11 +168,11 @@ class Rules:
         return _changed(state, counts=counts, own=own, stamps=stamps, origins=origins)
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
-        """Tell how fresh the copies are that the client did not train itself this round, by cluster."""
+        """Return how fresh the copies are that the client did not train itself this round, by cluster."""
         if self.share != "relay":
             return {}
-        held = enumerate(zip(state.stamps, state.origins, strict=True))
-        return {j: Offer(self.id, *word) for j, word in held if j != state.trained}
+        copies = enumerate(zip(state.stamps, state.origins, strict=True))
+        return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
 
     def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
         """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""

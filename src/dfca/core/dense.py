@@ -89,23 +89,32 @@ def inner_products(x: Tensor) -> Tensor:
     return torch.matmul(x, x.mT).add_(1)
 
 
-def span_cost(samples: int, batch: int | None, inputs: int, units: int, steps: int, known: bool) -> int:
-    """Count the multiplications of steps in the span of the samples, beyond the first forward pass; known: their inner
-    products are. batch None: all samples."""
-    used = samples if batch is None else min(samples, steps * batch)
-    moved = (steps - 1) * samples**2 if batch is None else sum(batch * min(used, s * batch) for s in range(steps))
-    return (0 if known else used**2 * inputs) + moved * units + used * inputs * units
+class Span(NamedTuple):
+    """What steps in the span of the samples cost: the samples, those of a batch (None: all), the inputs and units
+    of the first layer, the steps."""
 
+    samples: int
+    batch: int | None
+    inputs: int
+    units: int
+    steps: int
 
-def span_pays(samples: int, batch: int | None, inputs: int, units: int, steps: int, known: bool) -> bool:
-    """Tell whether steps in the span of the samples take less time than steps on the weights."""
-    if steps == 0:
-        return False
-    cost = span_cost(samples, batch, inputs, units, steps, known)
-    if batch is None:
-        return cost < 2 * steps * samples * inputs * units
-    first = min(samples, steps * batch) * inputs * units
-    return first + cost < steps * (2 * batch + WEIGHT_TRAFFIC) * inputs * units
+    def cost(self, known: bool) -> int:
+        """Count the multiplications beyond the first forward pass; known: the inner products of the samples are."""
+        samples, batch, inputs, units, steps = self
+        used = samples if batch is None else min(samples, steps * batch)
+        moved = (steps - 1) * samples**2 if batch is None else sum(batch * min(used, s * batch) for s in range(steps))
+        return (0 if known else used**2 * inputs) + moved * units + used * inputs * units
+
+    def pays(self, known: bool) -> bool:
+        """Return whether these steps take less time than steps on the weights."""
+        samples, batch, inputs, units, steps = self
+        if steps == 0:
+            return False
+        if batch is None:
+            return self.cost(known) < 2 * steps * samples * inputs * units
+        first = min(samples, steps * batch) * inputs * units
+        return first + self.cost(known) < steps * (2 * batch + WEIGHT_TRAFFIC) * inputs * units
 
 
 class Batch(NamedTuple):
@@ -118,7 +127,7 @@ class Batch(NamedTuple):
     products: Tensor | None = None
 
 
-class Turns(NamedTuple):
+class BatchOrder(NamedTuple):
     """The order in which mini-batches use samples: order (..., m), by their first use; rows (..., steps, b), where the
     samples of each batch stand in it. Those that are not used stand at the end, or are left out."""
 
@@ -126,7 +135,7 @@ class Turns(NamedTuple):
     rows: Tensor
 
     @classmethod
-    def of(cls, batches: Tensor, samples: int, rest: bool = False) -> Turns:
+    def of(cls, batches: Tensor, samples: int, rest: bool = False) -> BatchOrder:
         """Find it for batches (..., steps, b) that come back to a sample only when all `samples` had their turn; with
         the rest of the samples, or without."""
         flat = batches.flatten(-2)
@@ -151,7 +160,7 @@ class Turns(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """A network on its way down, and the rule: v <- momentum v + grad + decay theta, theta <- theta - rate v.
+    """A network that takes gradient steps, by the rule v <- momentum v + grad + decay theta, theta <- theta - rate v.
 
     pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0.
     """
@@ -191,9 +200,9 @@ class Descent(NamedTuple):
         _accumulate_(self.pieces[bias], (total.sum(dim=-2),), 1.0, -self.rate)
         return total
 
-    def above_in_turn_(self, batch: Batch, z: Tensor, rows: Tensor) -> Tensor:
-        """Do the same in mini-batches: batch and z_1 are of the samples used, in the order of `Turns`; returns D, which
-        may lie where z_1 was."""
+    def above_in_batches_(self, batch: Batch, z: Tensor, rows: Tensor) -> Tensor:
+        """Take mini-batch steps as `above_` does: batch and z_1 are of the samples used, in the order of `BatchOrder`;
+        returns D, which may lie where z_1 was."""
         bias, products = self.layers[0][1], batch.products
         if products is None:
             products = inner_products(batch.x)
@@ -254,7 +263,7 @@ def lower_(weight: Tensor, total: Tensor, x: Tensor, rate: float) -> None:
 
 
 def take(tensor: Tensor, rows: slice | Tensor) -> Tensor:
-    """Give some rows: tensor (n, ...) and rows (b,), or stacked (C, n, ...) and (C, b).
+    """Select rows: tensor (n, ...) and rows (b,), or stacked (C, n, ...) and (C, b).
 
     A slice of (n, m) or (C, n, m) gives a view.
     """
@@ -262,11 +271,11 @@ def take(tensor: Tensor, rows: slice | Tensor) -> Tensor:
         return tensor[..., rows, :]
     if rows.dim() == 1:
         return tensor.index_select(0, rows)
-    return tensor.flatten(0, 1).index_select(0, _in_line(rows, tensor.shape[1])).view(*rows.shape, *tensor.shape[2:])
+    return tensor.flatten(0, 1).index_select(0, _flat_rows(rows, tensor.shape[1])).view(*rows.shape, *tensor.shape[2:])
 
 
-def _in_line(rows: Tensor, samples: int) -> Tensor:
-    """Number rows (C, b) of C clients with so many samples each as if they stood in one line: (C b,)."""
+def _flat_rows(rows: Tensor, samples: int) -> Tensor:
+    """Number rows (C, b) of C clients with so many samples each as rows of all C n samples: (C b,)."""
     return (rows + samples * torch.arange(len(rows), device=rows.device)[:, None]).flatten()
 
 
@@ -277,7 +286,7 @@ def _add_rows_(total: Tensor, rows: slice | Tensor, terms: Tensor) -> None:
     elif rows.dim() == 1:
         total.index_add_(0, rows, terms)
     else:
-        total.view(-1, total.shape[2]).index_add_(0, _in_line(rows, total.shape[1]), terms.flatten(0, 1))
+        total.view(-1, total.shape[2]).index_add_(0, _flat_rows(rows, total.shape[1]), terms.flatten(0, 1))
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

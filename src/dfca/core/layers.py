@@ -36,7 +36,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def draws_noise(module: nn.Module) -> bool:
-    """Tell whether a training step of a sequence of known layers draws random numbers."""
+    """Return whether a training step of a sequence of known layers draws random numbers."""
     return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules())
 
 
@@ -101,7 +101,7 @@ def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> Step | None:
         return lambda tensors, x: F.layer_norm(x, shape, _at(tensors, weight), _at(tensors, bias), eps)
     if kind in _CONVOLUTIONS and layer.padding_mode == "zeros":
         return _convolution(layer, place)
-    if isinstance(layer, _NORMS) and kind in _NORMS and (layer.momentum is not None or mode != "train"):
+    if isinstance(layer, _NORMS) and kind in _NORMS:
         return _batch_norm(layer, place, mode)
     return None
 
@@ -136,7 +136,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, place: dict[int, int], mode: Mode) -> Step:
     weight, bias, mean, variance = _places(layer, place, "weight", "bias", "running_mean", "running_var")
-    eps, momentum = layer.eps, layer.momentum
+    eps, momentum = layer.eps, layer.momentum or 0.0  # None, a cumulative average, only without running statistics
     keeps = mode == "train" and mean >= 0
     on_batch = mode != "score" or mean < 0
 
@@ -147,13 +147,13 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, place: dict[int, int], m
         columns = x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)
         if not columns or scale is None or shift is None:
             kept = (_at(tensors, mean), _at(tensors, variance)) if keeps else (None, None)
-            return F.batch_norm(x, kept[0], kept[1], scale, shift, True, momentum or 0.0, eps)
+            return F.batch_norm(x, kept[0], kept[1], scale, shift, True, momentum, eps)
         outputs: Tensor
         outputs, batch_mean, batch_variance = _NormOfColumns.apply(x, scale, shift, eps)  # type: ignore[no-untyped-call]
         if keeps:
             count = x.numel() // x.shape[1]
-            tensors[mean].lerp_(batch_mean, momentum or 0.0)
-            tensors[variance].lerp_(batch_variance * (count / max(1, count - 1)), momentum or 0.0)
+            tensors[mean].lerp_(batch_mean, momentum)
+            tensors[variance].lerp_(batch_variance * (count / max(1, count - 1)), momentum)
         return outputs
 
     return step

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from dfca.core.dense import Batch, Descent, Turns, dense_begin, dense_end, dense_outputs, lower_, span_pays, take
+from dfca.core.dense import Batch, BatchOrder, Descent, Span, dense_begin, dense_end, dense_outputs, lower_, take
 from dfca.core.layers import Mode
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
@@ -46,7 +46,7 @@ class LocalOptions:
             raise ConfigError(f"local.weight_decay must be >= 0, got {self.weight_decay}")
 
     def batch_of(self, samples: int) -> int | None:
-        """Tell how many of so many samples a step takes; None: all."""
+        """Return how many of a client's samples a step takes; None: all."""
         return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
 
 
@@ -101,7 +101,7 @@ def losses(model: FlatModel, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def hits(model: FlatModel, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Tell for each sample whether the deployed model is right: vector (P,) -> (n,) bool."""
+    """Return for each sample whether the deployed model is right: vector (P,) -> (n,) bool."""
     with torch.no_grad():
         return infer(model, vector, x, "score").argmax(dim=1) == y
 
@@ -126,42 +126,43 @@ def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator
     return order[:needed].view(options.steps, size)
 
 
+class TrainingSet(NamedTuple):
+    """What local steps are taken on: samples x (n, *shape), y (n,); batches (steps, b), None for full batches.
+
+    Stacked for C clients: x (C, n, *shape), y (C, n), batches (C, steps, b), and shares (C, n), the weights of the
+    samples in the loss instead of 1/n.
+    """
+
+    x: Tensor
+    y: Tensor
+    batches: Tensor | None = None
+    shares: Tensor | None = None
+
+
 def local_steps(
-    model: FlatModel,
-    vector: Tensor,
-    x: Tensor,
-    y: Tensor,
-    options: LocalOptions,
-    batches: Tensor | None = None,
+    model: FlatModel, vector: Tensor, x: Tensor, y: Tensor, options: LocalOptions, batches: Tensor | None = None
 ) -> Tensor:
     """Train a copy of one model: theta <- theta - gamma v, v <- momentum v + grad F_client(theta) + decay theta.
 
     vector (P,), x (n, *shape), y (n,), batches (steps, b) or None for the full batch; returns (P,).
     """
     vector = vector.clone()
-    local_steps_(model, vector, x, y, options, batches)
+    local_steps_(model, vector, TrainingSet(x, y, batches), options)
     return vector
 
 
 def local_steps_(
-    model: FlatModel,
-    vectors: Tensor,
-    x: Tensor,
-    y: Tensor,
-    options: LocalOptions,
-    batches: Tensor | None = None,
-    shares: Tensor | None = None,
-    begun: Forward | None = None,
+    model: FlatModel, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None = None
 ) -> None:
     """Train one model in place: `local_steps` without the copy.
 
-    A network of linear layers and ReLU may be stacked: vectors (C, P), x (C, n, *shape), y (C, n), batches
-    (C, steps, b); it then takes shares (C, n) too, the weights of the samples in the loss instead of 1/n.
-    begun: a forward pass of these very models on these samples, which spares the first step its own.
+    A network of linear layers and ReLU may be stacked: vectors (C, P), and stacked data. begun: a forward pass of these
+    models on all these samples, which spares the first full-batch step its own.
     """
     if model.dense is not None:
-        _dense_steps_(model, vectors, x, y, options, batches, shares, begun)
+        _dense_steps_(model, vectors, data, options, begun)
         return
+    x, y, batches, _ = data
     theta = [piece.detach().requires_grad_() for piece in model.pieces(vectors)[: model.count]]
     rest = vectors[model.trained :].clone()  # batch norm writes here, and must not touch what a gradient needs
     rest_pieces = model.rest_pieces(rest)
@@ -179,13 +180,20 @@ def local_steps_(
     vectors[model.trained :] = rest
 
 
-def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
-    """Tell whether the local steps of a model write its first layer only once, in the end (`core.dense`); known: the
-    inner products of the samples are."""
+def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
+    """Describe steps in the span of the samples (`core.dense`) for clients with so many samples; None where they do not
+    exist."""
     if model.dense is None or options.weight_decay:
-        return False
+        return None
     units, inputs = model.shapes[model.dense[0][0]]
-    return span_pays(samples, options.batch_of(samples), inputs, units, options.steps, known)
+    return Span(samples, options.batch_of(samples), inputs, units, options.steps)
+
+
+def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
+    """Return whether the local steps of a model write its first layer only once, in the end (`core.dense`); known: the
+    inner products of the samples are."""
+    found = span(model, samples, options)
+    return found is not None and found.pays(known)
 
 
 class Samples(NamedTuple):
@@ -209,66 +217,76 @@ def local_steps_in_place_(
     samples: Samples,
     options: LocalOptions,
     begun: Forward,
-    turns: Turns | None = None,
+    order: BatchOrder | None = None,
 ) -> list[bool]:
     """Train some rows (C,) of a bank (R, P) where they lie, for models that `spans`: nearly all of a model is its
-    first layer, so next to nothing is copied. begun: their forward passes; turns: of mini-batches, in whose order x, y
-    and begun then are.
+    first layer, so next to nothing is copied. begun: their forward passes; order: of mini-batches, in which x, y and
+    begun then are.
 
-    Returns whose steps are fine. A model stays as it was if its steps are not finite, or so long that it might not be.
+    Returns whose steps are finite; the other models stay as they were.
     """
     assert model.dense is not None
     first, lying = model.dense[0][0], model.pieces(bank)
     own = [piece[:0] if place == first else piece[rows] for place, piece in enumerate(lying)]
-    down, batch = _descent(model, own, samples.x, samples.y, options, None)
+    down, batch = _descent(model, own, TrainingSet(samples.x, samples.y), options)
     products, z = samples.products, begun.tensors[0]
-    if turns is None:
+    if order is None:
         total = down.above_(batch._replace(products=products), z, options.steps)
     else:
         if products is not None:
-            products = turns.products(products)
-        batch, z = Batch(turns.used(batch.x), turns.used(batch.target), batch.share, products), turns.used(z)
-        total = down.above_in_turn_(batch, z, turns.rows)
-    length = torch.linalg.vector_norm(total, dim=(1, 2)).cpu().double()
-    reach = options.learning_rate * z.shape[1] ** 0.5 * samples.largest * length  # of any weight, by Cauchy and Schwarz
-    limits = torch.finfo(bank.dtype)
-    good = reach <= limits.max * limits.eps / 8  # False for NaN; this much cannot make a finite number infinite
+            products = order.products(products)
+        batch, z = Batch(order.used(batch.x), order.used(batch.target), batch.share, products), order.used(z)
+        total = down.above_in_batches_(batch, z, order.rows)
+    safe = _surely_finite(total, samples.largest, options.learning_rate).tolist()
+    good = torch.ones(len(rows), dtype=torch.bool)
     for place, tensor in enumerate(own):
         if place != first:
             good &= tensor.flatten(1).isfinite().all(dim=1).cpu()
     fine: list[bool] = good.tolist()
-    kept = rows if all(fine) else rows[good]
+    for position, (row, delta, flat) in enumerate(zip(rows.tolist(), total, batch.x, strict=True)):
+        weight = lying[first][row]
+        if fine[position] and safe[position]:
+            lower_(weight, delta, flat, options.learning_rate)
+        elif fine[position]:
+            lower_(moved := weight.clone(), delta, flat, options.learning_rate)
+            fine[position] = bool(moved.isfinite().all())
+            if fine[position]:
+                weight.copy_(moved)
+    some = slice(None) if all(fine) else torch.tensor(fine, device=rows.device)
     for place, tensor in enumerate(own):
         if place != first:
-            lying[place][kept] = tensor if all(fine) else tensor[good]
-    for row, usable, delta, flat in zip(rows.tolist(), fine, total, batch.x, strict=True):
-        if usable:
-            lower_(lying[first][row], delta, flat, options.learning_rate)
+            lying[place][rows[some]] = tensor[some]
     return fine
+
+
+def _surely_finite(total: Tensor, largest: Tensor, rate: float) -> Tensor:
+    """Return whose first layer `lower_` cannot make infinite, (C,) bool, without computing it.
+
+    total (C, n, h), largest |x| (C,). By Cauchy and Schwarz a weight moves by rate |total^T x| <= rate sqrt(n) largest
+    |total| at most; False for NaN.
+    """
+    length = torch.linalg.vector_norm(total, dim=(1, 2)).cpu().double()
+    limits = torch.finfo(total.dtype)
+    safe: Tensor = rate * total.shape[1] ** 0.5 * largest * length <= limits.max * limits.eps / 8
+    return safe
 
 
 @torch.no_grad()
 def _dense_steps_(
-    model: FlatModel,
-    vectors: Tensor,
-    x: Tensor,
-    y: Tensor,
-    options: LocalOptions,
-    batches: Tensor | None,
-    shares: Tensor | None,
-    begun: Forward | None,
+    model: FlatModel, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None
 ) -> None:
     assert model.dense is not None
     layers, pieces = model.dense, model.pieces(vectors)
-    down, whole = _descent(model, pieces, x, y, options, shares)
-    if spans(model, y.shape[-1], options):
+    down, whole = _descent(model, pieces, data, options)
+    samples, batches = data.y.shape[-1], data.batches
+    if spans(model, samples, options):
         if batches is None:
             z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
             total = down.above_(whole, z, options.steps)
         else:
-            turns = Turns.of(batches, y.shape[-1])
-            whole = Batch(turns.take(whole.x), turns.take(whole.target), whole.share)
-            total = down.above_in_turn_(whole, dense_begin(layers, pieces, whole.x), turns.rows)
+            order = BatchOrder.of(batches, samples)
+            whole = Batch(order.take(whole.x), order.take(whole.target), whole.share)
+            total = down.above_in_batches_(whole, dense_begin(layers, pieces, whole.x), order.rows)
         lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
         return
     for step in range(options.steps):
@@ -282,15 +300,16 @@ def _dense_steps_(
 
 
 def _descent(
-    model: FlatModel, pieces: Sequence[Tensor], x: Tensor, y: Tensor, options: LocalOptions, shares: Tensor | None
+    model: FlatModel, pieces: Sequence[Tensor], data: TrainingSet, options: LocalOptions
 ) -> tuple[Descent, Batch]:
-    """Set out for the steps of networks of linear layers, on all samples."""
+    """Prepare the steps of networks of linear layers, on all samples."""
     assert model.dense is not None
+    y = data.y
     velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
     target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(pieces[0].dtype)
-    share: Tensor | float = 1 / y.shape[-1] if shares is None else shares[..., None]
+    share: Tensor | float = 1 / y.shape[-1] if data.shares is None else data.shares[..., None]
     rule = (options.learning_rate, options.momentum, options.weight_decay)
-    return Descent(model.dense, pieces, velocity, *rule), Batch(x.flatten(y.dim()), target, share)
+    return Descent(model.dense, pieces, velocity, *rule), Batch(data.x.flatten(y.dim()), target, share)
 
 
 def descend_(

@@ -90,8 +90,8 @@ def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tenso
     """
     receiver, sender = edges[:, receivers[edges[0]] & senders[edges[1]]].long()
     if rule == "uniform":
-        heard = torch.bincount(receiver, minlength=len(degrees))
-        return Links(receiver, sender, 1 / (heard[receiver].double() + 1))
+        received = torch.bincount(receiver, minlength=len(degrees))
+        return Links(receiver, sender, 1 / (received[receiver].double() + 1))
     return Links(receiver, sender, 1 / (1 + torch.maximum(degrees[receiver], degrees[sender]).double()))
 
 
@@ -136,8 +136,8 @@ class Mixer:
             self._matrix = matrix.to(device)
             return
         order = (position * len(sources) + column).argsort()
-        heard = torch.bincount(position, minlength=len(rows))
-        bags = (column[order].int(), (heard.cumsum(0) - heard).int(), weight[order])
+        received = torch.bincount(position, minlength=len(rows))
+        bags = (column[order].int(), (received.cumsum(0) - received).int(), weight[order])
         self._columns, self._starts, self._weights = (part.to(device) for part in bags)
 
     def apply_(self, block: Tensor, incoming: Tensor) -> None:
@@ -154,8 +154,8 @@ class Mixer:
         for columns in blocks(mine.shape[1], rows * mine.element_size(), limit):
             block, sent = mine[:, columns], incoming[:, columns]
             if self._matrix is None:
-                heard = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
-                torch.addcmul(heard, block, self._own, out=block)
+                sums = embedding_bag(self._columns, sent, self._starts, mode="sum", per_sample_weights=self._weights)
+                torch.addcmul(sums, block, self._own, out=block)
             elif self._all_send:
                 block.addmm_(self._matrix, sent, beta=0)
             else:

@@ -144,6 +144,12 @@ def _in_mode(module: nn.Module, mode: str) -> nn.Module:
 def _check(module: nn.Module) -> None:
     """Raise ModelError unless the module can be a flat vector."""
     kind = type(module).__name__
+    for name, layer in module.named_modules():
+        if isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
+            raise ModelError(
+                f"{kind}: {name or kind!r} has momentum=None, a cumulative average by a counter that is not exchanged; "
+                "give it a momentum, e.g. 0.1, or track_running_stats=False"
+            )
     trained = []
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):

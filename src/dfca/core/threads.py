@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread per call meanwhile."""
+    """Limit torch to one thread per call inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -28,52 +29,59 @@ NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which Python knows from 3.13 on: room for clusters that may never be opened is not counted."""
 
 
+@dataclass(frozen=True)
+class BankSpec:
+    """What a bank must hold, and where: shape (models, rows, P) at first, up to `most` models later.
+
+    place: "auto" is the disk where 1.25 x bank + data + 1 GiB is more than the memory available. folder: of a bank on
+    disk, a temporary one if not given. data_bytes: what the samples take. sharers: how many processes of this machine
+    make such a bank.
+    """
+
+    shape: tuple[int, int, int]
+    most: int
+    dtype: torch.dtype
+    device: str = "cpu"
+    place: Place = "auto"
+    folder: Path | None = None
+    data_bytes: int = 0
+    sharers: int = 1
+
+
 class Bank:
-    """Room for up to `most` clusters of (rows, P); `open` gives the first of them as one tensor.
+    """Room for up to `most` clusters of (rows, P); `open` returns the first of them as one tensor.
 
     Only what is written takes memory, so clusters that are never opened cost nothing.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        most: int,
-        dtype: torch.dtype,
-        device: str,
-        place: Place,
-        folder: Path | None = None,
-        data_bytes: int = 0,
-        sharers: int = 1,
-    ) -> None:
-        """Choose the place: "auto" is the disk where 1.25 x bank + data + 1 GiB is more than the memory available.
-
-        sharers: how many processes of this machine do the same.
+    def __init__(self, spec: BankSpec) -> None:
+        """Choose the place and reserve the room.
 
         Raises:
             ShortOfMemory: for "memory" where the bank does not fit, or a disk that has no room for it.
         """
-        models, *rest = shape
+        (models, *rest), dtype, device, place = spec.shape, spec.dtype, spec.device, spec.place
         self._rest, self._dtype, self._device = tuple(rest), dtype, device
-        self.bytes = prod(shape) * dtype.itemsize
+        self.bytes = prod(spec.shape) * dtype.itemsize
         self.on_disk, self.available = False, available_bytes(device)
-        share = None if self.available is None else self.available // sharers
-        needed = self.bytes if place == "memory" else 5 * self.bytes // 4 + data_bytes + GIB
+        share = None if self.available is None else self.available // spec.sharers
+        needed = self.bytes if place == "memory" else 5 * self.bytes // 4 + spec.data_bytes + GIB
         short = share is not None and needed > share
         if share is not None and short and (place == "memory" or device != "cpu"):
-            way_out = 'bank = "disk"' if device == "cpu" else "device cpu"
+            remedy = 'bank = "disk"' if device == "cpu" else "device cpu"
             raise ShortOfMemory(
                 f"the models of all clients need {format_bytes(self.bytes)} of memory, and {format_bytes(share)} are "
-                f"available; use {way_out}, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
+                f"available; use {remedy}, fewer clients or clusters, a smaller model, or more ranks (torchrun)"
             )
         self.on_disk = place == "disk" or (place == "auto" and short)
         self._file = -1
         if self.on_disk:
-            self._file = _make_file(folder or Path(tempfile.gettempdir()))
-        self._storage = self._reserve(max(models, most))
+            self._file = _make_file(spec.folder or Path(tempfile.gettempdir()))
+        self._storage = self._reserve(max(models, spec.most))
         self.open(models)
 
     def open(self, models: int) -> Tensor:
-        """Give the first clusters: (models, rows, P)."""
+        """Return the first clusters: (models, rows, P)."""
         if models > len(self._storage):
             raise ValueError(f"there is room for {len(self._storage)} clusters, got {models}")
         if self.on_disk:

@@ -25,11 +25,12 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
-from dfca.core.dense import Turns, span_cost
+from dfca.core.dense import BatchOrder, take
 from dfca.core.local import (
     Forward,
     LocalOptions,
     Samples,
+    TrainingSet,
     descend_,
     draw_batches,
     forward,
@@ -39,6 +40,7 @@ from dfca.core.local import (
     local_steps_in_place_,
     lowest,
     sample_losses,
+    span,
     spans,
 )
 from dfca.core.params import FlatModel
@@ -89,13 +91,14 @@ class Task(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Tell whether all clients have one bank."""
+        """Return whether all clients have one bank."""
         return self.bank.shape[1] == 1
 
 
-class Done(NamedTuple):
-    """What some clients of a round have done: where they stand, what they chose by which losses (C, m), and in how many
-    seconds; whose model is fine, and the trained models (C, P), or None where the fine ones are in the bank already."""
+class Trained(NamedTuple):
+    """What some clients of a round have done: their positions, what they chose by which losses (C, m), and in how many
+    seconds; whose model is finite, and the trained models (C, P), or None where the finite ones are in the bank
+    already."""
 
     positions: Sequence[int]
     choices: Sequence[Choice]
@@ -105,7 +108,7 @@ class Done(NamedTuple):
     vectors: Tensor | None
 
 
-class Lesson(NamedTuple):
+class LocalRound(NamedTuple):
     """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which round (-1:
     after the last)."""
 
@@ -113,6 +116,33 @@ class Lesson(NamedTuple):
     y: Tensor
     options: LocalOptions
     round: int = -1
+
+
+class _Chunk(NamedTuple):
+    """The clients of one stacked call: positions among those that take part, places in the bank, ids; their samples and
+    models (m, C, P) or (m, 1, P).
+
+    order: in which a forward pass sees the samples, where it is not their own. reusable: whether the first step can go
+    on from that pass.
+    """
+
+    positions: range
+    places: Sequence[int]
+    ids: Sequence[int]
+    pick: slice | Tensor
+    local: LocalRound
+    models: Tensor
+    order: BatchOrder | None
+    reusable: bool
+
+
+class _Losses(NamedTuple):
+    """What clients choose by: mean losses (m,) or (C, m), losses per sample where the algorithm needs them, and the
+    forward passes that training can go on from, by cluster."""
+
+    means: Tensor
+    samples: Sequence[Tensor | None]
+    passes: dict[int, Forward]
 
 
 class Engine:
@@ -127,7 +157,7 @@ class Engine:
 
     @property
     def stacked(self) -> bool:
-        """Tell whether clients are batched into one call."""
+        """Return whether clients are batched into one call."""
         return self.how == "stacked"
 
     def losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> Tensor:
@@ -173,8 +203,8 @@ class Engine:
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
         return each_client(bank[:, 0] if shared else bank, x, y)
 
-    def work(self, task: Task, places: Sequence[int]) -> Iterator[Done]:
-        """Let clients choose and train, some at a time; the forward pass that picks a model is the first step's too.
+    def work(self, task: Task, places: Sequence[int]) -> Iterator[Trained]:
+        """Choose and train for some clients at a time; the forward pass that picks a model is the first step's too.
 
         places: the clients of the task that take part.
         """
@@ -192,117 +222,106 @@ class Engine:
         jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
         yield from self._each(jobs, together)
 
-    def _work_alone(self, task: Task, position: int, place: int) -> Done:
+    def _work_alone(self, task: Task, position: int, place: int) -> Trained:
         begin = time.perf_counter()
-        model, (x, y) = self.model, task.data.of(place)
+        x, y = task.data.of(place)
         models = task.bank[:, 0 if task.shared else place]
-        samples: Tensor | None = None
-        begun: Forward | None = None
-        lowest_one = -1
-        if task.known is not None:
-            means = task.known[position]
-        elif task.needs == "samples":
-            samples = sample_losses(model, models, x, y)
-            means = samples.mean(dim=1)
-        elif task.needs == "losses":
-            means, lowest_one, begun = self._look(model, models, x, y)
-        else:
-            means = torch.zeros(len(models))
-        choice = task.choose(position, means, samples)
+        looked = self._look_alone(task, position, models, x, y)
+        choice = task.choose(position, looked.means, looked.samples[0])
         looked_s = self._share_of(begin)
-        if choice.points is not None or choice.cluster != lowest_one:
-            begun = None
+        begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
-        self._train_alone(vector, Lesson(x, y, self.local, task.round), choice, task.first + place, begun)
-        return Done([position], [choice], means[None], looked_s, finite(vector[None]), vector[None])
+        self._train_alone_(vector, LocalRound(x, y, self.local, task.round), choice, task.first + place, begun)
+        return Trained([position], [choice], looked.means[None], looked_s, finite(vector[None]), vector[None])
 
-    def _look(self, model: FlatModel, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, int, Forward | None]:
+    def _look_alone(self, task: Task, position: int, models: Tensor, x: Tensor, y: Tensor) -> _Losses:
         """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
-        if model.noisy or self.local.batch_size is not None or self.local.steps == 0:
-            return sample_losses(model, models, x, y).mean(dim=1), -1, None
+        model = self.model
+        if task.known is not None:
+            return _Losses(task.known[position], [None], {})
+        if task.needs == "nothing":
+            return _Losses(torch.zeros(len(models)), [None], {})
+        if task.needs == "samples" or model.noisy or self.local.batch_size is not None or self.local.steps == 0:
+            samples = sample_losses(model, models, x, y)
+            return _Losses(samples.mean(dim=1), [samples if task.needs == "samples" else None], {})
         found: list[Tensor] = []
         best = float("inf")
-        kept: tuple[int, Forward | None] = (-1, None)
+        kept: dict[int, Forward] = {}
         for j, vector in enumerate(models):
             passed = forward(model, vector, x)
             found.append(cross_entropy(passed.outputs.detach(), y, reduction="none"))
             loss = float(found[-1].mean())
             if loss < best:
-                best, kept = loss, (j, passed)
-        return torch.stack(found).mean(dim=1), *kept
+                best, kept = loss, {j: passed}
+        return _Losses(torch.stack(found).mean(dim=1), [None], kept)
 
-    def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Done:
+    def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Trained:
         begin = time.perf_counter()
-        bank, needs = task.bank, task.needs
-        pick, names = _rows(places, bank.device), [task.first + place for place in places]
-        x, y = stacked[0][pick], stacked[1][pick]
-        lesson = Lesson(x, y, self.local, task.round)
-        part = bank if task.shared else bank[:, pick]
-        samples: Sequence[Tensor | None] = [None] * len(places)
-        passes: list[Forward] = []
-        usable, turns = self._usable(task, lesson, names)
-        if turns is not None:
-            x, y = turns.take(x), turns.take(y)
-        if task.known is not None:
-            means = task.known[chunk]
-        elif needs == "nothing":
-            means = torch.zeros(len(places), len(bank))
-            if len(bank) == 1 and usable:
-                passes = [forward(self.model, part[0].expand(len(x), -1), x, look=False)]
-        elif needs == "losses" and usable:
-            passes = [forward(self.model, models.expand(len(x), -1), x) for models in part]
-            means = _losses_of([each.outputs for each in passes], y).mean(dim=2)
-        else:
-            with torch.no_grad():
-                each = self._stacked_losses(part, x, y)
-            samples = list(each) if needs == "samples" else samples
-            means = each.mean(dim=2)
-        positions = range(chunk.start, chunk.stop)
-        choices = [task.choose(p, m, s) for p, m, s in zip(positions, means, samples, strict=True)]
+        bank, some = task.bank, self._make_chunk(task, stacked, chunk, places)
+        looked = self._look_stacked(task, some)
+        choices = [task.choose(*each) for each in zip(some.positions, looked.means, looked.samples, strict=True)]
         chosen = torch.tensor([choice.cluster for choice in choices], device=bank.device)
         begun = None
-        if passes and all(choice.points is None for choice in choices):
-            begun = _chosen_pass(passes, chosen)
+        if looked.passes and all(choice.points is None for choice in choices):
+            begun = _chosen_pass(list(looked.passes.values()), chosen)
         looked_s = self._share_of(begin)
         rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
         models = bank.view(-1, bank.shape[2])
         if task.in_place and begun is not None and self._spans(task.data):
-            products = None if task.data.products is None else task.data.products[pick]
-            here = Samples(x, y, task.data.largest[list(places)], products)
-            fine = local_steps_in_place_(self.model, models, rows, here, self.local, begun, turns)
-            return Done(positions, choices, means, looked_s, fine, None)
+            products = None if task.data.products is None else task.data.products[some.pick]
+            samples = Samples(*_in_order(some), task.data.largest[list(places)], products)
+            fine = local_steps_in_place_(self.model, models, rows, samples, self.local, begun, some.order)
+            return Trained(some.positions, choices, looked.means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
-        self._train_stacked_(vectors, lesson, choices, names, begun)
-        return Done(positions, choices, means, looked_s, finite(vectors), vectors)
+        self._train_stacked_(vectors, some.local, choices, some.ids, begun)
+        return Trained(some.positions, choices, looked.means, looked_s, finite(vectors), vectors)
 
-    def _usable(self, task: Task, lesson: Lesson, clients: Sequence[int]) -> tuple[bool, Turns | None]:
-        """Tell whether training can go on from a forward pass, and in which order that pass should see the samples."""
-        samples = lesson.y.shape[1]
+    def _make_chunk(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> _Chunk:
+        pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]
+        local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.round)
+        models = task.bank if task.shared else task.bank[:, pick]
+        some = _Chunk(range(chunk.start, chunk.stop), places, ids, pick, local, models, None, True)
+        samples = local.y.shape[1]
         if self.model.dense is None or self.local.batch_of(samples) is None:
-            return self.model.dense is not None, None
+            return some._replace(reusable=self.model.dense is not None)
         if task.known is not None or not task.in_place or not self._spans(task.data):
-            return False, None
-        batches = self._stacked_batches(lesson, clients)
+            return some._replace(reusable=False)
+        batches = self._stacked_batches(local, ids)
         assert batches is not None
-        return True, Turns.of(batches, samples, rest=task.needs == "losses")
+        return some._replace(order=BatchOrder.of(batches, samples, rest=task.needs == "losses"))
+
+    def _look_stacked(self, task: Task, some: _Chunk) -> _Losses:
+        """Compute the losses of the models of a chunk of clients, and keep the passes where training can use them."""
+        positions, models, (x, y) = some.positions, some.models, _in_order(some)
+        nothing: list[Tensor | None] = [None] * len(x)
+        if task.known is not None:
+            return _Losses(task.known[positions.start : positions.stop], nothing, {})
+        if task.needs == "nothing":
+            only = len(models) == 1 and some.reusable
+            passes = {0: forward(self.model, models[0].expand(len(x), -1), x, look=False)} if only else {}
+            return _Losses(torch.zeros(len(x), len(models)), nothing, passes)
+        if task.needs == "losses" and some.reusable:
+            passes = {j: forward(self.model, each.expand(len(x), -1), x) for j, each in enumerate(models)}
+            return _Losses(_losses_of([each.outputs for each in passes.values()], y).mean(dim=2), nothing, passes)
+        with torch.no_grad():
+            losses = self._stacked_losses(models, x, y)
+        return _Losses(losses.mean(dim=2), list(losses) if task.needs == "samples" else nothing, {})
 
     def passes(self, sizes: Sequence[int]) -> float:
         """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
 
-        The same on every rank, whoever holds the clients.
+        The same on every rank.
         """
         model, steps, samples = self.model, self.local.steps, sizes[0]
         if model.dense is not None and len(set(sizes)) == 1:
-            known = products_fit(len(sizes), samples, model.dtype)
-            if spans(model, samples, self.local, known):
-                units, inputs = model.shapes[model.dense[0][0]]
-                each = span_cost(samples, self.local.batch_of(samples), inputs, units, steps, known)
-                return len(sizes) * each / model.size
+            known, found = products_fit(len(sizes), samples, model.dtype), span(model, samples, self.local)
+            if found is not None and found.pays(known):
+                return len(sizes) * found.cost(known) / model.size
         looked_at = sum(self.local.batch_of(size) or size for size in sizes)
         return (2 if model.dense is not None else 3) * steps * looked_at
 
     def _spans(self, data: ClientData) -> bool:
-        """Tell whether steps in the span of the samples pay; their inner products are only computed if they do."""
+        """Return whether steps in the span of the samples pay; their inner products are only computed if they do."""
         samples = data.sizes[0]
         if not spans(self.model, samples, self.local, known=True):
             return False
@@ -314,7 +333,7 @@ class Engine:
         stacked = data.stacked() if self.stacked else None
         if stacked is None:
             jobs = (
-                partial(self._train_alone, vector, Lesson(*data.of(i), options), Choice(0), first + i)
+                partial(self._train_alone_, vector, LocalRound(*data.of(i), options), Choice(0), first + i)
                 for i, vector in enumerate(vectors)
             )
             for _ in self._each(jobs):
@@ -322,49 +341,48 @@ class Engine:
             return vectors
         for chunk in self._chunks(len(vectors), stacked[0], 1):
             some, names = vectors[chunk], range(first + chunk.start, first + chunk.stop)
-            lesson = Lesson(stacked[0][chunk], stacked[1][chunk], options)
-            self._train_stacked_(some, lesson, [Choice(0)] * len(some), names)
+            local = LocalRound(stacked[0][chunk], stacked[1][chunk], options)
+            self._train_stacked_(some, local, [Choice(0)] * len(some), names)
         return vectors
 
-    def _train_alone(
-        self, vector: Tensor, lesson: Lesson, choice: Choice, client: int, begun: Forward | None = None
+    def _train_alone_(
+        self, vector: Tensor, local: LocalRound, choice: Choice, client: int, begun: Forward | None = None
     ) -> None:
         """Train one client's model in place: vector (P,)."""
-        x, y, options, round = lesson
+        x, y, options, round = local
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]
-        batches = self._batches(len(y), options, client, round)
+        data = TrainingSet(x, y, self._batches(len(y), options, client, round))
         with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
-            local_steps_(self.model, vector, x, y, options, batches, begun=begun)
+            local_steps_(self.model, vector, data, options, begun)
 
     def _train_stacked_(
         self,
         vectors: Tensor,
-        lesson: Lesson,
+        local: LocalRound,
         choices: Sequence[Choice],
         clients: Sequence[int],
         begun: Forward | None = None,
     ) -> None:
         """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
-        x, y, options, _ = lesson
-        indices = self._stacked_batches(lesson, clients)
-        shares = _shares([choice.points for choice in choices], y, vectors.dtype)
+        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients))
+        data = _on_points(data, [choice.points for choice in choices], vectors.dtype)
         if self.model.dense is not None:
-            local_steps_(self.model, vectors, x, y, options, indices, shares, begun)
+            local_steps_(self.model, vectors, data, local.options, begun)
         else:
-            self._vmapped_steps_(vectors, x, y, shares, indices, options)
+            self._vmapped_steps_(vectors, data, local.options)
 
     def _batches(self, samples: int, options: LocalOptions, client: int, round: int) -> Tensor | None:
         if options.batch_size is None:
             return None
         return draw_batches(samples, options, stream(self.seed, "batches", client, round))
 
-    def _stacked_batches(self, lesson: Lesson, clients: Sequence[int]) -> Tensor | None:
+    def _stacked_batches(self, local: LocalRound, clients: Sequence[int]) -> Tensor | None:
         """Draw the batches of C clients: (C, steps, b), or None for full batches."""
-        samples = lesson.y.shape[1]
-        drawn = [self._batches(samples, lesson.options, client, lesson.round) for client in clients]
+        samples = local.y.shape[1]
+        drawn = [self._batches(samples, local.options, client, local.round) for client in clients]
         batches = [batch for batch in drawn if batch is not None]
-        return torch.stack(batches).to(lesson.y.device) if batches else None
+        return torch.stack(batches).to(local.y.device) if batches else None
 
     def accuracy(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
         """Score one deployed model per client on its data, (N,); `deployed` gathers the vectors (C, P) of some."""
@@ -412,17 +430,9 @@ class Engine:
             return infer(self.model, vectors, x, "score")
         return vmap(lambda vector, x: infer(self.model, vector, x, "score"))(vectors, x)
 
-    def _vmapped_steps_(
-        self,
-        vectors: Tensor,
-        x: Tensor,
-        y: Tensor,
-        shares: Tensor | None,
-        indices: Tensor | None,
-        options: LocalOptions,
-    ) -> None:
-        """Train C models of any stackable kind in place; shares (C, n) are the weights of the samples, None for 1/n."""
-        model = self.model
+    def _vmapped_steps_(self, vectors: Tensor, data: TrainingSet, options: LocalOptions) -> None:
+        """Train C models of any stackable kind in place."""
+        model, (x, y, indices, shares) = self.model, data
 
         def objective(theta: list[Tensor], rest: list[Tensor], x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
             outputs = model.run([*theta, *rest], x, "train")
@@ -439,7 +449,7 @@ class Engine:
             velocity = descend_(theta, gradients(theta, rest, x_step, y_step, shares), velocity, options)
 
     def _share_of(self, begin: float) -> float:
-        """Tell the seconds since then, less where this thread is one of several at work."""
+        """Return the seconds since then, less where this thread is one of several at work."""
         return (time.perf_counter() - begin) * torch.get_num_threads() / self.workers
 
     def _each(self, jobs: Iterable[Callable[[], T]], together: bool = False) -> Iterator[T]:
@@ -478,7 +488,7 @@ def make_engine(
 
 
 def why_not_threads(model: FlatModel, device: str) -> str | None:
-    """Tell why clients cannot be trained in several threads, or None if they can."""
+    """Return why clients cannot be trained in several threads, or None if they can."""
     if device != "cpu":
         return f'threads are for device "cpu", not "{device}"'
     if model.noisy:
@@ -487,7 +497,7 @@ def why_not_threads(model: FlatModel, device: str) -> str | None:
 
 
 def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
-    """Tell why clients cannot be stacked into one call, or None if they can."""
+    """Return why clients cannot be stacked into one call, or None if they can."""
     for layer in model.layers:
         if not isinstance(layer, _STACKABLE):
             return f"{type(layer).__name__} does not batch over clients"
@@ -500,22 +510,35 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     vectors = torch.zeros(2, model.size, dtype=model.dtype, device=x.device)
     probe = Engine(model, LocalOptions(steps=1), 0, "stacked")
     try:
-        probe._vmapped_steps_(vectors, x, y, None, None, probe.local)
+        probe._vmapped_steps_(vectors, TrainingSet(x, y), probe.local)
     except RuntimeError as error:  # a forward that looks at its numbers, or draws some
         return f"its forward cannot run for many clients at once ({str(error).splitlines()[0]})"
     return None
 
 
-def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Weigh samples so that their weighted sum is the mean over a client's points: (C, n), or None for all samples."""
+def _in_order(some: _Chunk) -> tuple[Tensor, Tensor]:
+    """Return the samples x and y of a chunk in the order in which its forward pass sees them."""
+    x, y, *_ = some.local
+    return (x, y) if some.order is None else (some.order.take(x), some.order.take(y))
+
+
+def _on_points(data: TrainingSet, points: Sequence[Tensor | None], dtype: torch.dtype) -> TrainingSet:
+    """Weigh samples so that their weighted sum is the mean over a client's points, (n,) bool each; None: all of them.
+
+    The samples of other points weigh 0, and the first point of their client stands in for them: where a model is
+    infinite on them, 0 times infinity would be NaN.
+    """
     if all(mask is None for mask in points):
-        return None
+        return data
+    x, y, batches, _ = data
     masks = torch.stack([torch.ones_like(y[0], dtype=torch.bool) if m is None else m for m in points])
-    return masks.to(dtype) / masks.sum(dim=1, keepdim=True)
+    first = masks.to(torch.uint8).argmax(dim=1, keepdim=True)
+    rows = torch.where(masks, torch.arange(masks.shape[1], device=masks.device), first)
+    return TrainingSet(take(x, rows), take(y, rows), batches, masks.to(dtype) / masks.sum(dim=1, keepdim=True))
 
 
 def finite(vectors: Tensor) -> list[bool]:
-    """Tell which vectors (C, P) hold finite numbers only: a finite sum says so, any other is looked at again."""
+    """Return which vectors (C, P) hold finite numbers only: a finite sum says so, any other is looked at again."""
     sums = torch.isfinite(vectors.sum(dim=1)).tolist()
     return [fine or bool(torch.isfinite(vector).all()) for fine, vector in zip(sums, vectors, strict=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor
 from dfca import metrics
 from dfca.core.local import lowest
 from dfca.core.rng import stream
-from dfca.data.clients import ClientData, Split
-from dfca.sim.engine import Engine
-from dfca.sim.setting import Setting
-from dfca.sim.shards import PIECE_BYTES, Shards, members_of, within
+from dfca.data.clients import Split
+from dfca.sim.shards import PIECE_BYTES, members_of, within
+from dfca.sim.start import Start
 
 EVALUATION_SHARE = 0.08
 """What the evaluations of a run may cost beside its rounds, in passes of samples: a tenth of the time, less a margin
@@ -25,6 +25,9 @@ FEWEST_SCORED = 4
 """So many clients are scored on every distribution in any case."""
 WALK = 25
 """Walking through a model takes as long as so many passes of a sample (784-100-10 and 784-200-10)."""
+
+HIGH_LOSS = 10
+"""A training loss of more than so many times that of guessing, log(classes), is noted: divergence that stays finite."""
 
 
 class Scores(NamedTuple):
@@ -42,16 +45,23 @@ class Scope(NamedTuple):
 
 
 class Evaluator:
-    """Scores banks (m, L, P), or a server's (m, 1, P), on the samples that the members `hold`."""
+    """Scores banks (m, L, P), or a server's (m, 1, P), on the members' samples; any driver may own the banks.
 
-    def __init__(self, setting: Setting, engine: Engine, shards: Shards) -> None:
-        self.setting, self.engine, self.shards = setting, engine, shards
-        self.shared = setting.algorithm.exchange == "server"
+    high_losses: the clients whose training loss was not finite, or above `high_loss`, at any evaluation; highest_loss:
+    the highest of these. They are noted; nothing else depends on them.
+    """
 
-    def hold(self, split: Split, train: ClientData, test: ClientData) -> None:
-        """Take over a split, of which train and test are the members' part."""
+    def __init__(self, start: Start) -> None:
+        self.start, self.setting, self.shards = start, start.setting, start.shards
+        self.engine, self.shared = start.engine, start.shared
+        self.high_loss = HIGH_LOSS * log(max(2, start.setting.split.classes))
+        self.high_losses: set[int] = set()
+        self.highest_loss = 0.0
+        self.use_split(start.setting.split)
+
+    def use_split(self, split: Split) -> None:
+        """Draw the test samples of every distribution of a split; the members' own are those of `Start`."""
         setting = self.setting
-        self.train, self.test, self.truth = train, test, split.clusters
         found = metrics.distributions(
             split, setting.evaluation_samples, setting.seed, self.shards.members, self.shards.sum
         )
@@ -101,7 +111,7 @@ class Evaluator:
         where they are known.
         """
         members, models = self.shards.members, len(banks)
-        truth = self.truth if self.setting.algorithm.models == "clusters" else None
+        truth = self.start.truth if self.setting.algorithm.models == "clusters" else None
         losses, chosen, deployed = self._deploy(banks, losses)
         scope = scope or Scope(range(self.setting.clients), range(self.setting.clients))
         scored = self._on_own(deployed, within(members, scope.own))
@@ -113,6 +123,7 @@ class Evaluator:
         columns = (chosen.double(), picked.double(), kept.double(), scored.cpu().double(), *elsewhere)
         found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
         picks, picked, kept, accuracies, others = found[0].long(), found[1], found[2], found[3], found[4:]
+        self._note_high(picked)
         known = accuracies[~accuracies.isnan()]
         row = {
             "accuracy": float(known.mean()),
@@ -130,13 +141,32 @@ class Evaluator:
         }
         return Scores(row, accuracies)
 
+    def score_holders(self, banks: Tensor, assignments: Tensor, holding: Sequence[int]) -> dict[str, Any]:
+        """Score the banks where only the clients `holding` hold models: the row, with the mean accuracy over them."""
+        found = self.score(banks, assignments)
+        holders = found.accuracies[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
+        return {
+            **found.row,
+            "accuracy": float(holders.mean()),
+            "accuracy_std_over_clients": float(holders.std(correction=0)),
+            "accuracy_by_client": found.accuracies.tolist(),
+            "clients": len(holding),
+        }
+
+    def _note_high(self, losses: Tensor) -> None:
+        """Remember which clients' training losses (N,) say that training diverged."""
+        known = losses.nan_to_num(nan=float("inf"))
+        if high := (known > self.high_loss).nonzero()[:, 0].tolist():
+            self.high_losses |= set(high)
+            self.highest_loss = max(self.highest_loss, float(known.max()))
+
     def _on_own(self, deployed: Callable[[Sequence[int]], Tensor], here: Sequence[int]) -> Tensor:
         """Score what some members deploy on their own test samples: (L,), NaN for the others."""
         if len(here) == len(self.shards.members):
-            return self.engine.accuracy(deployed, self.test)
+            return self.engine.accuracy(deployed, self.start.test)
         scores = torch.full((len(self.shards.members),), float("nan"), dtype=torch.float64)
         if here:
-            some = self.test.subset(here)
+            some = self.start.test.subset(here)
             scores[list(here)] = self.engine.accuracy(
                 lambda places: torch.cat([deployed([here[place]]) for place in places]), some
             ).cpu()
@@ -160,23 +190,23 @@ class Evaluator:
         return list(scores)
 
     def _deploy(self, banks: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
-        """Settle what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
+        """Choose what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
         algorithm, members = self.setting.algorithm, self.shards.members
         if (personal := algorithm.personal) is not None:
-            each = self.engine.sample_losses(banks, self.train)
+            each = self.engine.sample_losses(banks, self.start.train)
 
             def personalise(some: Sequence[int]) -> Tensor:
                 run = range(some[0], some[-1] + 1)
                 mixed = torch.stack([personal(banks[:, 0 if self.shared else i], each[i]) for i in run])
-                data = members_of(self.train, run)
+                data = members_of(self.start.train, run)
                 return self.engine.finetuned(mixed, data, algorithm.finetune_steps, members[run.start])
 
             losses = torch.stack([samples.mean(dim=1) for samples in each])
             return losses, _lowest_of_rows(losses), personalise
         if losses is None:
-            losses = self.engine.losses(banks, self.train)
-        told = self.truth[members.start : members.stop] if algorithm.informed and self.truth is not None else None
-        picks = _lowest_of_rows(losses) if told is None else told
+            losses = self.engine.losses(banks, self.start.train)
+        truth = self.start.truth if algorithm.informed else None
+        picks = _lowest_of_rows(losses) if truth is None else truth[members.start : members.stop]
         columns = picks.to(banks.device)
         rows = torch.zeros_like(columns) if self.shared else torch.arange(len(members), device=banks.device)
         return losses, picks, lambda some: banks[columns[some[0] : some[-1] + 1], rows[some[0] : some[-1] + 1]]

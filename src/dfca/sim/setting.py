@@ -1,4 +1,4 @@
-"""What one simulation is told: `Setting`, and what it refuses."""
+"""What one simulation runs: `Setting`, and what it refuses."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Setting:
         clients = self.clients
         if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
-        told = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
-        if self.clusters is None and told and self.split.clusters is None:
+        must_know = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
+        if self.clusters is None and must_know and self.split.clusters is None:
             raise ConfigError(
                 f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
             )
@@ -69,6 +69,8 @@ class Setting:
             raise ConfigError(f"evaluation.every must be >= 1, got {self.evaluate_every}")
         if self.evaluation_samples < 2:
             raise ConfigError(f"evaluation.samples must be >= 2, got {self.evaluation_samples}")
+        if self.local.learning_rate > (limit := torch.finfo(self.dtype).max):
+            raise ConfigError(f"local.learning_rate must be <= {limit:.1e}, got {self.local.learning_rate}")
         for kind, value, known in (
             ("weights", self.weights, WEIGHT_RULES),
             ("aggregation", self.aggregation, AGGREGATIONS),

@@ -1,7 +1,7 @@
 """Who holds which clients: the seam between the simulator and the processes that it runs in.
 
-The simulator is written once, for a rank that holds the clients `members` and hears of the others by the few calls of
-`Shards`. `Alone` is the one process that holds everybody: nothing travels. `sim.distributed` has the other one.
+The simulator is written once, for a rank that holds the clients `members` and exchanges with the others by the few
+calls of `Shards`. `Alone` is one process that holds all clients: nothing travels. `sim.rounds.ranks` has the other one.
 What all clients know is small (assignments, scores, votes) and is the same on every rank.
 """
 
@@ -24,7 +24,7 @@ from dfca.sim.cores import each, even
 
 
 class AgreedError(DfcaError):
-    """What went wrong on one rank, told on every one."""
+    """What went wrong on one rank, raised on every one."""
 
 
 PIECE_BYTES = 4 * 2**20
@@ -34,7 +34,7 @@ CORES_FROM = 512 * 2**20
 """Bytes of models in a round from which on every core mixes blocks of its own; with 100 MB it took 1.7 of the time."""
 
 
-class Plan(NamedTuple):
+class ExchangePlan(NamedTuple):
     """What travels of one cluster: needs[r] (S_r,) are the clients, sorted, whose models rank r mixes."""
 
     cluster: int
@@ -46,7 +46,7 @@ Mix = Callable[[int, slice, Tensor], None]
 
 
 class Shards(Protocol):
-    """The clients of a rank, and how it hears of the others. All ranks make the same calls in the same order."""
+    """The clients of a rank, and its exchange with the others. All ranks make the same calls in the same order."""
 
     rank: int
     ranks: int
@@ -54,32 +54,31 @@ class Shards(Protocol):
     members: range
 
     def of_rank(self, rank: int) -> range:
-        """Give the clients of a rank."""
+        """Return the clients of a rank."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Put the rows of all clients together: the members' (L, ...) -> (N, ...), on the CPU."""
+        """Gather the rows of all clients: the members' (L, ...) -> (N, ...), on the CPU."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over the ranks; it may be written."""
 
-    def tell(self, vector: Tensor, client: int) -> Tensor:
-        """Give everybody the vector of the rank that holds a client; the others pass one of the same shape."""
+    def broadcast(self, vector: Tensor, client: int) -> Tensor:
+        """Send every rank the vector of the one that holds a client; the others pass one of the same shape."""
 
     def share(self, value: Any) -> Any:
-        """Give everybody the first rank's value, which JSON can hold."""
+        """Send every rank the first rank's value, which JSON can hold."""
 
     def either(self, flag: bool) -> bool:
-        """Tell whether any rank says so."""
+        """Return whether the flag is set on any rank."""
 
     def agreed(self) -> AbstractContextManager[None]:
-        """Let the block fail on every rank with an AgreedError if it fails on one; no calls inside."""
+        """Raise AgreedError on every rank if the block fails on one; no calls of `Shards` inside."""
 
     def order(self, need: Tensor) -> Tensor:
-        """Put the clients whose models this rank mixes into the order in which `exchange` gives their rows."""
+        """Put the clients whose models this rank mixes into the order in which `exchange` passes their rows."""
 
-    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
-        """Send the models of each plan, a block of columns at a time, and let `mix_` write what becomes of them; banks
-        (m, L, P)."""
+    def exchange(self, banks: Tensor, plans: Sequence[ExchangePlan], mix_: Mix) -> None:
+        """Send the models of each plan, a block of columns at a time, and call `mix_` on each; banks (m, L, P)."""
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
         """Yield all rows of all banks in order (cluster, client) as pieces on the CPU, on the first rank alone."""
@@ -88,7 +87,7 @@ class Shards(Protocol):
         """Write the members' rows of a whole bank (m, N, P), which the first rank has, to banks (m, L, P)."""
 
     def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Give everybody the first rank's small tensors."""
+        """Send every rank the first rank's small tensors."""
 
 
 class Alone:
@@ -111,7 +110,7 @@ class Alone:
         """See Shards."""
         return tensor
 
-    def tell(self, vector: Tensor, client: int) -> Tensor:
+    def broadcast(self, vector: Tensor, client: int) -> Tensor:
         """See Shards."""
         return vector
 
@@ -131,7 +130,7 @@ class Alone:
         """See Shards."""
         return need
 
-    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+    def exchange(self, banks: Tensor, plans: Sequence[ExchangePlan], mix_: Mix) -> None:
         """See Shards. Blocks of large banks fit the cache of a core, and every core mixes its own."""
         sources = [plan.needs[0].to(banks.device) for plan in plans]
         row_bytes = banks.shape[1] * banks.element_size()
@@ -194,8 +193,8 @@ def keep(split: Split, members: range) -> Split:
     return replace(split, train=cut(split.train), test=cut(split.test))
 
 
-def held(share: range, clients: Tensor) -> Tensor:
-    """Tell which of some clients are in a share: (C,) bool."""
+def is_in(share: range, clients: Tensor) -> Tensor:
+    """Return which of some clients are in a share: (C,) bool."""
     return (clients >= share.start) & (clients < share.stop)
 
 

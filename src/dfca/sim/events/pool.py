@@ -12,26 +12,25 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from dfca.core.algorithm import Choice, View
-from dfca.core.client import effective
 from dfca.core.election import Parts, divide
-from dfca.core.params import FlatModel, initial
+from dfca.core.params import initial
 from dfca.core.rng import stream
-from dfca.data.clients import ClientData, Split
-from dfca.errors import ModelError
-from dfca.memory import explain_oom, format_bytes
+from dfca.data.clients import ClientData
+from dfca.memory import explain_oom
 from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
-from dfca.sim.engine import Needs, Task, make_engine
+from dfca.sim.engine import Needs, Task
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
-from dfca.sim.setting import Setting, initial_module
-from dfca.sim.shards import PIECE_BYTES, Alone, members_of
+from dfca.sim.notes import notes_of
+from dfca.sim.setting import Setting
+from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.start import Start
 
 _FACTS = ("drifted", "changed", "assigned", "diverged")
 
@@ -53,23 +52,20 @@ class ClientPool:
 
     def __init__(self, setting: Setting, dry: bool) -> None:
         self.setting, self.seed, self.dry, algorithm = setting, setting.seed, dry, setting.algorithm
-        self.flat = FlatModel(initial_module(setting).to(setting.dtype)).to(setting.device)
+        self.start = Start(setting)
+        self.flat, self.engine, self.shared = self.start.flat, self.start.engine, self.start.shared
         self.size = 0 if dry else self.flat.size
-        self.shared = algorithm.exchange == "server"
-        self._hold(setting.split)
-        self._check_outputs()
-        self.engine = make_engine(
-            setting.engine, self.flat, effective(setting.local, algorithm), setting.seed, self.train, setting.device
-        )
-        self._evaluator = Evaluator(setting, self.engine, Alone(setting.clients))
-        self._evaluator.hold(setting.split, self.train, self.test)
+        self._evaluator = Evaluator(self.start)
+        self._divided: dict[int | None, _Divided] = {}
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
         self._drawn: Tensor | None = None
+        most = self.models
+        if self.elects or algorithm.revives:
+            most = max(most, algorithm.election.most, setting.clusters or 1)
         with explain_oom():
-            self._bank = self._reserve()
-        self.banks = self._bank.open(self.models)
+            self.banks = self.start.make_banks(self.models, most)
 
     # Models.
 
@@ -81,30 +77,20 @@ class ClientPool:
     @property
     def models(self) -> int:
         """Count the models that a client begins with where they are drawn."""
-        setting, algorithm = self.setting, self.setting.algorithm
-        if algorithm.start == "elected":
-            return 1
-        known = setting.clusters is not None and not algorithm.informed
-        return algorithm.bank_size(setting.clusters if known else setting.true_clusters)  # type: ignore[arg-type]
-
-    def _reserve(self) -> Bank:
-        """Make room for the models, and for the clusters that may still be opened."""
-        setting, algorithm = self.setting, self.setting.algorithm
-        most = self.models
-        if self.elects or algorithm.revives:
-            most = max(most, algorithm.election.most, setting.clusters or 1)
-        rows = 1 if self.shared else setting.clients
-        samples = sum(t.numel() * t.element_size() for t in (self.train.x, self.test.x))
-        shape = (setting.clusters or 1 if self.elects else self.models, rows, max(1, self.size))
-        return Bank(shape, most, setting.dtype, setting.device, setting.bank, setting.bank_folder, samples)
+        return 1 if self.setting.algorithm.start == "elected" else self.start.drawn_models()
 
     def allocate(self, client: int, models: int) -> Tensor:
         """Return a client's memory for its models: (m, P)."""
         if self.shared and client != SERVER:
             return torch.zeros(models, self.size, dtype=self.setting.dtype, device=self.setting.device)
         if models > len(self.banks):
-            self.banks = self._bank.open(models)
+            self.banks = self._storage.open(models)
         return self.banks[:models, 0 if self.shared else client, : self.size]
+
+    @property
+    def _storage(self) -> Bank:
+        assert self.start.storage is not None  # made with the first banks
+        return self.start.storage
 
     def empty(self, client: int) -> None:
         """Take a client's models away."""
@@ -188,12 +174,12 @@ class ClientPool:
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
             client = places[position]
             if samples is None and algorithm.needs == "samples":
-                samples = torch.zeros(1, self._sizes[client], device=bank.device)
-            known = int(self._truth[client]) if algorithm.informed and self._truth is not None else None
+                samples = torch.zeros(1, self.start.train.sizes[client], device=bank.device)
+            known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
             return algorithm.choose(View(means, partial(stream, self.seed, "choose", client, round), samples, known))
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
-        task = Task(banks, self.train, choose, round, needs, in_place=not self.shared)
+        task = Task(banks, self.start.train, choose, round, needs, in_place=not self.shared)
         found = {}
         for done in self.engine.work(task, places):
             lowest = done.losses.nan_to_num(nan=float("inf")).min(dim=1).values.tolist()
@@ -205,14 +191,14 @@ class ClientPool:
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
-        samples, local = self._sizes[client], self.setting.local
+        samples, local = self.start.train.sizes[client], self.setting.local
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
         return (looked + 3 * local.steps * min(samples, local.batch_size or samples)) * self.flat.size
 
     def _warm_up(self, orders: Sequence[Order]) -> list[Warm]:
         """Train models from the common start, for runs of clients that follow one another."""
         setting = self.setting
-        start = initial(self.flat, setting.make_model, self.seed, "init", 0).to(setting.device)
+        start = self.start.initial_model()
         found: dict[tuple[int, int | None], Warm] = {}
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
         for stage, run in _runs(orders, rows):
@@ -262,24 +248,19 @@ class ClientPool:
 
     # Samples.
 
-    def _hold(self, split: Split) -> None:
-        device, dtype = self.setting.device, self.setting.dtype
-        self.train, self.test = split.train.to(device, dtype), split.test.to(device, dtype)
-        self._sizes, self._truth = self.train.sizes, split.clusters
-        self._divided: dict[int | None, _Divided] = {}
-
     def drift(self) -> None:
         """Let the clients hold their later samples."""
         assert self.setting.drift is not None
         self.drifted = True
-        self._hold(self.setting.drift[1])
-        self._evaluator.hold(self.setting.drift[1], self.train, self.test)
+        self.start.use_split(self.setting.drift[1])
+        self._evaluator.use_split(self.setting.drift[1])
+        self._divided.clear()
 
     def _parts(self, stage: int | None) -> _Divided:
         """Divide the samples of all clients for an election; the last two are kept."""
         if stage not in self._divided:
             names = () if stage is None else (stage,)
-            data = self.train
+            data = self.start.train
             parts = [divide(n, stream(self.seed, "parts", i, *names)) for i, n in enumerate(data.sizes)]
             while len(self._divided) > 1:
                 del self._divided[next(iter(self._divided))]
@@ -294,15 +275,9 @@ class ClientPool:
         row: dict[str, Any] = {"time_s": books.time}
         if not self.dry:
             banks = self.fill(sizes)
-            found = self._evaluator.score(banks, torch.tensor(self.assigned))
-            held = found.accuracies[holding] if holding else torch.zeros(1, dtype=torch.float64)
             row |= {
                 "round": books.rounds_done,
-                **found.row,
-                "accuracy": float(held.mean()),
-                "accuracy_std_over_clients": float(held.std(correction=0)),
-                "accuracy_by_client": found.accuracies.tolist(),
-                "clients": len(holding),
+                **self._evaluator.score_holders(banks, torch.tensor(self.assigned), holding),
                 "changed": self.changed,
                 **books.traffic(self.size * banks.element_size(), len(banks)),
                 "election": None,
@@ -313,46 +288,7 @@ class ClientPool:
 
     def notes(self, models: int) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models: the most that a client holds."""
-        setting, found = self.setting, list(self.setting.split.notes)
-        name = setting.algorithm.name
-        if setting.clusters is None and setting.algorithm.start == "elected":
-            found.append(f"{name} opened {models} cluster{'' if models == 1 else 's'}")
-        elif setting.clusters is None and setting.algorithm.models == "clusters":
-            found.append(f"{name} cannot find the number of clusters; it is told: {models}")
-        if setting.algorithm.exchange == "gossip":
-            if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
-                found.append(
-                    f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) "
-                    "and learn alone"
-                )
-            if (parts := nx.number_connected_components(setting.graph)) > 1:
-                found.append(f"the graph has {parts} components; models cannot pass between them")
-        if self.diverged:
-            found.append(
-                f"training diverged at {len(self.diverged)} of {setting.clients} clients "
-                f"(first: {min(self.diverged)}): updates that are not finite are undone and not sent; "
-                "try a smaller local.learning_rate"
-            )
-        if self._bank.on_disk:
-            available = self._bank.available
-            room = "" if available is None else f"; {format_bytes(available)} of memory were available"
-            found.append(f"the models of all clients ({format_bytes(self._bank.bytes)}) lie on the disk{room}")
-        return tuple(found)
-
-    def _check_outputs(self) -> None:
-        """Raise ModelError unless the model maps a sample of this data to one number per class."""
-        x, _ = self.train.of(0)
-        vector = self.flat.flatten(initial_module(self.setting).to(self.setting.dtype)).to(self.setting.device)
-        try:
-            with torch.no_grad():
-                outputs = self.flat.run(self.flat.pieces(vector), x[:2], "score")
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}") from error
-        classes = self.setting.split.classes
-        if outputs.dim() != 2 or outputs.shape[1] < classes:
-            raise ModelError(
-                f"the model must give (n, {classes}) outputs for {classes} classes, got {tuple(outputs.shape)}"
-            )
+        return notes_of(self.start, self._evaluator, models, self.diverged)
 
     # Checkpoints.
 
@@ -366,7 +302,7 @@ class ClientPool:
             self.drift()
         for name in _FACTS:
             setattr(self, name, state[name])
-        self.banks = self._bank.open(len(banks))
+        self.banks = self._storage.open(len(banks))
         self.banks.copy_(banks)
 
 

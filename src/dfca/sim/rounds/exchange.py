@@ -2,87 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.algorithm import Algorithm, Share
-from dfca.core.mixing import Folder, Links, Mixer, WeightRule, make_links
+from dfca.core.client import share_rule, weight_rule
+from dfca.core.mixing import Folder, Links, Mixer, make_links
 from dfca.core.relay import MANY, MAX_AGE, NEVER
 from dfca.core.rng import stream
 from dfca.metrics import Drift
-from dfca.sim.shards import Plan, Shards, held
+from dfca.sim.setting import Setting
+from dfca.sim.shards import ExchangePlan, Shards, is_in
+from dfca.sim.traffic import Traffic
 
-_BOOKS = ("messages_by_client", "messages_by_cluster", "stamps", "origins", "folded")
+Mixing = list[tuple[ExchangePlan, Mixer | Folder]]
+"""What travels in a round, and what it does to this rank's clients."""
+
+
+class Sent(NamedTuple):
+    """Who takes part in a round: receivers (N,) bool; senders (N,) bool, those with a model to send; assignments (N,),
+    the clusters that they trained; the round."""
+
+    receivers: Tensor
+    senders: Tensor
+    assignments: Tensor
+    now: int
+
+    @classmethod
+    def of(cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int) -> Sent:
+        """Describe a round in which the clients `present` receive."""
+        receivers = torch.zeros_like(senders)
+        receivers[list(present)] = True
+        return cls(receivers, senders, assignments, now)
 
 
 class Exchange:
     """The messages of all rounds so far; every rank keeps the same books.
 
-    edges (2, E): the graph as (receiver, sender) in order, each edge in both directions.
-    messages_by_client (N,), messages_by_cluster (m,): models that clients sent. server_messages: models that a server
-    sent. scalars: numbers that clients sent. stamps, origins, folded (m, N): what `core.relay` remembers of each copy.
+    edges (2, E): the graph as (receiver, sender) in order, each edge in both directions. traffic: what was sent.
+    stamps, origins, folded (m, N): what `core.relay` remembers of each copy.
     """
 
-    def __init__(
-        self,
-        graph: nx.Graph,
-        algorithm: Algorithm,
-        models: int,
-        weights: WeightRule,
-        aggregation: str,
-        share: Share,
-        seed: int,
-        shards: Shards,
-    ) -> None:
-        clients = len(graph)
-        self.graph, self.algorithm, self.seed, self.shards = graph, algorithm, seed, shards
-        self.weights, self.sequential, self.share = weights, aggregation == "sequential", share
-        links = nx.to_scipy_sparse_array(graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
+    def __init__(self, setting: Setting, models: int, shards: Shards) -> None:
+        self.graph, self.seed, self.shards = setting.graph, setting.seed, shards
+        self.weights = weight_rule(setting.algorithm, setting.weights)
+        self.share = share_rule(setting.algorithm, setting.share)
+        self.sequential = setting.aggregation == "sequential"
+        clients = len(self.graph)
+        links = nx.to_scipy_sparse_array(self.graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
         edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
         self.edges = edges[:, (edges[0] * clients + edges[1]).argsort()].int()
         self.degrees = torch.bincount(edges[0], minlength=clients)
-        self.messages_by_client = torch.zeros(clients, dtype=torch.int64)
-        self.messages_by_cluster = torch.zeros(models, dtype=torch.int64)
-        self.server_messages = 0
-        self.scalars = 0
+        self.traffic = Traffic.none(clients, models)
         self.stamps = torch.full((models, clients), NEVER)
         self.origins = torch.full((models, clients), MANY)
         self.folded = torch.full((models, clients), NEVER)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Give what a checkpoint needs."""
-        tensors = {name: getattr(self, name) for name in _BOOKS}
-        return tensors, {"server_messages": self.server_messages, "scalars": self.scalars}
-
-    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Continue from a state."""
-        for name in _BOOKS:
-            setattr(self, name, tensors[name].clone())
-        self.server_messages, self.scalars = facts["server_messages"], facts["scalars"]
-
-    def traffic(self, model_bytes: int, start_messages: int) -> dict[str, Any]:
-        """Say what was sent so far; start_messages are models that travelled before the first round."""
-        messages = int(self.messages_by_client.sum())
-        return {
-            "messages_sent": messages,
-            "bytes_sent": (messages + start_messages) * model_bytes + 4 * self.scalars,
-            "start_bytes": start_messages * model_bytes,
-            "scalars_sent": self.scalars,
-            "server_bytes_sent": self.server_messages * model_bytes,
-            "messages_by_client": self.messages_by_client.tolist(),
-            "messages_by_cluster": self.messages_by_cluster.tolist(),
-            "model_bytes": model_bytes,
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return what a checkpoint needs: tensors, and numbers."""
+        traffic = self.traffic
+        tensors = {
+            "messages_by_client": traffic.messages_by_client,
+            "messages_by_cluster": traffic.messages_by_cluster,
+            "stamps": self.stamps,
+            "origins": self.origins,
+            "folded": self.folded,
         }
+        return tensors, {
+            "server_messages": traffic.server_messages,
+            "start_messages": traffic.start_messages,
+            "scalars": traffic.scalars,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
+        """Continue from a state."""
+        self.traffic = Traffic(
+            messages_by_client=tensors["messages_by_client"].clone(),
+            messages_by_cluster=tensors["messages_by_cluster"].clone(),
+            server_messages=facts["server_messages"],
+            start_messages=facts["start_messages"],
+            scalars=facts["scalars"],
+        )
+        self.stamps = tensors["stamps"].clone()
+        self.origins = tensors["origins"].clone()
+        self.folded = tensors["folded"].clone()
 
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
         clients = self.stamps.shape[1]
-        if slot == len(self.messages_by_cluster):
-            self.messages_by_cluster = torch.cat([self.messages_by_cluster, torch.zeros(1, dtype=torch.int64)])
+        self.traffic.open_cluster(slot)
+        if slot == len(self.stamps):
             self.stamps = torch.cat([self.stamps, torch.full((1, clients), NEVER)])
             self.origins = torch.cat([self.origins, torch.full((1, clients), MANY)])
             self.folded = torch.cat([self.folded, torch.full((1, clients), NEVER)])
@@ -90,28 +102,15 @@ class Exchange:
 
     def upload(self, present: Sequence[int], senders: Tensor, assignments: Tensor) -> None:
         """Count a round with a server: one model from each client, all models back."""
-        self._count(senders.long(), assignments)
-        self.server_messages += len(self.messages_by_cluster) * len(present)
+        self.traffic.count(senders.long(), assignments)
+        self.traffic.server_messages += len(self.traffic.messages_by_cluster) * len(present)
 
-    def gossip_(
-        self,
-        banks: Tensor,
-        present: Sequence[int],
-        senders: Tensor,
-        assignments: Tensor,
-        now: int,
-        drift: Drift | None = None,
-    ) -> None:
-        """Send, and mix in place what each client of the round receives: banks (m, L, P), senders (N,) bool.
+    def gossip_(self, banks: Tensor, sent: Sent, drift: Drift | None = None) -> None:
+        """Send, and mix in place what each client of the round receives: banks (m, L, P).
 
-        `drift` is shown every block of a bank before and after it is mixed.
+        `drift` sees every block of a bank before and after it is mixed.
         """
-        receivers = torch.zeros_like(senders)
-        receivers[list(present)] = True
-        if self.share == "all":
-            rounds = self._plan_all(banks, receivers)
-        else:
-            rounds = self._plan(banks, receivers, senders, assignments, now)
+        rounds = self._plan_all(banks, sent.receivers) if self.share == "all" else self._plan(banks, sent)
         plans, mixers = [plan for plan, _ in rounds], [mixer for _, mixer in rounds]
 
         def mix_(number: int, columns: slice, incoming: Tensor) -> None:
@@ -125,11 +124,10 @@ class Exchange:
 
         self.shards.exchange(banks, plans, mix_)
 
-    def _plan(
-        self, banks: Tensor, receivers: Tensor, senders: Tensor, assignments: Tensor, now: int
-    ) -> list[tuple[Plan, Mixer | Folder]]:
-        """Settle who hears whom on every cluster that travels this round, and count it."""
-        self._count(torch.where(senders, self.degrees, 0), assignments)
+    def _plan(self, banks: Tensor, sent: Sent) -> Mixing:
+        """Find what everybody receives of every cluster that travels this round, and count it."""
+        receivers, senders, assignments, now = sent
+        self.traffic.count(torch.where(senders, self.degrees, 0), assignments)
         orders = self._arrivals(senders, receivers, now) if self.sequential and self.weights == "uniform" else None
         rounds = []
         for j in range(len(banks)):
@@ -139,22 +137,22 @@ class Exchange:
                 continue
             links = self._links(trainers, receivers, sources)
             if len(links.sender):
-                rounds.append(self._settle(j, banks, links, None if sources else orders))
+                rounds.append(self._prepare(j, banks, links, None if sources else orders))
             if self.share == "relay":
                 self._stamp(j, trainers, receivers, sources, now)
         if self.share == "relay":
-            self.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
+            self.traffic.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
         return rounds
 
-    def _plan_all(self, banks: Tensor, receivers: Tensor) -> list[tuple[Plan, Mixer | Folder]]:
-        """Let every client of the round send all its models to all neighbours."""
+    def _plan_all(self, banks: Tensor, receivers: Tensor) -> Mixing:
+        """Send all models of every client of the round to all neighbours."""
         rounds = []
         for j in range(len(banks)):
             finite = self.shards.gather(torch.stack([torch.isfinite(model).all() for model in banks[j]])) & receivers
             links = self._links(finite, receivers, {})
             if len(links.sender):
-                rounds.append(self._settle(j, banks, links, None))
-            self._count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
+                rounds.append(self._prepare(j, banks, links, None))
+            self.traffic.count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
         return rounds
 
     def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> Links:
@@ -167,15 +165,15 @@ class Exchange:
         relayed = Links(takers, givers, share)
         return Links(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
 
-    def _settle(
+    def _prepare(
         self, j: int, banks: Tensor, links: Links, orders: Sequence[Sequence[int]] | None
-    ) -> tuple[Plan, Mixer | Folder]:
+    ) -> tuple[ExchangePlan, Mixer | Folder]:
         """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
         shards = self.shards
-        inside = [held(shards.of_rank(rank), links.receiver) for rank in range(shards.ranks)]
+        inside = [is_in(shards.of_rank(rank), links.receiver) for rank in range(shards.ranks)]
         needs = [torch.unique(links.sender[mask]) for mask in inside]
         sources = shards.order(needs[shards.rank])
-        plan = Plan(j, needs)
+        plan = ExchangePlan(j, needs)
         if orders is None:
             mine = Links(*(part[inside[shards.rank]] for part in links))
             return plan, Mixer(mine, sources, shards.members.start, banks.shape[1], banks.dtype, banks.device)
@@ -197,8 +195,8 @@ class Exchange:
         ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + clients - 1 - m, "amax")
         takers = (ranked >= 0).nonzero()[:, 0]
         givers = clients - 1 - ranked[takers] % clients
-        self.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
-        self.messages_by_cluster[j] += len(takers)
+        self.traffic.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
+        self.traffic.messages_by_cluster[j] += len(takers)
         finite, first = torch.ones(len(models), dtype=torch.bool), self.shards.members.start
         for giver in set(givers.tolist()):
             if giver in self.shards.members:
@@ -228,13 +226,7 @@ class Exchange:
         orders: list[list[int]] = []
         for i in range(len(senders)):
             mine = bool(receivers[i]) and i in self.shards.members
-            heard = sorted(m for m in self.graph.neighbors(i) if senders[m]) if mine else []
-            shuffled = torch.randperm(len(heard), generator=stream(self.seed, "arrival", i, now)).tolist()
-            orders.append([heard[position] for position in shuffled])
+            sources = sorted(m for m in self.graph.neighbors(i) if senders[m]) if mine else []
+            shuffled = torch.randperm(len(sources), generator=stream(self.seed, "arrival", i, now)).tolist()
+            orders.append([sources[position] for position in shuffled])
         return orders
-
-    def _count(self, copies: Tensor, clusters: Tensor) -> None:
-        """Count models sent: copies (N,) by each client, of clusters (N,)."""
-        sent = copies > 0
-        self.messages_by_client += copies
-        self.messages_by_cluster.index_add_(0, clusters[sent], copies[sent])

@@ -6,8 +6,8 @@ The numbers are those of one process up to float rounding: sums over ranks are a
 
 A rank that is gone closes its connections, and every call of the others that waits for it raises `RankLost`; a machine
 that is silent for `TIMEOUT` counts as gone. What went wrong there is left in the store of the launcher, where there is
-one. gloo was seen, once in many, to wait on for a rank that was killed: under torchrun, which then tells the others to
-end, `WayOut` leaves such a call.
+one. gloo was seen, once in many, to wait on for a rank that was killed: under torchrun, which then asks the others to
+end, `Watchdog` leaves such a call.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch import Tensor
 from dfca.core.mixing import blocks
 from dfca.errors import ConfigError, DfcaError, RankLost
 from dfca.sim.cores import share_out
-from dfca.sim.rounds.watchdog import WayOut
-from dfca.sim.shards import PIECE_BYTES, AgreedError, Mix, Plan, held, pieces
+from dfca.sim.rounds.watchdog import Watchdog
+from dfca.sim.shards import PIECE_BYTES, AgreedError, ExchangePlan, Mix, is_in, pieces
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank may wait for another one: longer than the slowest of them works alone."""
 
 
 def launched() -> bool:
-    """Tell whether torchrun, or another launcher with its variables, started this process as one of several."""
+    """Return whether torchrun, or another launcher with its variables, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def my_rank() -> int:
-    """Give the rank of this process, 0 where it is alone."""
+    """Return the rank of this process, 0 where it is alone."""
     return int(os.environ["RANK"]) if launched() else 0
 
 
@@ -54,33 +54,33 @@ def threads_of_rank() -> int | None:
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """Meet the other ranks, and part from them at the end.
+    """Join the other ranks, and leave them at the end.
 
     Raises:
         RankLost: if they cannot be reached, or do not come.
     """
-    with _way_out if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
+    with _watchdog if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
         with _watched():
             backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
             dist.init_process_group(backend, timeout=TIMEOUT)
         try:
             yield
             with _watched():
-                dist.barrier()  # nobody leaves while others still work: to them it would look dead
+                dist.barrier()  # nobody leaves while others still work: to them it would look lost
         except RankLost:
-            _way_out.tell()
+            _watchdog.expire()
             raise
         except BaseException as error:
             with suppress(Exception):
                 _store().set(_key(dist.get_rank()), " ".join(str(error).split()) or type(error).__name__)
             raise
         finally:
-            with _way_out.calling():
+            with _watchdog.calling():
                 dist.destroy_process_group()
 
 
 def my_device(device: str) -> str:
-    """Give each rank its own GPU."""
+    """Return the device of this rank: each has its own GPU."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and launched() else device
 
 
@@ -128,8 +128,8 @@ class Ranks:
         everywhere = [torch.empty_like(mine) for _ in self._shares]
         with _watched():
             dist.all_gather(everywhere, mine)
-        heard = [part[: len(share)] for part, share in zip(everywhere, self._shares, strict=True)]
-        return torch.cat(heard).to(rows.dtype)
+        received = [part[: len(share)] for part, share in zip(everywhere, self._shares, strict=True)]
+        return torch.cat(received).to(rows.dtype)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """See Shards."""
@@ -137,7 +137,7 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def tell(self, vector: Tensor, client: int) -> Tensor:
+    def broadcast(self, vector: Tensor, client: int) -> Tensor:
         """See Shards."""
         owner = next(rank for rank, share in enumerate(self._shares) if client in share)
         vector = vector.contiguous()
@@ -171,18 +171,18 @@ class Ranks:
             return
         owner = next(rank for rank, share in enumerate(self._shares) if failed[0] in share)
         named = "" if isinstance(problem, DfcaError) else f"{type(problem).__name__}: "
-        words = [named + " ".join(str(problem).split()), getattr(problem, "status", 1)]
-        text, status = json.loads(self._share_bytes(json.dumps(words).encode(), owner))
-        told = AgreedError(text)
-        told.status = status
-        raise told from problem
+        message = [named + " ".join(str(problem).split()), getattr(problem, "status", 1)]
+        text, status = json.loads(self._share_bytes(json.dumps(message).encode(), owner))
+        agreed = AgreedError(text)
+        agreed.status = status
+        raise agreed from problem
 
     def order(self, need: Tensor) -> Tensor:
         """See Shards: this rank's own clients come first."""
-        here = held(self.members, need)
+        here = is_in(self.members, need)
         return torch.cat([need[here], need[~here]])
 
-    def exchange(self, banks: Tensor, plans: Sequence[Plan], mix_: Mix) -> None:
+    def exchange(self, banks: Tensor, plans: Sequence[ExchangePlan], mix_: Mix) -> None:
         """See Shards. The next block is under way while the last one is mixed."""
         tasks = []
         for number, plan in enumerate(plans):
@@ -239,10 +239,10 @@ class Ranks:
                             dist.recv(received, 0)
                         banks[j, rows.start : rows.stop].copy_(received)
 
-    def _route(self, plan: Plan, device: torch.device) -> _Route:
+    def _route(self, plan: ExchangePlan, device: torch.device) -> _Route:
         """Find the rows that this rank keeps for itself, those that it sends, and how many go where."""
-        wanted = [need[held(self.members, need)] - self.members.start for need in plan.needs]
-        given = [int(held(share, plan.needs[self.rank]).sum()) for share in self._shares]
+        wanted = [need[is_in(self.members, need)] - self.members.start for need in plan.needs]
+        given = [int(is_in(share, plan.needs[self.rank]).sum()) for share in self._shares]
         kept, nothing = wanted[self.rank], wanted[self.rank][:0]
         wanted[self.rank], given[self.rank] = nothing, 0
         counts = [len(some) for some in wanted]
@@ -268,22 +268,22 @@ class Ranks:
         with _watched():
             dist.broadcast(size, owner)
             packed = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == owner else None
-            held = torch.empty(int(size), dtype=torch.uint8) if packed is None else packed
-            dist.broadcast(held, owner)
-        return held.numpy().tobytes()
+            shared = torch.empty(int(size), dtype=torch.uint8) if packed is None else packed
+            dist.broadcast(shared, owner)
+        return shared.numpy().tobytes()
 
 
 @contextmanager
 def _watched() -> Iterator[None]:
     """Turn what torch says when another rank is gone into one sentence."""
     try:
-        with _way_out.calling():
+        with _watchdog.calling():
             yield
     except RuntimeError as error:
-        with _way_out.calling():
-            words = _last_words()
-        lost = RankLost(_sentence(words or "it was killed, ran out of memory, or its machine cannot be reached"))
-        lost.explained = bool(words)
+        with _watchdog.calling():
+            error_there = _last_error()
+        lost = RankLost(_sentence(error_there or "it was killed, ran out of memory, or its machine cannot be reached"))
+        lost.explained = bool(error_there)
         raise lost from error
 
 
@@ -294,14 +294,14 @@ def _sentence(why: str) -> str:
     )
 
 
-_way_out = WayOut(
+_watchdog = Watchdog(
     lambda: _sentence("it was killed, ran out of memory, or does not answer while torchrun ends the run"),
     RankLost.status,
 )
 
 
-def _last_words() -> str:
-    """Look up what a rank that is gone had to say."""
+def _last_error() -> str:
+    """Read the error that a rank left before it ended."""
     with suppress(Exception):
         store = _store()
         for rank in range(dist.get_world_size()):

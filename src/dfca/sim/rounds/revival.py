@@ -9,23 +9,15 @@ if a cluster was lost. An accepted candidate takes the place of a lost cluster, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 import torch
 from torch import Tensor
 
 from dfca.core.election import ElectionOptions
-from dfca.data.clients import ClientData
-from dfca.sim.engine import Engine
-from dfca.sim.rounds.election import Electorate, Outcome, Turn
-from dfca.sim.shards import Shards
-
-ALARM = 1.5
-ROUNDS = 3
-PAUSE = 10
-"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
-election that opened nothing, so that a false alarm costs little."""
+from dfca.core.revival import ALARM, PAUSE, ROUNDS
+from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate, Limits
 
 
 class Revival:
@@ -40,13 +32,24 @@ class Revival:
         self.pause = torch.tensor(PAUSE)
 
     def state(self) -> dict[str, Tensor]:
-        """Give what a checkpoint needs."""
-        return {f"revival.{name}": value for name, value in vars(self).items()}
+        """Return what a checkpoint needs."""
+        return {
+            "revival.lowest": self.lowest,
+            "revival.alarm": self.alarm,
+            "revival.idle": self.idle,
+            "revival.mourned": self.mourned,
+            "revival.last": self.last,
+            "revival.pause": self.pause,
+        }
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from a state."""
-        for name in vars(self):
-            setattr(self, name, tensors[f"revival.{name}"].clone())
+        self.lowest = tensors["revival.lowest"].clone()
+        self.alarm = tensors["revival.alarm"].clone()
+        self.idle = tensors["revival.idle"].clone()
+        self.mourned = tensors["revival.mourned"].clone()
+        self.last = tensors["revival.last"].clone()
+        self.pause = tensors["revival.pause"].clone()
 
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
         """Look at the lowest losses (N,) that some clients assign by."""
@@ -56,7 +59,7 @@ class Revival:
         self.lowest[some] = torch.minimum(before, own)
 
     def calls_election(self, assignments: Tensor, options: ElectionOptions, now: int) -> bool:
-        """Count idle rounds, and tell whether enough clients raise the alarm or a cluster was lost."""
+        """Count idle rounds, and return whether enough clients raise the alarm or a cluster was lost."""
         trained = torch.bincount(assignments[assignments >= 0], minlength=len(self.idle)) > 0
         self.idle = torch.where(trained, 0, self.idle + 1)
         self.mourned &= ~trained
@@ -65,43 +68,25 @@ class Revival:
         return int((self.alarm >= ROUNDS).sum()) >= options.support or bool(self._lost().any())
 
     def elect(
-        self,
-        engine: Engine,
-        start: Tensor,
-        data: ClientData,
-        banks: Tensor,
-        graph: nx.Graph,
-        seed: int,
-        options: ElectionOptions,
-        now: int,
-        shards: Shards,
-    ) -> tuple[list[tuple[int, Tensor]], Outcome]:
+        self, setup: ElectionSetup, graph: nx.Graph, banks: Tensor, now: int
+    ) -> tuple[list[tuple[int, Tensor]], ElectionResult]:
         """Hold an election among the clients of one connected graph.
 
-        data and banks (m, L, P) are those of the members of this rank. Returns the (slot, centre) that it opens, and
-        what it cost.
+        banks (m, L, P) are those of the members of this rank. Returns the (slot, centre) that it opens, and what it
+        cost.
         """
         lost = self._lost().nonzero()[:, 0].tolist()
-        stand = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
-        if not stand:
-            return [], Outcome(banks[:0, 0], (), 0, 0)
-        clients = Electorate(engine, start, data, graph, seed, options.warmup_steps, shards, now)
-        clients.hold(banks)
-        turns: list[Turn] = []
-        opened: list[tuple[int, Tensor]] = []
-        clusters, misses, scalars = len(banks), 0, 0
-        while stand and misses < options.patience and (lost or clusters < options.most):
-            candidacy = clients.turn(stand, options, followed_only=True)
-            stand.remove(candidacy.position)
-            turns.append(candidacy.turn)
-            scalars += candidacy.scalars
-            if not candidacy.turn.accepted:
-                misses += 1
-                continue
-            misses, slot = 0, lost.pop(0) if lost else clusters
-            clusters = max(clusters, slot + 1)
-            opened.append((slot, candidacy.model))
-        return opened, Outcome(banks[:0, 0], tuple(turns), len(turns) * (len(graph) - 1), scalars)
+        standing = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
+        if not standing:
+            return [], ElectionResult(banks[:0, 0], (), 0, 0)
+        clients = Electorate(setup, graph, now)
+        clients.use_banks(banks)
+        new = range(len(banks), max(len(banks), setup.options.most))
+        slots = [*lost, *new]
+        held = clients.hold_turns(standing, Limits(len(slots), followed_only=True))
+        opened = zip(slots, (each.model for each in held if each.turn.accepted), strict=False)
+        turns, scalars = tuple(each.turn for each in held), sum(each.scalars for each in held)
+        return list(opened), ElectionResult(banks[:0, 0], turns, len(turns) * (len(graph) - 1), scalars)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
