@@ -25,7 +25,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
-from dfca.core.dense import BatchOrder, take
+from dfca.core.dense import BatchOrder
 from dfca.core.local import (
     Forward,
     LocalOptions,
@@ -122,8 +122,8 @@ class _Chunk(NamedTuple):
     """The clients of one stacked call: positions among those that take part, places in the bank, ids; their samples and
     models (m, C, P) or (m, 1, P).
 
-    order: in which a forward pass sees the samples, where it is not their own. reusable: whether the first step can go
-    on from that pass.
+    order: of the samples x, y that a forward pass sees, where it is not their own. reusable: whether the first step can
+    go on from that pass.
     """
 
     positions: range
@@ -132,8 +132,10 @@ class _Chunk(NamedTuple):
     pick: slice | Tensor
     local: LocalRound
     models: Tensor
-    order: BatchOrder | None
-    reusable: bool
+    x: Tensor
+    y: Tensor
+    reusable: bool = True
+    order: BatchOrder | None = None
 
 
 class _Losses(NamedTuple):
@@ -269,18 +271,26 @@ class Engine:
         models = bank.view(-1, bank.shape[2])
         if task.in_place and begun is not None and self._spans(task.data):
             products = None if task.data.products is None else task.data.products[some.pick]
-            samples = Samples(*_in_order(some), task.data.largest[list(places)], products)
+            samples = Samples(some.x, some.y, task.data.largest[list(places)], products)
             fine = local_steps_in_place_(self.model, models, rows, samples, self.local, begun, some.order)
             return Trained(some.positions, choices, looked.means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
         self._train_stacked_(vectors, some.local, choices, some.ids, begun)
-        return Trained(some.positions, choices, looked.means, looked_s, finite(vectors), vectors)
+        fine = finite(vectors)
+        for i, choice in enumerate(choices):
+            if not fine[i] and choice.points is not None:
+                # A point that weighs 0 makes NaN where the model is infinite on it: steps without it decide.
+                vectors[i] = models[rows[i]]
+                local = some.local._replace(x=some.local.x[i], y=some.local.y[i])
+                self._train_alone_(vectors[i], local, choice, some.ids[i])
+                fine[i] = finite(vectors[i : i + 1])[0]
+        return Trained(some.positions, choices, looked.means, looked_s, fine, vectors)
 
     def _make_chunk(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> _Chunk:
         pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]
         local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.round)
         models = task.bank if task.shared else task.bank[:, pick]
-        some = _Chunk(range(chunk.start, chunk.stop), places, ids, pick, local, models, None, True)
+        some = _Chunk(range(chunk.start, chunk.stop), places, ids, pick, local, models, local.x, local.y)
         samples = local.y.shape[1]
         if self.model.dense is None or self.local.batch_of(samples) is None:
             return some._replace(reusable=self.model.dense is not None)
@@ -288,11 +298,12 @@ class Engine:
             return some._replace(reusable=False)
         batches = self._stacked_batches(local, ids)
         assert batches is not None
-        return some._replace(order=BatchOrder.of(batches, samples, rest=task.needs == "losses"))
+        order = BatchOrder.of(batches, samples, rest=task.needs == "losses")
+        return some._replace(x=order.take(local.x), y=order.take(local.y), order=order)
 
     def _look_stacked(self, task: Task, some: _Chunk) -> _Losses:
         """Compute the losses of the models of a chunk of clients, and keep the passes where training can use them."""
-        positions, models, (x, y) = some.positions, some.models, _in_order(some)
+        positions, models, x, y = some.positions, some.models, some.x, some.y
         nothing: list[Tensor | None] = [None] * len(x)
         if task.known is not None:
             return _Losses(task.known[positions.start : positions.stop], nothing, {})
@@ -365,8 +376,8 @@ class Engine:
         begun: Forward | None = None,
     ) -> None:
         """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
-        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients))
-        data = _on_points(data, [choice.points for choice in choices], vectors.dtype)
+        shares = _shares([choice.points for choice in choices], local.y, vectors.dtype)
+        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients), shares)
         if self.model.dense is not None:
             local_steps_(self.model, vectors, data, local.options, begun)
         else:
@@ -516,25 +527,12 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     return None
 
 
-def _in_order(some: _Chunk) -> tuple[Tensor, Tensor]:
-    """Return the samples x and y of a chunk in the order in which its forward pass sees them."""
-    x, y, *_ = some.local
-    return (x, y) if some.order is None else (some.order.take(x), some.order.take(y))
-
-
-def _on_points(data: TrainingSet, points: Sequence[Tensor | None], dtype: torch.dtype) -> TrainingSet:
-    """Weigh samples so that their weighted sum is the mean over a client's points, (n,) bool each; None: all of them.
-
-    The samples of other points weigh 0, and the first point of their client stands in for them: where a model is
-    infinite on them, 0 times infinity would be NaN.
-    """
+def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Weigh samples so that their weighted sum is the mean over a client's points: (C, n), or None for all samples."""
     if all(mask is None for mask in points):
-        return data
-    x, y, batches, _ = data
+        return None
     masks = torch.stack([torch.ones_like(y[0], dtype=torch.bool) if m is None else m for m in points])
-    first = masks.to(torch.uint8).argmax(dim=1, keepdim=True)
-    rows = torch.where(masks, torch.arange(masks.shape[1], device=masks.device), first)
-    return TrainingSet(take(x, rows), take(y, rows), batches, masks.to(dtype) / masks.sum(dim=1, keepdim=True))
+    return masks.to(dtype) / masks.sum(dim=1, keepdim=True)
 
 
 def finite(vectors: Tensor) -> list[bool]:
