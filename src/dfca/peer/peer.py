@@ -123,7 +123,7 @@ class Peer(Machine):
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
     for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
     round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
-    job that looks whether they do.
+    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class Peer(Machine):
         self.finishes: list[float] = []
         self.newcomer = True
         self.drawing = False
+        self.awaited = -1
         self.join_until = 0.0
         self.pursuit: Pursuit | None = None
         self.suspects: dict[int, tuple[float, int]] = {}
@@ -425,8 +426,11 @@ class Peer(Machine):
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
         if self.ending is None or self.step is not None or self.state is not State.WAITING:
             return
-        if self.options.aggregation == "batch" and self.election is None and any(map(self._expects, self.links)):
-            return
+        if self.options.aggregation == "batch" and self.election is None:
+            if self.awaited not in self.links or not self._expects(self.awaited):
+                self.awaited = next(filter(self._expects, self.links), -1)
+            if self.awaited in self.links:
+                return
         if self.relays and not self.asked:
             self._wait_for(Step.ASK)
         elif not self.wanted or self.options.aggregation == "sequential":
@@ -460,14 +464,17 @@ class Peer(Machine):
             return
         batch = self.options.aggregation == "batch"
         limit = math.inf if not batch or self.ending is None else self.ending
+        folded = []
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
             if not compatible(self.lineage, update.lineage, message.cluster) or not fits(message, self.bank):
                 self._note("drop", message.sender, message.cluster, message.round)
                 continue
             age = self._age(update, came_s)
-            self.copies = self.rules.receive_(self.copies, message, self.options.staleness.weight(age))
+            folded.append((message, self.options.staleness.weight(age)))
             self._note("fold", message.sender, message.cluster, message.round, age)
+        if folded:
+            self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
         for copy in answers.values():
             self._take_copy(copy)

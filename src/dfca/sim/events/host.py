@@ -55,6 +55,7 @@ class PeerHost:
         self.short: list[tuple[int, Machine, Job]] = []
         self.wakes = [math.inf] * len(options)
         self.due: set[int] = set()
+        self._touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
         self.noted: deque[Note] | None = None
         self.send: Callable[[int, int, Any, int], None]
@@ -168,11 +169,11 @@ class PeerHost:
 
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
-        out, now = peer.ready(), self.now
-        for note in out.notes:
-            self.books.note(now, note[0], i, note[1], note[2], note[3], note[4])
-            if self.noted is not None:
-                self.noted.append(note)
+        out, now, note = peer.ready(), self.now, self.books.note
+        for kind, other, cluster, round, number in out.notes:
+            note(now, kind, i, other, cluster, round, number)
+        if self.noted is not None:
+            self.noted += out.notes
         for other, message in out.messages:
             self.sent[i] += 1
             if type(message) is Update:
@@ -185,18 +186,31 @@ class PeerHost:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
-        wake = peer.next_wake()
-        if wake is None:
-            self.wakes[i] = math.inf
-        elif wake <= now:
-            self.wakes[i] = wake
-            self.due.add(i)
-        elif wake != self.wakes[i]:
-            self.wakes[i] = wake
-            heapq.heappush(self._timers, (wake, i))
+        self._touched.add(i)
+
+    def _plan_wakes(self) -> None:
+        """Ask the peers into which something went when they are to be woken: once, however much it was."""
+        touched, self._touched = self._touched, set()
+        for i in touched:
+            peer = self.peers[i]
+            wake = None if peer is None else peer.next_wake()
+            if wake is None:
+                self.wakes[i] = math.inf
+            elif wake <= self.now:
+                self.wakes[i] = wake
+                self.due.add(i)
+            elif wake != self.wakes[i]:
+                self.wakes[i] = wake
+                heapq.heappush(self._timers, (wake, i))
+
+    def is_due(self) -> bool:
+        """Return whether somebody is to be woken, or a short job is to be done, before time goes on."""
+        self._plan_wakes()
+        return bool(self.due or self.short)
 
     def next_timer(self) -> float:
         """Return when the next peer is to be woken; inf for never."""
+        self._plan_wakes()
         timers = self._timers
         while timers and self.wakes[timers[0][1]] != timers[0][0]:
             heapq.heappop(timers)
@@ -280,7 +294,7 @@ class PeerHost:
         for name in _FACTS:
             setattr(self, name, state[name])
         self.metrics[:] = state["metrics"]
-        self._timers, self.due = [], set()
+        self._timers, self.due, self._touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):
             i = SERVER if i == self.books.clients else i
             self.peers[i] = None

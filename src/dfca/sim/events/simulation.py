@@ -258,7 +258,7 @@ class EventSimulation:
         self.handled = 1
 
     def _next_time(self) -> float:
-        if self.host.due or self.host.short:
+        if self.host.is_due():
             return self.clock.now
         queue = self.clock.queue
         return min(queue[0][0] if queue else math.inf, self.host.next_timer())
@@ -266,7 +266,7 @@ class EventSimulation:
     def _is_over(self) -> bool:
         """Return whether the run has ended; raises RunError where nobody can go on."""
         time = self._next_time()
-        if not self.clock.live and not self.host.due and not self.host.short and self._all_done():
+        if not self.clock.live and not self.host.is_due() and self._all_done():
             return True
         if time == math.inf:
             self._diagnose()
