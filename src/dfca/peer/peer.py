@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, fits, participates, usable
+from dfca.core.client import ClientState, Message, participates, usable
 from dfca.core.election import bid
 from dfca.core.relay import Offer
 from dfca.peer.election import Election, Outcome
@@ -420,7 +420,7 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return participates(self.options.seed, peer, round, self.options.participation)
+        return self.options.participation >= 1 or participates(self.options.seed, peer, round, self.options.participation)
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
@@ -428,7 +428,7 @@ class Peer(Machine):
             return
         if self.options.aggregation == "batch" and self.election is None:
             if self.awaited not in self.links or not self._expects(self.awaited):
-                self.awaited = next(filter(self._expects, self.links), -1)
+                self.awaited = next(filter(self._expects, reversed(self.links)), -1)
             if self.awaited in self.links:
                 return
         if self.relays and not self.asked:
@@ -467,7 +467,7 @@ class Peer(Machine):
         folded = []
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
-            if not compatible(self.lineage, update.lineage, message.cluster) or not fits(message, self.bank):
+            if not compatible(self.lineage, update.lineage, message.cluster):  # that it fits was seen when it came
                 self._note("drop", message.sender, message.cluster, message.round)
                 continue
             age = self._age(update, came_s)
@@ -578,7 +578,7 @@ class Peer(Machine):
         """Take in what comes along with the end of a neighbour's round."""
         known = self.links[sender]
         if round >= known.offers_round:
-            own = tuple((j, offer) for j, offer in offers if offer.sender == sender)
+            own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from heapq import heappop
 from typing import Any
 
 from torch import Tensor
@@ -283,9 +284,14 @@ class EventSimulation:
     def _handle_instant(self) -> None:
         """Handle everything of this time."""
         clock, host, now = self.clock, self.host, self.clock.now
+        queue, deliver = clock.queue, self.links.on_deliver
         while True:
-            while clock.queue and clock.queue[0][0] <= now:
-                self._handle(clock.pop())
+            while queue and queue[0][0] <= now:
+                if queue[0][1] == DELIVER:  # nearly all events are deliveries
+                    self._count()
+                    deliver(heappop(queue))
+                else:
+                    self._handle(clock.pop())
             if host.short:
                 for each in host.do_short_jobs():
                     host.finish(*each)
@@ -300,9 +306,7 @@ class EventSimulation:
     def _handle(self, event: Event) -> None:
         self._count()
         kind = event[1]
-        if kind == DELIVER:
-            self.links.on_deliver(event)
-        elif kind == DEPART:
+        if kind == DEPART:
             self.links.on_depart(event)
         elif kind == FINISH:
             self._on_finish(event)
