@@ -420,7 +420,9 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return self.options.participation >= 1 or participates(self.options.seed, peer, round, self.options.participation)
+        return self.options.participation >= 1 or participates(
+            self.options.seed, peer, round, self.options.participation
+        )
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
