@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ MOST_ROUND = 2**40
 """No round beyond this is believed."""
 LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
+_participates = lru_cache(4096)(participates)
+"""Asked again and again while a peer waits, and always the same."""
 
 
 class State(Enum):
@@ -419,7 +422,7 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return participates(self.options.seed, peer, round, self.options.participation)
+        return _participates(self.options.seed, peer, round, self.options.participation)
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
