@@ -72,6 +72,8 @@ REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
+MOST_AHEAD = 1000
+"""A peer joins no round that is further ahead of all that the other neighbours claim."""
 MOST_ROUND = 2**40
 """No round beyond this is believed."""
 LIFE = 10**6
@@ -365,12 +367,23 @@ class Peer(Machine):
     def _catch_up(self) -> None:
         """Join the round that the neighbours are in."""
         self.newcomer = False
-        rounds = [each.hello.round for each in self.links.values() if each.hello is not None and each.hello.clusters]
-        newest = min(max(rounds, default=0), self.options.rounds - 1)
+        newest = self._believable(self._claimed_rounds())
         if newest > self.round:
             self.copies = replace(self.copies, round=newest)
             self._note("jump", round=newest)
             self._broadcast(self._hello())
+
+    def _claimed_rounds(self, but: int | None = None) -> list[int]:
+        """List the rounds that the neighbours with models say they are in, but for one neighbour."""
+        hellos = [each.hello for n, each in self.links.items() if n != but]
+        return [hello.round for hello in hellos if hello is not None and hello.clusters]
+
+    def _believable(self, rounds: list[int]) -> int:
+        """Return the newest of the rounds that neighbours claim: one alone may not be far ahead of all others."""
+        *_, second, newest = (-1, -1, *sorted(rounds))
+        if len(rounds) > 1:
+            newest = min(newest, second + MOST_AHEAD)
+        return min(newest, self.options.rounds - 1)
 
     def _end_training(self, result: Trained) -> None:
         assert self.bank is not None
@@ -697,7 +710,8 @@ class Peer(Machine):
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
             self._give_up()
             return
-        had, round = self.bank is not None, max(self.round, pursuit.round)
+        had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
+        round = max(self.round, self._believable([*claims, pursuit.round]))
         if self.job is not None:
             if isinstance(self.job, WarmUp):
                 self._note("warmed")
