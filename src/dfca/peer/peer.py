@@ -76,6 +76,8 @@ MOST_AHEAD = 1000
 """A peer joins no round that is further ahead of all that the other neighbours claim."""
 MOST_ROUND = 2**40
 """No round beyond this is believed."""
+UNKNOWN = -1
+"""The incarnation of a neighbour that has sent models and no hello yet."""
 LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
 _participates = lru_cache(4096)(participates)
@@ -533,9 +535,11 @@ class Peer(Machine):
 
     def _on_hello(self, sender: int, hello: Hello) -> None:
         known = self.links[sender]
-        if known.hello is not None and known.hello.incarnation != hello.incarnation:
+        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
+        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
             self.links[sender] = known = Neighbour()
-        if known.hello is None:
+            guessed = True
+        if guessed:
             self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:
@@ -591,7 +595,10 @@ class Peer(Machine):
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)
-        if lineage != self.lineage and known.hello is not None and known.hello.lineage != lineage:
+        if known.hello is None:  # it is late, or was broken: this says as much
+            known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
+            self._seek()
+        elif lineage != self.lineage and known.hello.lineage != lineage:
             clusters = clusters_of(lineage) if lineage else known.hello.clusters
             known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
             self._seek()
