@@ -544,6 +544,10 @@ class Peer(Machine):
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:
             known.offers = ()
+        self._take_in_hello()
+
+    def _take_in_hello(self) -> None:
+        """Go on where it was the neighbours' hello that was waited for."""
         self._seek()
         self._settle()
         self._check_wait()
@@ -597,7 +601,7 @@ class Peer(Machine):
             self.detector.learn(freshness, MOST_ROUND)
         if known.hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
-            self._seek()
+            self._take_in_hello()
         elif lineage != self.lineage and known.hello.lineage != lineage:
             clusters = clusters_of(lineage) if lineage else known.hello.clusters
             known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))

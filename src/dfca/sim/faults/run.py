@@ -28,7 +28,7 @@ from dfca.sim.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
 from dfca.sim.faults.world import FAULTS_S, Crash, FaultWorld
 
 """Faults stop at this time."""
-CALM_S = 3000.0
+CALM_S = 6000.0
 """So long after that everything must be well."""
 MORE_ROUNDS = 2
 """So many rounds every peer must do after the faults."""
@@ -411,7 +411,7 @@ class FaultRun:
             message = lie(message, rnd)
         if not link.up or self.known.get((i, to)) != link.epoch:
             return
-        delay = world.delay_s * (min(20.0, math.exp(world.spread * rnd.gauss(0, 1))) if world.spread else 1.0)
+        delay = world.delay_s * (min(8.0, math.exp(world.spread * rnd.gauss(0, 1))) if world.spread else 1.0)
         if isinstance(message, LARGE):
             delay *= rnd.choice((1.0, 1.0, 3.0)) if world.spread else 1.0
             if isinstance(message, Update):
