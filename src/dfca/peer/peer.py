@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -71,10 +72,16 @@ REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
+MOST_AHEAD = 1000
+"""A peer joins no round that is further ahead of all that the other neighbours claim."""
 MOST_ROUND = 2**40
 """No round beyond this is believed."""
+UNKNOWN = -1
+"""The incarnation of a neighbour that has sent models and no hello yet."""
 LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
+_participates = lru_cache(4096)(participates)
+"""Asked again and again while a peer waits, and always the same."""
 
 
 class State(Enum):
@@ -363,12 +370,23 @@ class Peer(Machine):
     def _catch_up(self) -> None:
         """Join the round that the neighbours are in."""
         self.newcomer = False
-        rounds = [each.hello.round for each in self.links.values() if each.hello is not None and each.hello.clusters]
-        newest = min(max(rounds, default=0), self.options.rounds - 1)
+        newest = self._believable(self._claimed_rounds())
         if newest > self.round:
             self.copies = replace(self.copies, round=newest)
             self._note("jump", round=newest)
             self._broadcast(self._hello())
+
+    def _claimed_rounds(self, but: int | None = None) -> list[int]:
+        """List the rounds that the neighbours with models say they are in, but for one neighbour."""
+        hellos = [each.hello for n, each in self.links.items() if n != but]
+        return [hello.round for hello in hellos if hello is not None and hello.clusters]
+
+    def _believable(self, rounds: list[int]) -> int:
+        """Return the newest of the rounds that neighbours claim: one alone may not be far ahead of all others."""
+        *_, second, newest = (-1, -1, *sorted(rounds))
+        if len(rounds) > 1:
+            newest = min(newest, second + MOST_AHEAD)
+        return min(newest, self.options.rounds - 1)
 
     def _end_training(self, result: Trained) -> None:
         assert self.bank is not None
@@ -420,9 +438,8 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return self.options.participation >= 1 or participates(
-            self.options.seed, peer, round, self.options.participation
-        )
+        rate = self.options.participation
+        return rate >= 1 or _participates(self.options.seed, peer, round, rate)
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
@@ -526,13 +543,19 @@ class Peer(Machine):
 
     def _on_hello(self, sender: int, hello: Hello) -> None:
         known = self.links[sender]
-        if known.hello is not None and known.hello.incarnation != hello.incarnation:
+        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
+        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
             self.links[sender] = known = Neighbour()
-        if known.hello is None:
+            guessed = True
+        if guessed:
             self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:
             known.offers = ()
+        self._take_in_hello()
+
+    def _take_in_hello(self) -> None:
+        """Go on where it was the neighbours' hello that was waited for."""
         self._seek()
         self._settle()
         self._check_wait()
@@ -584,7 +607,10 @@ class Peer(Machine):
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)
-        if lineage != self.lineage and known.hello is not None and known.hello.lineage != lineage:
+        if known.hello is None:  # it is late, or was broken: this says as much
+            known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
+            self._take_in_hello()
+        elif lineage != self.lineage and known.hello.lineage != lineage:
             clusters = clusters_of(lineage) if lineage else known.hello.clusters
             known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
             self._seek()
@@ -703,7 +729,8 @@ class Peer(Machine):
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
             self._give_up()
             return
-        had, round = self.bank is not None, max(self.round, pursuit.round)
+        had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
+        round = max(self.round, self._believable([*claims, pursuit.round]))
         if self.job is not None:
             if isinstance(self.job, WarmUp):
                 self._note("warmed")
