@@ -24,8 +24,8 @@ from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results, stored_run
 from dfca.report.wording import percent
-from dfca.runs import reading
-from dfca.runs.reading import Run, load_run
+from dfca.runs.store import reading
+from dfca.runs.store.reading import Run, load_run
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
 

@@ -16,7 +16,7 @@ from dfca.report.results import load_results, save_results
 from dfca.report.virtual import VirtualResults, axis_of, variant_of
 from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
-from dfca.runs.reading import load_run
+from dfca.runs.store.reading import load_run
 
 
 def row(aggregation: str, slowdown: int, time_s: float | None, algorithm: str = "dfca-gi") -> dict[str, Any]:

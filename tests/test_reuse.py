@@ -14,13 +14,13 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep
 from dfca.report.rows import summary_rows
-from dfca.runs.metrics_files import read_metrics
-from dfca.runs.reading import load_run
 from dfca.runs.replay import replay_run
 from dfca.runs.reuse import join
 from dfca.runs.runner import run
 from dfca.runs.sink import NullSink
-from dfca.runs.store import FORM
+from dfca.runs.store.folder import FORM
+from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.reading import load_run
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 3}
 

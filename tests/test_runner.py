@@ -26,11 +26,11 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial
 from dfca.runs import trials
-from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import NullSink
+from dfca.runs.store.metrics import read_metrics
 from dfca.runs.trials import Cadence
 
 TINY = {

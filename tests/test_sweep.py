@@ -21,9 +21,9 @@ from dfca.experiment.load import Experiment, load_experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
 from dfca.report.rows import summary_rows
-from dfca.runs.reading import load_run
 from dfca.runs.runner import make_jobs, run
 from dfca.runs.signals import Interrupted
+from dfca.runs.store.reading import load_run
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 4}
 

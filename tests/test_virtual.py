@@ -18,12 +18,12 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep, Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
 from dfca.runs.replay import replay_run
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
+from dfca.runs.store.metrics import read_metrics
 from dfca.runs.timeline import Timeline, choose_lanes
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile

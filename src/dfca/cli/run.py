@@ -87,8 +87,8 @@ def run(
 def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet: bool) -> None:
     """Run an experiment, print its results on rank 0, and raise RunError where a trial failed."""
     from dfca.runs.progress import Bars
-    from dfca.runs.reading import load_run
     from dfca.runs.runner import run
+    from dfca.runs.store.reading import load_run
     from dfca.sim.rounds.ranks import my_rank
 
     if my_rank():

@@ -32,7 +32,7 @@ from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_plots import standalone
 from dfca.report.virtual_tables import ratio_to_batch, world_in_words
 from dfca.report.wording import count, megabytes, percent
-from dfca.runs.reading import Run, load_run, other_version
+from dfca.runs.store.reading import Run, load_run, other_version
 
 LARGE = 100  # clients: beyond, the pictures of a graph are larger
 Values = dict[str, Any]

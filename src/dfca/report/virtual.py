@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dfca.experiment.sweep import write
 from dfca.report.rows import kind_of, varying
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
 Row = Mapping[str, Any]

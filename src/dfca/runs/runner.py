@@ -22,11 +22,11 @@ from dfca import data
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Job, Trial
-from dfca.runs.environment import environment
 from dfca.runs.reuse import adopt
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
-from dfca.runs.store import RunFolder
+from dfca.runs.store.environment import environment
+from dfca.runs.store.folder import RunFolder
 from dfca.runs.trials import RunContext, run_job
 from dfca.runs.workers import Pool
 from dfca.sim.rounds.ranks import Ranks, joined, launched, my_rank

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dfca.experiment.sweep import Job, Trial
 from dfca.memory import peak_bytes
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
 
 
 class RunSink(Protocol):

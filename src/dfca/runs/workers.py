@@ -32,7 +32,7 @@ from dfca.experiment.sweep import Job, Point
 from dfca.memory import available_bytes
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import PipeSink, deliver
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
 from dfca.runs.trials import RunContext, run_job
 
 POLL_S = 0.2

@@ -2,10 +2,10 @@
 
     config.toml       the complete config
     environment.json  the machine and the versions
-    metrics/          <trial>.jsonl: one line per evaluated round (`runs.metrics_files`)
+    metrics/          <trial>.jsonl: one line per evaluated round (`runs.store.metrics`)
     summary.json      the form of the folder, one row per finished or failed trial
     topology.json     the graph of each seed
-    checkpoint/       <trial>/round-000120.safetensors and .json; the last two of a running trial (`runs.checkpoints`)
+    checkpoint/       <trial>/round-000120.safetensors and .json, the last two (`runs.store.checkpoints`)
     models/           <trial>.safetensors, where asked for
     trace/            <trial>.jsonl: every event of a trial in virtual time, where asked for
     timeline/         <trial>.json: what the report draws as lanes, of the first seed in virtual time
@@ -42,10 +42,10 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.files import Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
-from dfca.runs.checkpoints import Checkpoints
-from dfca.runs.metrics_files import FOLDER as METRICS
-from dfca.runs.metrics_files import OLD as OLD_METRICS
-from dfca.runs.metrics_files import MetricsFiles, plain, read_metrics
+from dfca.runs.store.checkpoints import Checkpoints
+from dfca.runs.store.metrics import FOLDER as METRICS
+from dfca.runs.store.metrics import OLD as OLD_METRICS
+from dfca.runs.store.metrics import MetricsFiles, plain, read_metrics
 
 OURS = (
     "config.toml",
