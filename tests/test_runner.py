@@ -53,7 +53,7 @@ def tiny(**values: Any) -> Experiment:
 
 
 class Listener(NullSink):
-    """Remember what is told, and act at a round."""
+    """Record what is received, and act at a round."""
 
     def __init__(self, act: Callable[[int], None] = lambda round: None) -> None:
         self.notes: list[str] = []
@@ -236,7 +236,7 @@ class Killed(BaseException):
 def test_killed_at_any_write_it_continues_to_the_same_bits(
     tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Let each disk operation in turn be the last one of the process, and go on from what is there."""
+    """Make each disk operation in turn the last one of the process, and go on from what is there."""
     out, lives, replace, flush = tmp_path / "run", 0, os.replace, os.fsync
     budget = 0
 

@@ -36,12 +36,12 @@ def replay(
     numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
     console = make_console()
     different, total = [], 0
-    for verdict in replay_run(
+    for result in replay_run(
         run, lambda trial: (not names or trial.algorithm in names) and (numbers is None or trial.seed in numbers)
     ):
-        same = f"identical ({verdict.records:,} records, {count(verdict.rows, 'row')} of metrics)"
-        console.print(f"{verdict.trial}: {verdict.difference or same}", highlight=False, markup=False, soft_wrap=True)
-        different += [verdict] if verdict.difference else []
+        same = f"identical ({result.records:,} records, {count(result.rows, 'row')} of metrics)"
+        console.print(f"{result.trial}: {result.difference or same}", highlight=False, markup=False, soft_wrap=True)
+        different += [result] if result.difference else []
         total += 1
     if different:
         raise RunError(

@@ -162,7 +162,7 @@ def _import_npz(path: Path, name: str | None) -> Path:
     name = name or name_of(path)
     if name not in SOURCES or name == "digits":
         known = ", ".join(sorted(set(SOURCES) - {"digits"}))
-        raise DataError(f"cannot tell which data set {path} is; rename it or give its name, one of {known}")
+        raise DataError(f"cannot recognise which data set {path} is; rename it or give its name, one of {known}")
     arrays = read_arrays(path, "get it again")
     _to_dataset(SOURCES[name], arrays, str(path))
     return adopt(name, path)

@@ -283,7 +283,7 @@ class RunFolder:
         return replace(here, config=here.config.model_copy(update=lists))
 
     def _differences(self, there: Config, sweep: Sweep, here: Experiment) -> list[str]:
-        """Say in words what keeps the trials of the folder from being trials of this experiment."""
+        """Describe what keeps the trials of the folder from being trials of this experiment."""
         if bool(sweep) != bool(here.sweep):
             return [f"it has {'a' if sweep else 'no'} sweep there and {'a' if here.sweep else 'no'} sweep here"]
         differences = there.differences(here.config, leave_out={*sweep.grid, *here.sweep.grid})

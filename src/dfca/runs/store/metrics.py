@@ -41,7 +41,7 @@ class MetricsFiles:
         _write_lines(self._path(trial), [{**trial.head, **each} for each in metrics])
 
     def prepare(self, swept: bool) -> None:
-        """Make the folder, and give each trial of a folder of version 0.1 a file of its own.
+        """Make the folder, and divide the lines of a folder of version 0.1 into one file per trial.
 
         A process that is killed meanwhile leaves the old file, and the next one begins again.
         """
