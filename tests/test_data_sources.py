@@ -184,9 +184,7 @@ def test_pickled_objects_in_an_npz_are_never_loaded(cache):
 def test_an_npz_is_named_by_its_file_or_by_the_user(cache, tmp_path):
     assert import_file(npz(tmp_path / "hapt_har.npz", har())) == cache / "har.npz"
     assert import_file(npz(tmp_path / "mine.npz", mnist()), name="mnist") == cache / "mnist.npz"
-    with pytest.raises(
-        DataError, match=r"cannot recognise which data set .*mine.npz is; .* cifar10, emnist, femnist"
-    ):
+    with pytest.raises(DataError, match=r"cannot recognise which data set .*mine.npz is; .* cifar10, emnist, femnist"):
         import_file(tmp_path / "mine.npz")
     with pytest.raises(DataError, match="lacks the field x_train"):
         import_file(npz(tmp_path / "other.npz", {"z": np.zeros(2)}), name="cifar10")

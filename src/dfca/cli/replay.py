@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from dfca.cli.arguments import Algorithms, Seeds, parse_names, parse_seeds
-from dfca.cli.console import count, make_console
+from dfca.cli.console import make_console
 from dfca.errors import RunError
+from dfca.report.wording import count
 
 commands = typer.Typer()
 

@@ -11,9 +11,10 @@ import typer
 from rich.markup import escape
 
 from dfca.cli.arguments import Algorithms, Seeds, Threads, parse_names, parse_seeds, parse_workers, use_threads
-from dfca.cli.console import count, make_console
+from dfca.cli.console import make_console
 from dfca.cli.report import print_run
 from dfca.errors import RunError
+from dfca.report.wording import count
 
 if TYPE_CHECKING:
     from dfca.experiment.load import Experiment

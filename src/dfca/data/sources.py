@@ -191,14 +191,14 @@ def _to_stderr(line: str) -> None:
 
 
 def _digits_file() -> Path:
-    from sklearn import datasets
+    from sklearn import datasets  # late: it takes as long to import as torch does
 
     return Path(datasets.__file__).parent / "data" / "digits.csv.gz"
 
 
 def _read_digits() -> Arrays:
     """Read scikit-learn's digits: 0..16 becomes 0..255, and one fixed fifth is for testing."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # late, as above
 
     digits = load_digits()
     x = np.rint(digits.images * (255 / 16)).astype(np.uint8)
