@@ -40,7 +40,7 @@ class Notes(NullSink):
         self.started: list[str] = []
         self.notes: list[str] = []
 
-    def note(self, text: str, job: Any = None) -> None:
+    def note(self, text: str, group: Any = None) -> None:
         self.notes.append(text)
 
     def start_trial(self, trial: Any, round: int, time_s: float = 0.0) -> None:

@@ -62,7 +62,7 @@ class Listener(NullSink):
         self.failures: list[str] = []
         self._act = act
 
-    def note(self, text: str, job: Any = None) -> None:
+    def note(self, text: str, group: Any = None) -> None:
         self.notes.append(text)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dfca.errors import unknown
 
-Kind = Literal["image", "window"]
+SampleKind = Literal["image", "window"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Source:
 
     name: str
     description: str
-    kind: Kind
+    kind: SampleKind
     classes: int
     shape: tuple[int, ...]
     samples: str

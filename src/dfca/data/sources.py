@@ -24,7 +24,7 @@ from dfca.data.cache import (
 from dfca.data.containers import ACCEPTED, open_container
 from dfca.data.downloads import download
 from dfca.data.formats import Arrays, detect, parse
-from dfca.data.registry import SOURCES, Kind, Source, source_of
+from dfca.data.registry import SOURCES, SampleKind, Source, source_of
 from dfca.errors import DataError
 
 
@@ -38,7 +38,7 @@ class DataSet:
     """
 
     name: str
-    kind: Kind
+    kind: SampleKind
     classes: int
     x: np.ndarray
     y: np.ndarray

@@ -16,7 +16,7 @@ from typing import Any
 from dfca import algorithms, data, models, topology
 from dfca.data import Split
 from dfca.errors import ConfigError, DfcaError, RunError
-from dfca.experiment.sweep import Job, Point, Trial
+from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.files import Stream
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
@@ -74,8 +74,8 @@ class RunContext:
             raise Interrupted(where)
 
 
-def run_job(job: Job, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
-    """Run the trials of a job; its split and graph are freed on return.
+def run_group(group: TrialGroup, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
+    """Run the trials of a group; its split and graph are freed on return.
 
     `share_out` makes each rank's share of so many clients. All ranks of a run make this call; only the first has the
     folder.
@@ -84,18 +84,18 @@ def run_job(job: Job, context: RunContext, share_out: Callable[[int], Shards] = 
         RunError: if the disk cannot be written, or another rank is lost.
         Interrupted: if a stop was requested; the state is stored.
     """
-    shards = share_out(job.point.config.clients)
-    context.heed_stop(f"before {job.trials[0]}", shards)
+    shards = share_out(group.point.config.clients)
+    context.heed_stop(f"before {group.trials[0]}", shards)
     try:
         with shards.agreed():
-            workload = Workload.of(job, context.sink, shards)
+            workload = Workload.of(group, context.sink, shards)
     except RunError:
         raise
     except Exception as error:
-        for trial in job.trials:
+        for trial in group.trials:
             context.fail(trial, error)
         return
-    for trial in job.trials:
+    for trial in group.trials:
         context.heed_stop(f"before {trial}", shards)
         try:
             run_trial(trial, workload.setting(trial, context.folder), context, shards)
@@ -141,7 +141,7 @@ def _make(trial: Trial, setting: Setting, folder: RunFolder | None, shards: Shar
 
 def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shards) -> None:
     """Run one trial from its last good checkpoint, or from the start, to its last round."""
-    job, sink, folder = Job(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
+    group, sink, folder = TrialGroup(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
     clock = Stopwatch()
     with clock.running():
         driven = _make(trial, setting, folder, shards)
@@ -153,14 +153,14 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
             clock.seconds += checkpoint.seconds if checkpoint else 0.0
             sink.note(f"{trial}: goes on after {driven.place}")
         del checkpoint
-    _pass_on(driven.simulation.notes, sink, job)
+    _pass_on(driven.simulation.notes, sink, group)
     if folder:
         folder.metrics.rewind(trial, driven.simulation.round, driven.time_s)
     sink.start_trial(trial, driven.simulation.round, driven.time_s)
     # A signal waits for the end of the round: half a round cannot be stored, and a finished trial is kept.
     with context.stop.deferred():
         metrics = _step_to_the_end(trial, driven, context, shards, clock)
-        _pass_on(driven.simulation.notes, sink, job)
+        _pass_on(driven.simulation.notes, sink, group)
         if context.save_models:
             _save_models(trial, driven.stream(), folder)
         config = trial.point.config
@@ -213,7 +213,7 @@ def sentence(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What the trials of a job share: the data, the graph and the model."""
+    """What the trials of a group share: the data, the graph and the model."""
 
     point: Point
     split: Split
@@ -222,9 +222,9 @@ class Workload:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, sink: RunSink, shards: Shards) -> Workload:
+    def of(cls, group: TrialGroup, sink: RunSink, shards: Shards) -> Workload:
         """Make it, and report the graph."""
-        config, seed = job.point.config, job.seed
+        config, seed = group.point.config, group.seed
         split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
         drift = None
         if config.data.drift_share:
@@ -235,12 +235,12 @@ class Workload:
         edges = sorted([i, j] for i, j in graph.edges)
         ends = split if drift is None else drift[1]  # reports compare with what the clients hold at the end
         true = None if ends.clusters is None else ends.clusters.tolist()
-        sink.start_job(job, {"facts": facts, "edges": edges, "clusters": true})
-        if job.point.at is None:  # a sweep has hundreds
-            sink.note(f"graph: {topology.summary(facts)}", job)
-        _pass_on(split.notes, sink, job)
+        sink.start_group(group, {"facts": facts, "edges": edges, "clusters": true})
+        if group.point.at is None:  # a sweep has hundreds
+            sink.note(f"graph: {topology.summary(facts)}", group)
+        _pass_on(split.notes, sink, group)
         make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
-        return cls(job.point, split, drift, graph, make_model)
+        return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
         """Make the setting of one of the trials."""
@@ -268,9 +268,9 @@ class Workload:
         )
 
 
-def _pass_on(notes: Sequence[str], sink: RunSink, job: Job) -> None:
+def _pass_on(notes: Sequence[str], sink: RunSink, group: TrialGroup) -> None:
     for note in notes:
-        sink.note(note, job)
+        sink.note(note, group)
 
 
 class Stopwatch:

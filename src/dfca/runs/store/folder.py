@@ -45,7 +45,7 @@ from dfca.files import Stream, atomic_save, atomic_write, explain_write_errors, 
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
-from dfca.runs.store.metrics import MetricsFiles, plain, read_metrics
+from dfca.runs.store.metrics import MetricsFiles, read_metrics, without_nan
 
 OURS = (
     "config.toml",
@@ -165,7 +165,7 @@ class RunFolder:
         name = f"{point.label}/{seed}"
         if graphs.get(name, {}).get("digest") != point.digest:
             entry = {"digest": point.digest, **graph}
-            atomic_write(self.path / "topology.json", json.dumps(plain(graphs | {name: entry})) + "\n")
+            atomic_write(self.path / "topology.json", json.dumps(without_nan(graphs | {name: entry})) + "\n")
 
     def save_models(self, trial: Trial, bank: Tensor | Stream) -> None:
         """Store the final bank of a trial, (models, N, P)."""
@@ -319,7 +319,7 @@ class RunFolder:
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        atomic_write(self.path / name, json.dumps(plain(value), indent=1) + "\n")
+        atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")
 
 
 def _head(experiment: Experiment) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dfca.sim.setting import Setting
 from dfca.sim.shards import ExchangePlan, Shards, is_in
 from dfca.sim.traffic import Traffic
 
-Mixing = list[tuple[ExchangePlan, Mixer | Folder]]
+PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder]]
 """What travels in a round, and what it does to this rank's clients."""
 
 
@@ -124,7 +124,7 @@ class Exchange:
 
         self.shards.exchange(banks, plans, mix_)
 
-    def _plan(self, banks: Tensor, sent: Sent) -> Mixing:
+    def _plan(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Find what everybody receives of every cluster that travels this round, and count it."""
         receivers, senders, assignments, now = sent
         self.traffic.count(torch.where(senders, self.degrees, 0), assignments)
@@ -144,7 +144,7 @@ class Exchange:
             self.traffic.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
         return rounds
 
-    def _plan_all(self, banks: Tensor, receivers: Tensor) -> Mixing:
+    def _plan_all(self, banks: Tensor, receivers: Tensor) -> PlannedMixing:
         """Send all models of every client of the round to all neighbours."""
         rounds = []
         for j in range(len(banks)):
