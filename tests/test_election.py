@@ -196,6 +196,6 @@ def test_a_number_that_nobody_knows_must_be_given_to_those_that_cannot_find_it()
     blind = type(split)(split.train, split.test, None, split.classes)
     with pytest.raises(ConfigError, match="dfca-gi cannot find the number of clusters, and nobody knows it here"):
         make_toy_setting("dfca-gi", split=blind, clusters=None)
-    told = Simulation(make_toy_setting("dfca-gi", clusters=None))
-    assert told.models == 2
-    assert "dfca-gi cannot find the number of clusters; it uses the true one: 2" in told.notes
+    asked = Simulation(make_toy_setting("dfca-gi", clusters=None))
+    assert asked.models == 2
+    assert "dfca-gi cannot find the number of clusters; it uses the true one: 2" in asked.notes

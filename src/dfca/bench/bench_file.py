@@ -13,7 +13,7 @@ from dfca.bench.child import call
 from dfca.bench.measurements import Row, Skip, ratio
 from dfca.errors import RunError
 from dfca.files import atomic_write
-from dfca.runs.environment import environment
+from dfca.runs.store.environment import environment
 
 FORMAT = 1
 PARTS = ("floor", "peers", "scaling", "ranks", "events")

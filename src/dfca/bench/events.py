@@ -14,7 +14,7 @@ from dfca.bench.measurements import Row, Tick, fit, in_turn, prefixed
 from dfca.bench.sizes import Size, make_setting
 from dfca.core.election import lot
 from dfca.experiment.load import load_experiment
-from dfca.experiment.sweep import Job
+from dfca.experiment.sweep import TrialGroup
 from dfca.peer.messages import LARGE, Hello, scalars
 from dfca.runs.sink import NullSink
 from dfca.runs.trials import Workload
@@ -82,7 +82,7 @@ def _stragglers(plan: EventsPlan, tick: Tick) -> Row:
     points = load_experiment("stragglers", overrides=changes, seeds=1).points
     wanted = {"mixing.aggregation": "sequential", "world.compute.slowdown": 10}
     point = next(each for each in points if wanted.items() <= (each.at or {}).items())
-    job = Job(point, point.config.seeds[0], point.config.algorithms[:1])
+    job = TrialGroup(point, point.config.seeds[0], point.config.algorithms[:1])
     trial = job.trials[0]
     setting = Workload.of(job, NullSink(), Alone(point.config.clients)).setting(trial)
     spent, simulation = _time_runs(

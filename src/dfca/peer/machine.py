@@ -79,7 +79,7 @@ class Machine(ABC):
 
     @abstractmethod
     def waits(self) -> str:
-        """Say what it waits for, in a sentence without a subject."""
+        """Describe what it waits for, in a sentence without a subject."""
 
     @abstractmethod
     def state_of(self) -> dict[str, Any]:

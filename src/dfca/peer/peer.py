@@ -214,7 +214,7 @@ class Peer(Machine):
         )
 
     def waits(self) -> str:
-        """Say what the peer waits for, in a sentence without a subject."""
+        """Describe what the peer waits for, in a sentence without a subject."""
         if self.state is State.EMPTY:
             return f"waits for the models of {names(self.options.neighbours)}"
         if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:

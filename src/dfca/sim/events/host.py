@@ -73,13 +73,13 @@ class PeerHost:
         self._drain(i, peer)
 
     def connected(self, i: int, other: int) -> None:
-        """Tell a peer that a neighbour is in reach."""
+        """Notify a peer that a neighbour is in reach."""
         peer = self._take(i, "connected", other)
         peer.connected(other, self.now)
         self._drain(i, peer)
 
     def disconnected(self, i: int, other: int) -> None:
-        """Tell a peer that a neighbour is out of reach."""
+        """Notify a peer that a neighbour is out of reach."""
         peer = self._take(i, "disconnected", other)
         peer.disconnected(other, self.now)
         self._drain(i, peer)
@@ -103,7 +103,7 @@ class PeerHost:
             self._drain(i, peer)
 
     def wake(self, i: int) -> None:
-        """Tell a peer that nothing else is to be handled now."""
+        """Notify a peer that nothing else is to be handled now."""
         peer = self._take(i, "wake")
         peer.wake(self.now)
         self._drain(i, peer)
@@ -245,7 +245,7 @@ class PeerHost:
         return row
 
     def drift(self, i: int) -> None:
-        """Let all clients hold their later samples: a client begins the round of the drift."""
+        """Switch all clients to their later samples: a client begins the round of the drift."""
         self.books.note(self.now, "drift", i)
         self.pool.drift()
 
@@ -268,7 +268,7 @@ class PeerHost:
         return peer is not None and peer.state is State.DONE
 
     def waits(self) -> list[str]:
-        """Say who waits for whom."""
+        """Describe who waits for whom."""
         order = [SERVER, *range(self.books.clients)] if len(self.peers) > self.books.clients else range(len(self.peers))
         found = []
         for i in order:

@@ -120,7 +120,7 @@ class Links:
         self._sides = [[*cut.sides(self.clients), cut.server_side(self.clients)] for cut in cuts]  # the server's last
 
     def _review(self, i: int, peer: int) -> None:
-        """Let a link go up or down with what the world is now. A link that loses everything is never up."""
+        """Take a link up or down with what the world is now. A link that loses everything is never up."""
         up = self.here[i] and self.here[peer] and self.faults.loss < 1
         up = up and all(side[i] == side[peer] for side in self._sides)
         if up and (i, peer) not in self.live:
@@ -154,7 +154,7 @@ class Links:
                 self.clock.push(self.clock.now + self.retry_s, NOTICE, "down", *end, epoch)
 
     def _notice(self, i: int, peer: int, epoch: int) -> None:
-        """Tell a participant that a link went down, unless it knows, or has left."""
+        """Notify a participant that a link went down, unless it knows, or has left."""
         if self.told.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
             del self.told[i, peer]
             self.ends.disconnected(i, peer)
@@ -258,7 +258,7 @@ class Links:
             self.sending[i] = clock.made
 
     def on_depart(self, event: Event) -> None:
-        """Let a model leave the uplink, or begin to repeat one."""
+        """Move a model off the uplink, or begin to repeat one."""
         parcel, again = event[3], event[4]
         i = parcel.sender
         up = self.live.get((i, parcel.receiver)) == parcel.epoch
@@ -308,7 +308,7 @@ class Links:
             self.clock.push(self.clock.now + self.retry_s, DEPART, later, True)
 
     def on_deliver(self, event: Event) -> None:
-        """Let a message arrive."""
+        """Deliver a message."""
         parcel, broken = event[3], event[4]
         if self.live.get((parcel.sender, parcel.receiver)) != parcel.epoch:
             if type(parcel.message) in _LARGE:

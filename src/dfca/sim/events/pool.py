@@ -250,7 +250,7 @@ class ClientPool:
     # Samples.
 
     def drift(self) -> None:
-        """Let the clients hold their later samples."""
+        """Switch the clients to their later samples."""
         assert self.setting.drift is not None
         self.drifted = True
         self.start.use_split(self.setting.drift[1])

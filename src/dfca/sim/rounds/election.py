@@ -24,7 +24,7 @@ from dfca.sim.shards import PIECE_BYTES, Shards, members_of
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnRecord:
     """One candidate: who, its bid, how many clients it helped, the test statistic, and whether it was accepted."""
 
     candidate: int
@@ -39,7 +39,7 @@ class ElectionResult:
     """The elected centres (k, P), the candidates as they stood, and what the messages of `peer.election` cost."""
 
     centres: Tensor
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnRecord, ...]
     models_sent: int
     scalars_sent: int
 
@@ -62,7 +62,7 @@ class TurnResult(NamedTuple):
 
     position: int
     model: Tensor
-    turn: Turn
+    turn: TurnRecord
     scalars: int
 
 
@@ -189,7 +189,7 @@ class Electorate:
         model = self.model(candidate)
         found = verdict(self.votes(model), candidate, self._setup.options, followed_only)
         scalars = self.cost.turn([self.ids[p] for p in candidates], self.ids[candidate], self.centres)
-        turn = Turn(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
+        turn = TurnRecord(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
         if turn.accepted:  # the losses of the model that was voted on are those of one more centre
             self._on_bids = [torch.cat(pair) for pair in zip(self._on_bids, self._new[0], strict=True)]
             self._on_votes = [torch.cat(pair) for pair in zip(self._on_votes, self._new[1], strict=True)]
@@ -233,7 +233,7 @@ def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None) -> Electi
     clients.open(centre)
     most = min(setup.options.most if clusters is None else clusters, len(ids))
     held = clients.hold_turns({*range(len(ids))} - {first}, Limits(most - 1, fill=clusters is not None))
-    turns = (Turn(ids[first], 0.0, 0, 0.0, accepted=True), *(each.turn for each in held))
+    turns = (TurnRecord(ids[first], 0.0, 0, 0.0, accepted=True), *(each.turn for each in held))
     scalars = clients.cost.wave + clients.cost.turn(ids, ids[first], centres=0) + sum(each.scalars for each in held)
     centres = [centre, *(each.model for each in held if each.turn.accepted)]
     return ElectionResult(torch.stack(centres), turns, len(turns) * (len(ids) - 1), scalars)
