@@ -37,7 +37,8 @@ TITLES = {
 
 def tables_of(name: str, part: Json) -> list[BenchTable]:
     """Make the tables of one part."""
-    made = {"scaling": _scaling, "events": _events}.get(name, lambda part: [_comparisons(name, part)])(part)
+    special = {"scaling": _scaling, "events": _events}
+    made = special[name](part) if name in special else [_comparisons(name, part)]
     if name == "floor":
         made.append(_phases(part))
     remarks = [*(["quick look"] if part["quick"] else []), *([] if part["finished"] else ["interrupted"])]
