@@ -207,7 +207,7 @@ def test_exponents_reach_the_tables_and_the_picture(tmp_path: Path) -> None:
 def test_events_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "draw", lambda content, folder: None)
     monkeypatch.setattr(events, "LEAST_EVENTS", 1)
-    tiny = Size(inputs=16, hidden=2, samples=6, classes=3, clusters=2, clients=6, degree=2)
+    tiny = Size(inputs=16, hidden=2, samples=6, classes=3, clusters=2, clients=6, degree=4)
     plan = events.EventsPlan(tiny, tiny, 2, replace(tiny, algorithm="dfca-fi"), clients=(6, 12), until_s=2.0, repeats=1)
     content = run.run({"events": plan}, tmp_path, "dfca bench events", True, Counter())
     part = content["parts"]["events"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ TITLES = {
 
 def tables_of(name: str, part: Json) -> list[BenchTable]:
     """Make the tables of one part."""
-    special: dict[str, Callable[[Json], list[BenchTable]]] = {"scaling": _scaling, "events": _events}
+    special = {"scaling": _scaling, "events": _events}
     made = special[name](part) if name in special else [_comparisons(name, part)]
     if name == "floor":
         made.append(_phases(part))

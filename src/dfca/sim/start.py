@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
 from dfca.core.client import effective
+from dfca.core.election import Parts
 from dfca.core.params import FlatModel, initial
-from dfca.data.clients import Split
+from dfca.data.clients import ClientData, Split
 from dfca.errors import ModelError
 from dfca.sim.bank import Bank, BankSpec
 from dfca.sim.engine import make_engine
@@ -98,3 +102,14 @@ class Start:
             raise ModelError(
                 f"the model must give (n, {classes}) outputs for {classes} classes, got {tuple(outputs.shape)}"
             )
+
+
+def take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:
+    """Copy one part of the samples of some clients."""
+    if not clients:
+        return data.subset(())
+    rows = [getattr(part, name).to(data.y.device) for part in parts]
+    pieces = [data.of(i) for i in clients]
+    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
+    y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
+    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))

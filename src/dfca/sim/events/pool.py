@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
-from dfca.sim.start import Start
+from dfca.sim.start import Start, take_parts
 
 _FACTS = ("drifted", "changed", "assigned", "diverged")
 
@@ -265,7 +264,9 @@ class ClientPool:
             parts = [divide(n, stream(self.seed, "parts", i, *names)) for i, n in enumerate(data.sizes)]
             while len(self._divided) > 1:
                 del self._divided[next(iter(self._divided))]
-            self._divided[stage] = _Divided(*(_take(data, parts, name) for name in Parts._fields))
+            self._divided[stage] = _Divided(
+                *(take_parts(data, range(data.clients), parts, name) for name in Parts._fields)
+            )
         return self._divided[stage]
 
     # Scores.
@@ -313,15 +314,6 @@ class _Divided(NamedTuple):
     warm: ClientData
     bid: ClientData
     vote: ClientData
-
-
-def _take(data: ClientData, parts: Sequence[Parts], name: str) -> ClientData:
-    """Copy one part of the samples of all clients."""
-    rows = [getattr(part, name).to(data.y.device) for part in parts]
-    pieces = [data.of(i) for i in range(len(parts))]
-    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
-    y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
-    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))
 
 
 def _runs(orders: Sequence[Order], most: int) -> list[tuple[int | None, range]]:

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import networkx as nx
@@ -21,6 +20,7 @@ from dfca.peer.messages import Call
 from dfca.sim.engine import Engine
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.shards import PIECE_BYTES, Shards, members_of
+from dfca.sim.start import take_parts
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Electorate:
                 for row in self._rows
             ]
         self._warm, self._bidding, self._voting = (
-            _take_parts(setup.data, self._rows, parts, name) for name in Parts._fields
+            take_parts(setup.data, self._rows, parts, name) for name in Parts._fields
         )
         self._own_losses: list[Tensor] = []
         rows = max(1, 16 * PIECE_BYTES // (setup.start.numel() * setup.start.element_size()))
@@ -237,14 +237,3 @@ def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None) -> Electi
     scalars = clients.cost.wave + clients.cost.turn(ids, ids[first], centres=0) + sum(each.scalars for each in held)
     centres = [centre, *(each.model for each in held if each.turn.accepted)]
     return ElectionResult(torch.stack(centres), turns, len(turns) * (len(ids) - 1), scalars)
-
-
-def _take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:
-    """Copy one part of the samples of some clients."""
-    if not clients:
-        return data.subset(())
-    rows = [getattr(part, name).to(data.y.device) for part in parts]
-    pieces = [data.of(i) for i in clients]
-    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
-    y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
-    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))
