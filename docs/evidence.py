@@ -15,7 +15,7 @@ from dfca.report.plots import Drawing
 from dfca.report.results import stored_run
 from dfca.report.rows import summary_rows
 from dfca.report.wording import duration, percent
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "results"

@@ -59,7 +59,7 @@ def test_auto_goes_to_the_disk_where_memory_is_short(monkeypatch: pytest.MonkeyP
     size = 2 * 3 * 5 * 4
     needed = 5 * size // 4 + 1000 + GIB
     for available, on_disk in ((needed, False), (needed - 1, True), (None, False)):
-        monkeypatch.setattr(bank_module, "available_bytes", lambda device, told=available: told)
+        monkeypatch.setattr(bank_module, "available_bytes", lambda device, free=available: free)
         assert make_bank("auto", data_bytes=1000).on_disk is on_disk
     monkeypatch.setattr(bank_module, "available_bytes", lambda device: 2 * needed - 2)
     assert make_bank("auto", data_bytes=1000, sharers=2).on_disk

@@ -23,8 +23,8 @@ from dfca.errors import ConfigError
 from dfca.experiment.config import Config
 from dfca.experiment.load import presets
 from dfca.runs import runner
-from dfca.runs.metrics_files import read_metrics
 from dfca.runs.signals import Interrupted
+from dfca.runs.store.metrics import read_metrics
 
 TINY = """
 title = "A tiny one"

@@ -60,7 +60,7 @@ def test_the_end_of_a_round_leaves_the_bank_to_its_driver() -> None:
     assert torch.equal(after.bank, before)
     assert message.model is trained
     assert (after.trained, after.updates, message.updates) == (1, (0, 1), 1)
-    after, messages = client.rules.end_round(state, 1, trained * float("nan"))
+    after, messages = client.rules.end_round(state, 1, None)
     assert (after.trained, after.updates, messages) == (None, (0, 0), [])
 
 

@@ -184,7 +184,7 @@ def test_pickled_objects_in_an_npz_are_never_loaded(cache):
 def test_an_npz_is_named_by_its_file_or_by_the_user(cache, tmp_path):
     assert import_file(npz(tmp_path / "hapt_har.npz", har())) == cache / "har.npz"
     assert import_file(npz(tmp_path / "mine.npz", mnist()), name="mnist") == cache / "mnist.npz"
-    with pytest.raises(DataError, match=r"cannot tell which data set .*mine.npz is; .* cifar10, emnist, femnist, har"):
+    with pytest.raises(DataError, match=r"cannot recognise which data set .*mine.npz is; .* cifar10, emnist, femnist"):
         import_file(tmp_path / "mine.npz")
     with pytest.raises(DataError, match="lacks the field x_train"):
         import_file(npz(tmp_path / "other.npz", {"z": np.zeros(2)}), name="cifar10")
@@ -289,7 +289,7 @@ def har_zip(first=1.0):
 
 
 def point(monkeypatch, server, paths=("/hapt.zip",), sha256=None):
-    """Let the registry's har point at the server."""
+    """Point the registry's har at the server."""
     file = replace(known.SOURCES["har"].files[0], urls=tuple(server.url + path for path in paths), sha256=sha256)
     monkeypatch.setitem(known.SOURCES, "har", replace(known.SOURCES["har"], files=(file,)))
 

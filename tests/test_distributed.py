@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
 
@@ -55,12 +56,16 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Launch three ranks once; they run everything in `ranked.py`."""
-    out = tmp_path_factory.mktemp("ranked")
-    command = torchrun(3, HERE / "ranked.py", out)
-    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
+    """Launch three ranks once for all workers of pytest; they run everything in `ranked.py`."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranked"
+    with FileLock(f"{out}.lock"):
+        if not out.exists():
+            out.mkdir()
+            command = torchrun(3, HERE / "ranked.py", out)
+            subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
     return out
 
 

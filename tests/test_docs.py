@@ -1,4 +1,4 @@
-"""The pages under docs/: their code runs, their pictures exist, their blocks are the script's."""
+"""The pages: their code runs; the pictures, files and commands that they name exist; their blocks are the script's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from dfca.cli import app
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment
 from dfca.runs.runner import run
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "asynchrony.md").read_text()
+ROOT = DOCS.parent
+PAGES = {
+    path.name: path.read_text() for path in (*ROOT.glob("*.md"), *DOCS.glob("*.md")) if path.name != "CHANGELOG.md"
+}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
@@ -66,3 +72,50 @@ def test_the_page_names_every_world() -> None:
     assert text["world"]["preset"] in presets()
     line = next(line for line in PAGE.splitlines() if line.startswith("preset = "))
     assert all(name in line for name in presets())
+
+
+def is_there(name: str) -> bool:
+    """Return whether a path of a document exists: from the root, from the package, or a module of it."""
+    return any((place / name).exists() for place in (ROOT, ROOT / "src" / "dfca")) or (
+        (ROOT / "src" / "dfca" / f"{name}.py").exists()
+    )
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_files_that_a_page_names_exist(page: str) -> None:
+    """In code quotes, what begins with a folder of the project is a path; what ends in .py is one everywhere."""
+    folders = r"(?:src|tests|docs|results|core|peer|node|sim|report|bench|cli|data|experiment)/"
+    named = {name for name in re.findall(r"`([\w./-]+)`", PAGES[page]) if re.match(folders, name)}
+    named |= set(re.findall(r"[\w/]+/\w+\.py\b", PAGES[page]))
+    named.discard("src/dfca/algorithms/curious.py")  # the README says how to write it
+    assert [name for name in sorted(named) if not is_there(name)] == []
+    if page in ("DESIGN.md", "CONTRIBUTING.md"):
+        assert len(named) > 5
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_commands_that_a_page_names_exist(page: str) -> None:
+    known = {command.name for command in get_command(app).commands.values()}  # type: ignore[attr-defined]
+    presets = {path.stem for path in (ROOT / "src/dfca/experiment/presets").glob("*.toml")}
+    for command, first in re.findall(
+        r"(?:^|`|-m )dfca ([a-z]+)(?: ([a-z][\w.-]*))?(?=[ `\n])", PAGES[page], re.MULTILINE
+    ):
+        assert command in known, command
+        if command == "run" and first and not first.endswith(".toml"):
+            assert first in presets, first
+    makes = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`make ([a-z]+)", PAGES[page])) <= set(makes)
+
+
+def test_the_tree_of_the_design_names_every_file() -> None:
+    tree = re.search(r"```\nsrc/dfca/\n(.*?)```", PAGES["DESIGN.md"], re.DOTALL)
+    assert tree
+    folders: dict[str, str] = {}
+    for line in tree[1].splitlines():
+        if begun := re.match(r"  (\.|[a-z_/]+/)  ", line):
+            folder = begun[1].rstrip("/")
+        folders[folder] = folders.get(folder, "") + line[20:] + " "
+    for path in (ROOT / "src" / "dfca").rglob("*.py"):
+        folder = str(path.parent.relative_to(ROOT / "src" / "dfca"))
+        if path.stem != "__init__":
+            assert re.search(rf"\b{path.stem}\b", folders[folder]), path

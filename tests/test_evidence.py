@@ -14,9 +14,9 @@ from dfca.report.paper import theory
 from dfca.report.paper.connectivity import FACTS, graph_key, shares
 from dfca.report.paper.figures import draw_all, save_figures
 from dfca.report.results import load_results, save_results, stored_run
-from dfca.runs.histories import cluster_facts, histories
-from dfca.runs.reading import Run, load_run
 from dfca.runs.runner import run
+from dfca.runs.store.histories import cluster_facts, histories
+from dfca.runs.store.reading import Run, load_run
 
 KINDS = ("png", "svg", "pdf")
 

@@ -11,8 +11,8 @@ from dfca.core import mixing
 from dfca.core.mixing import (
     WEIGHT_RULES,
     Folder,
-    Links,
     Mixer,
+    WeightedLinks,
     blocks,
     fold,
     fold_weighted,
@@ -24,11 +24,11 @@ from dfca.sim import shards
 from dfca.sim.rounds.exchange import Exchange, Sent
 
 
-def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> Links:
+def links_of(adjacency: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, rule: str) -> WeightedLinks:
     return make_links(adjacency.nonzero().T, adjacency.sum(dim=1), senders, receivers, rule)
 
 
-def matrix(links: Links, clients: int) -> torch.Tensor:
+def matrix(links: WeightedLinks, clients: int) -> torch.Tensor:
     return mix(torch.eye(clients, dtype=torch.float64), links)
 
 

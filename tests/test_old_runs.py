@@ -13,10 +13,10 @@ from test_runner import Listener
 from dfca.experiment.load import Experiment, read_stored
 from dfca.report.page import write_report
 from dfca.report.tables import summary_rows
-from dfca.runs.metrics_files import read_metrics
-from dfca.runs.reading import load_run
 from dfca.runs.runner import run
-from dfca.runs.store import FORM
+from dfca.runs.store.folder import FORM
+from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.reading import load_run
 
 OLD = Path(__file__).parent / "fixtures" / "run-0.1"
 

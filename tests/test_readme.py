@@ -1,4 +1,4 @@
-"""The Python blocks of README and CONTRIBUTING run, and the commands that the README names exist."""
+"""The Python blocks of README and CONTRIBUTING run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from dfca.cli import app
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 PYTHON = re.findall(r"```python\n(.*?)```", README + CONTRIBUTING, re.DOTALL)
-COMMANDS = re.findall(r"^dfca (\w+)", README, re.MULTILINE)
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.strip().splitlines()[-1][:40])
@@ -30,8 +26,3 @@ def test_the_first_block_finds_the_clusters() -> None:
     assert found[0] != found[1]
     assert names["result"].accuracy > 0.95
     assert names["bank"].shape == (2, 6)
-
-
-@pytest.mark.parametrize("command", sorted(set(COMMANDS)))
-def test_commands_exist(command: str) -> None:
-    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from dfca.errors import RunError
 from dfca.report import formats, plots, rows, tables
-from dfca.report.curves import curve_of, curves_of
+from dfca.report.curves import Curve, curve_of, curves_of
 from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results, stored_run
 from dfca.report.wording import percent
-from dfca.runs import reading
-from dfca.runs.reading import Run, load_run
+from dfca.runs.store import reading
+from dfca.runs.store.reading import Run, load_run
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
 
@@ -553,3 +553,15 @@ def test_the_ringed_clients_are_drawn_beyond_the_links_of_one_graph() -> None:
     assert f'<use href="#{name[1]}"/>' in second
     assert "currentColor" in second
     assert "currentColor" not in first
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
+    names = [r"my$_{5}$", r"$\wrong", r"$\frac$"]
+    style = {name: plots.Style("#000000", "-") for name in names}
+    curves = {name: Curve([1.0, 2.0], [0.1 * i, 0.5]) for i, name in enumerate(names)}
+    for figure in (
+        plots.draw_curves(curves, style, "accuracy"),
+        plots.draw_bars(dict.fromkeys(names, 1.0), style, "MB", dict.fromkeys(names, "1")),
+    ):
+        assert all(f">{name}<" in plots.to_svg(figure) for name in names)
+        assert [path.suffix for path in plots.save(figure, tmp_path / "figure")] == [".png", ".svg", ".pdf"]

@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from conftest import run_virtual
 from test_report import put_metrics
+from test_virtual import TINY
 
+from dfca.experiment.sweep import Sweep
 from dfca.report.formats import all_tables
 from dfca.report.page import write_report
 from dfca.report.plots import to_svg
@@ -16,7 +19,7 @@ from dfca.report.results import load_results, save_results
 from dfca.report.virtual import VirtualResults, axis_of, variant_of
 from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
-from dfca.runs.reading import load_run
+from dfca.runs.store.reading import load_run
 
 
 def row(aggregation: str, slowdown: int, time_s: float | None, algorithm: str = "dfca-gi") -> dict[str, Any]:
@@ -30,9 +33,12 @@ def test_ratios_to_batch_by_hand() -> None:
     assert ratio_to_batch(rows, [row("sequential", 20, 10.0)]) == (10.0, True)  # at least: batch never got there
     assert ratio_to_batch(rows, [row("sequential", 10, None)]) is None
     assert ratio_to_batch(rows, rows[1:2]) is None
-    axis = axis_of({"points": [{"point": each["point"]} for each in rows]})
+    axis = axis_of({"points": [{"point": each["point"], "world": {}} for each in rows]})
     assert axis == ("world.compute.slowdown", [1.0, 10.0, 20.0])
-    assert axis_of({"points": [{"point": {"world.partitions": []}}, {"point": {}}]}) == ("", [0.0])
+    assert axis_of({"points": [{"point": {"world.partitions": []}, "world": {}}, {"point": {}, "world": {}}]}) == (
+        "",
+        [0.0],
+    )
     assert variant_of(rows[0], axis) == "dfca-gi sequential"
     assert variant_of({"algorithm": "dfca", "point": {"world.partitions": [], "world.churn.keeps": False}}, axis) == (
         "dfca no partitions not keeps"
@@ -139,3 +145,18 @@ def test_a_run_in_virtual_time_that_has_only_begun(virtual_point_folder: Path, t
     assert "This run is not finished" in page
     put_metrics(out, "")
     assert "No round has been evaluated yet" in write_report(out).read_text()
+
+
+def test_a_sweep_whose_points_have_a_world_or_none(tmp_path: Path) -> None:
+    """A point without a world runs in rounds; the page shows the others in virtual time."""
+    values = {key: value for key, value in TINY.items() if key not in ("world", "clock")} | {"rounds": 2}
+    worlds = [{"world.preset": "ideal", "world.link.latency_s": latency_s} for latency_s in (0.1, 0.2)]
+    sweep = Sweep.of({"points": [{"local.learning_rate": 0.1}, *worlds]})
+    run_virtual(tmp_path, values, sweep)
+    run = load_run(tmp_path)
+    assert ["time_s" in row for row in run.summary["runs"]] == [False, True, True]
+    assert axis_of(run.summary) == ("world.link.latency_s", [0.1, 0.2])
+    page = (tmp_path / "report.html").read_text()
+    assert "latency 0.1 s (at the first point with one; the points without a world ran in rounds)" in page
+    assert "Over virtual time" in page
+    assert "Against world.link.latency_s" in page

@@ -14,13 +14,13 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep
 from dfca.report.rows import summary_rows
-from dfca.runs.metrics_files import read_metrics
-from dfca.runs.reading import load_run
 from dfca.runs.replay import replay_run
 from dfca.runs.reuse import join
 from dfca.runs.runner import run
 from dfca.runs.sink import NullSink
-from dfca.runs.store import FORM
+from dfca.runs.store.folder import FORM
+from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.reading import load_run
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 3}
 
@@ -40,7 +40,7 @@ class Notes(NullSink):
         self.started: list[str] = []
         self.notes: list[str] = []
 
-    def note(self, text: str, job: Any = None) -> None:
+    def note(self, text: str, group: Any = None) -> None:
         self.notes.append(text)
 
     def start_trial(self, trial: Any, round: int, time_s: float = 0.0) -> None:
@@ -55,20 +55,20 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_figure_takes_the_trials_of_a_table_and_has_its_bits(tmp_path: Path, swept: Path) -> None:
-    alone, taken, heard = tmp_path / "alone", tmp_path / "taken", Notes()
+    alone, taken, received = tmp_path / "alone", tmp_path / "taken", Notes()
     run(experiment(clusters=2), alone)
-    run(experiment(clusters=2), taken, heard, reuse=[swept])
-    assert heard.started == []
-    assert f"{len(BASE['algorithms']) * len(load_run(alone).seeds)} of " in heard.notes[0]
+    run(experiment(clusters=2), taken, received, reuse=[swept])
+    assert received.started == []
+    assert f"{len(BASE['algorithms']) * len(load_run(alone).seeds)} of " in received.notes[0]
     assert lines(alone) == lines(taken)
     assert load_run(alone).topology == load_run(taken).topology
 
 
 def test_a_sweep_takes_what_a_single_run_has_and_runs_the_rest(tmp_path: Path, swept: Path) -> None:
-    single, taken, heard = tmp_path / "single", tmp_path / "taken", Notes()
+    single, taken, received = tmp_path / "single", tmp_path / "taken", Notes()
     run(experiment(clusters=2, algorithms=["local"]), single)
-    run(experiment({"clusters": [1, 2]}), taken, heard, workers=1, reuse=[single])
-    assert not [trial for trial in heard.started if "local" in trial and "clusters=2" in trial]
+    run(experiment({"clusters": [1, 2]}), taken, received, workers=1, reuse=[single])
+    assert not [trial for trial in received.started if "local" in trial and "clusters=2" in trial]
     assert [row["accuracy_mean"] for row in summary_rows(load_run(taken).summary)] == [
         row["accuracy_mean"] for row in summary_rows(load_run(swept).summary)
     ]

@@ -65,7 +65,7 @@ def test_drift_and_revival_survive_a_restart_bit_by_bit() -> None:
             assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
 
 
-def test_a_lost_cluster_is_given_to_whoever_needs_it() -> None:
+def test_a_lost_cluster_is_opened_again_for_clients_that_need_it() -> None:
     split = dfca.make_split(dfca.DataOptions(samples_per_client=60), 12, 2, seed=0)
     simulation = Simulation(drift_setting(split=split, drift=None, rounds=12))
     # A start that lost a cluster: model 1 is useless, model 0 is cluster 0's.

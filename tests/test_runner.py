@@ -26,11 +26,11 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial
 from dfca.runs import trials
-from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import NullSink
+from dfca.runs.store.metrics import read_metrics
 from dfca.runs.trials import Cadence
 
 TINY = {
@@ -53,7 +53,7 @@ def tiny(**values: Any) -> Experiment:
 
 
 class Listener(NullSink):
-    """Remember what is told, and act at a round."""
+    """Record what is received, and act at a round."""
 
     def __init__(self, act: Callable[[int], None] = lambda round: None) -> None:
         self.notes: list[str] = []
@@ -62,7 +62,7 @@ class Listener(NullSink):
         self.failures: list[str] = []
         self._act = act
 
-    def note(self, text: str, job: Any = None) -> None:
+    def note(self, text: str, group: Any = None) -> None:
         self.notes.append(text)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
@@ -236,7 +236,7 @@ class Killed(BaseException):
 def test_killed_at_any_write_it_continues_to_the_same_bits(
     tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Let each disk operation in turn be the last one of the process, and go on from what is there."""
+    """Make each disk operation in turn the last one of the process, and go on from what is there."""
     out, lives, replace, flush = tmp_path / "run", 0, os.replace, os.fsync
     budget = 0
 

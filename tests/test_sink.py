@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from test_runner import tiny
 
-from dfca.experiment.sweep import Job, Point, Trial
+from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, PipeSink, RunSink, deliver
 
-CALLS = ("start_run", "note", "start_job", "start_trial", "finish_round", "finish_trial", "fail_trial", "end_run")
+CALLS = ("start_run", "note", "start_group", "start_trial", "finish_round", "finish_trial", "fail_trial", "end_run")
 
 
 class Recorder:
@@ -38,10 +38,10 @@ def test_the_calls_of_a_run_are_in_the_order_of_the_contract(tmp_path: Path) -> 
     run(tiny(rounds=2), tmp_path / "run", recorder)
     order = [name for name, _ in recorder.calls if name != "note"]
     trial = ["start_trial", "finish_round", "finish_round", "finish_trial"]
-    assert order == ["start_run", "start_job", *trial, *trial, "end_run"]
-    (trials, finished), (job, graph) = recorder.calls[0][1], dict(recorder.calls)["start_job"]
+    assert order == ["start_run", "start_group", *trial, *trial, "end_run"]
+    (trials, finished), (group, graph) = recorder.calls[0][1], dict(recorder.calls)["start_group"]
     assert ([each.algorithm for each in trials], finished) == (["dfca-li", "ifca"], 0)
-    assert job.trials == list(trials)
+    assert group.trials == list(trials)
     assert graph.keys() == {"facts", "edges", "clusters"}
     rounds = [arguments[1:] for name, arguments in recorder.calls if name == "finish_round"]
     assert [(round, metrics is None, time_s) for round, metrics, time_s in rounds] == [(1, True, 0), (2, False, 0)] * 2
@@ -59,15 +59,15 @@ def test_a_sink_that_raises_ends_the_run_and_the_end_is_passed_on(tmp_path: Path
 
 
 def test_a_pipe_repeats_every_call_with_the_same_values() -> None:
-    job = Job(Point(tiny().config), 3, ("ifca", "local"))
-    trial = job.trial("local")
+    group = TrialGroup(Point(tiny().config), 3, ("ifca", "local"))
+    trial = group.trial("local")
     ours, theirs = Recorder(), Recorder()
     sent: list[list[Any]] = []
     pipe = PipeSink(lambda *message: sent.append(json.loads(json.dumps(message))))
     for sink in (ours, pipe):
-        sink.note("a note", job)
+        sink.note("a note", group)
         sink.note("another")
-        sink.start_job(job, {"facts": {"p": 0.1}, "edges": [[0, 1]], "clusters": None})
+        sink.start_group(group, {"facts": {"p": 0.1}, "edges": [[0, 1]], "clusters": None})
         sink.start_trial(trial, 2, 1.5)
         sink.finish_round(trial, 3, None, 2.0)
         sink.finish_round(trial, 4, {"accuracy": 0.1 + 0.2}, 2.5)
@@ -77,27 +77,27 @@ def test_a_pipe_repeats_every_call_with_the_same_values() -> None:
     assert memory[0][1] > 2**20
     for message in sent:
         if message[0] != "memory":
-            deliver(message, job, theirs)
+            deliver(message, group, theirs)
     ours.calls[1] = ("note", ("another", None))
     assert theirs.calls == ours.calls
     with pytest.raises(ValueError, match="'rm' is no call of a sink"):
-        deliver(["rm", "-rf"], job, theirs)
+        deliver(["rm", "-rf"], group, theirs)
 
 
 def test_notes_are_passed_on_once_and_name_the_point_and_a_seed_that_is_not_the_first() -> None:
     recorder = Recorder()
     sink = Broadcast(recorder, NullSink())
     config = tiny().config
-    first, second = (Job(Point(config, {"clients": 6}), seed, ("ifca",)) for seed in (0, 1))
-    for text, job in (
+    first, second = (TrialGroup(Point(config, {"clients": 6}), seed, ("ifca",)) for seed in (0, 1))
+    for text, group in (
         ("a", None),
         ("b", first),
         ("b", second),
         ("c", second),
         ("a", first),
-        ("d", Job(Point(config), 1, ())),
+        ("d", TrialGroup(Point(config), 1, ())),
     ):
-        sink.note(text, job)
+        sink.note(text, group)
     assert [arguments[0] for _, arguments in recorder.calls] == [
         "a",
         "clients=6: b",
@@ -107,5 +107,5 @@ def test_notes_are_passed_on_once_and_name_the_point_and_a_seed_that_is_not_the_
 
 
 def test_a_job_knows_its_trials() -> None:
-    job = Job(Point(tiny().config), 3, ("ifca", "local"))
-    assert job.trials == [Trial("ifca", 3, job.point), Trial("local", 3, job.point)]
+    group = TrialGroup(Point(tiny().config), 3, ("ifca", "local"))
+    assert group.trials == [Trial("ifca", 3, group.point), Trial("local", 3, group.point)]

@@ -21,9 +21,9 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial
 from dfca.files import atomic_save, atomic_write, sha256
-from dfca.runs.checkpoints import Checkpoint
-from dfca.runs.metrics_files import read_metrics
-from dfca.runs.store import FORM, LOCK, RunFolder
+from dfca.runs.store.checkpoints import Checkpoint
+from dfca.runs.store.folder import FORM, LOCK, RunFolder
+from dfca.runs.store.metrics import read_metrics
 
 
 def experiment(**values: Any) -> Experiment:

@@ -21,9 +21,9 @@ from dfca.experiment.load import Experiment, load_experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
 from dfca.report.rows import summary_rows
-from dfca.runs.reading import load_run
-from dfca.runs.runner import make_jobs, run
+from dfca.runs.runner import make_groups, run
 from dfca.runs.signals import Interrupted
+from dfca.runs.store.reading import load_run
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 4}
 
@@ -148,11 +148,11 @@ def test_an_experiment_file_with_a_sweep(tmp_path: Path) -> None:
 def test_jobs_share_a_split_where_there_are_enough_of_them() -> None:
     (point,) = sweep().points
     trials = [Trial(name, seed, point) for seed in (0, 1) for name in ("local", "ifca")]
-    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 2)] == [
+    assert [(group.seed, group.algorithms) for group in make_groups(trials, 2)] == [
         (0, ("local", "ifca")),
         (1, ("local", "ifca")),
     ]
-    assert [(job.seed, job.algorithms) for job in make_jobs(trials, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
+    assert [(group.seed, group.algorithms) for group in make_groups(trials, 3)][:2] == [(0, ("local",)), (0, ("ifca",))]
 
 
 # --- running

@@ -18,12 +18,12 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep, Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.runs.metrics_files import read_metrics
 from dfca.runs.progress import Bars
 from dfca.runs.replay import replay_run
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
+from dfca.runs.store.metrics import read_metrics
 from dfca.runs.timeline import Timeline, choose_lanes
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile
@@ -217,9 +217,9 @@ def test_killed_between_checkpoints_is_bit_identical(
 
 
 def test_a_replay_is_bit_identical_and_says_so(one: Path, swept: Path) -> None:
-    told = CliRunner().invoke(app, ["replay", str(one)])
-    assert told.exit_code == 0
-    assert "1 replay, bit-identical to the run" in told.output
+    shown = CliRunner().invoke(app, ["replay", str(one)])
+    assert shown.exit_code == 0
+    assert "1 replay, bit-identical to the run" in shown.output
     verdicts = list(replay_run(swept, lambda trial: trial.seed == 0))
     assert len(verdicts) == 6
     assert not any(verdict.difference for verdict in verdicts)
@@ -237,11 +237,11 @@ def test_a_replay_finds_what_was_changed(one: Path, tmp_path: Path) -> None:
     path.write_text("\n".join([*text[:3], json.dumps(line), *text[4:]]) + "\n")
     (verdict,) = replay_run(out)
     assert verdict.difference.startswith("accuracy at 4 s is ")
-    told = CliRunner().invoke(app, ["replay", str(out)])
-    assert told.exit_code == 1
+    shown = CliRunner().invoke(app, ["replay", str(out)])
+    assert shown.exit_code == 1
 
 
-def test_a_trace_of_strangers_or_none_is_told(one: Path, tmp_path: Path) -> None:
+def test_a_trace_of_another_run_or_none_is_refused(one: Path, tmp_path: Path) -> None:
     import shutil
 
     out = tmp_path / "run"

@@ -207,7 +207,7 @@ def test_availability_from_a_file(tmp_path: Path) -> None:
 
 def test_worlds_in_words() -> None:
     assert world_in_words(worlds()["ideal"]) == "1 s per local step (constant), no latency"
-    told = world_in_words(
+    words = world_in_words(
         config(
             {
                 "compute": {"slowdown": 10},
@@ -219,7 +219,7 @@ def test_worlds_in_words() -> None:
             }
         ).virtual_facts()["world"]
     )
-    assert told == (
+    assert words == (
         "1 s per local step (constant), 10 % of the clients 10 times slower, latency 0.05 s, 5 MB/s up, 10 % loss, "
         "30 % away (10 s at a time, back without models), apart from 5 s to the end, 1 late joiner"
     )

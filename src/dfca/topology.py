@@ -342,7 +342,7 @@ def _in_range(client: int, clients: int, where: str) -> int:
 
 def _metropolis(graph: nx.Graph) -> Any:
     """Build the Metropolis matrix as a sparse array, (N, N): symmetric and doubly stochastic."""
-    from scipy import sparse
+    from scipy import sparse  # late: `dfca list` reads this module, and graphs of a few clients need none of it
 
     n = graph.number_of_nodes()
     i, j = np.array(graph.edges, dtype=np.int64).T
@@ -355,7 +355,7 @@ def _metropolis(graph: nx.Graph) -> Any:
 
 def _largest_beside_one(w: Any) -> float:
     """Find max(|λ2|, |λN|) of a large W: the largest |eigenvalue| of W - J / N, from a fixed start."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh  # late, as above
 
     n = w.shape[0]
     deflated = LinearOperator((n, n), matvec=lambda v: w @ v - v.mean(), dtype=np.float64)

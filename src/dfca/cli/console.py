@@ -1,4 +1,4 @@
-"""What commands print with: the console, tables of names, and numbers with their nouns."""
+"""What commands print with: the console, and tables of names."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ def names_table(title: str, descriptions: Mapping[str, str]) -> Table:
     for name, description in descriptions.items():
         table.add_row(name, escape(description))
     return table
-
-
-def count(number: int, noun: str) -> str:
-    """Write a number with its noun: 1 seed, 2 seeds."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfca.cli.console import count, make_console
+from dfca.cli.console import make_console
 from dfca.errors import ConfigError, RunError
+from dfca.report.wording import count
 
 if TYPE_CHECKING:
     from dfca.sim.faults.world import FaultWorld

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from dfca.cli.arguments import Algorithms, Seeds, parse_names, parse_seeds
-from dfca.cli.console import count, make_console
+from dfca.cli.console import make_console
 from dfca.errors import RunError
+from dfca.report.wording import count
 
 commands = typer.Typer()
 
@@ -36,12 +37,12 @@ def replay(
     numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
     console = make_console()
     different, total = [], 0
-    for verdict in replay_run(
+    for result in replay_run(
         run, lambda trial: (not names or trial.algorithm in names) and (numbers is None or trial.seed in numbers)
     ):
-        same = f"identical ({verdict.records:,} records, {count(verdict.rows, 'row')} of metrics)"
-        console.print(f"{verdict.trial}: {verdict.difference or same}", highlight=False, markup=False, soft_wrap=True)
-        different += [verdict] if verdict.difference else []
+        same = f"identical ({result.records:,} records, {count(result.rows, 'row')} of metrics)"
+        console.print(f"{result.trial}: {result.difference or same}", highlight=False, markup=False, soft_wrap=True)
+        different += [result] if result.difference else []
         total += 1
     if different:
         raise RunError(

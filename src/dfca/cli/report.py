@@ -16,7 +16,7 @@ from dfca.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfca.runs.reading import Run
+    from dfca.runs.store.reading import Run
 
 commands = typer.Typer()
 
@@ -100,14 +100,14 @@ def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Pat
 def _load(path: Path) -> Run:
     """Load a run folder, or a file of results."""
     from dfca.report.results import stored_run
-    from dfca.runs.reading import load_run
+    from dfca.runs.store.reading import load_run
 
     return stored_run(path) if path.is_file() else load_run(path)
 
 
 def _load_together(paths: Sequence[Path]) -> Run:
-    from dfca.runs.reading import load_run
     from dfca.runs.reuse import join
+    from dfca.runs.store.reading import load_run
 
     return join([load_run(path) for path in paths])
 

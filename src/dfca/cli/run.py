@@ -11,9 +11,10 @@ import typer
 from rich.markup import escape
 
 from dfca.cli.arguments import Algorithms, Seeds, Threads, parse_names, parse_seeds, parse_workers, use_threads
-from dfca.cli.console import count, make_console
+from dfca.cli.console import make_console
 from dfca.cli.report import print_run
 from dfca.errors import RunError
+from dfca.report.wording import count
 
 if TYPE_CHECKING:
     from dfca.experiment.load import Experiment
@@ -87,8 +88,8 @@ def run(
 def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet: bool) -> None:
     """Run an experiment, print its results on rank 0, and raise RunError where a trial failed."""
     from dfca.runs.progress import Bars
-    from dfca.runs.reading import load_run
     from dfca.runs.runner import run
+    from dfca.runs.store.reading import load_run
     from dfca.sim.rounds.ranks import my_rank
 
     if my_rank():

@@ -205,7 +205,7 @@ def _add(a: int | tuple[int, ...], b: int | tuple[int, ...]) -> int | tuple[int,
 def decide(tally: Tally, gain: float, options: ElectionOptions, followed_only: bool = False) -> Verdict:
     """Decide whether a candidate, whose own gain is `gain`, opens a new cluster; tally: the votes of all clients.
 
-    With `followed_only`, centres that nobody follows any more need not be told apart from the candidate.
+    With `followed_only`, centres that nobody follows any more need not differ from the candidate.
 
     For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
     stay, against the normal quantile of 1 - level.

@@ -26,7 +26,7 @@ Mode = Literal["train", "objective", "score"]
 batch norm on the batch's statistics), so that the loss that picks a model is the loss that training descends;
 `score` is the deployed model (batch norm on its running statistics)."""
 
-Step = Callable[[Sequence[Tensor], Tensor], Tensor]
+LayerCall = Callable[[Sequence[Tensor], Tensor], Tensor]
 """One layer: (all tensors of the model, inputs) -> outputs."""
 
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity, nn.Flatten)
@@ -40,7 +40,7 @@ def draws_noise(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules())
 
 
-def sequence(module: nn.Module, names: Sequence[str], mode: Mode) -> list[Step] | None:
+def sequence(module: nn.Module, names: Sequence[str], mode: Mode) -> list[LayerCall] | None:
     """Write a module as direct calls on the tensors of those names, or None where a layer is not known.
 
     Layers whose call was changed by hooks or subclassing are not known.
@@ -50,7 +50,7 @@ def sequence(module: nn.Module, names: Sequence[str], mode: Mode) -> list[Step] 
         return None
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     place = {id(tensors[name]): index for index, name in enumerate(names)}
-    steps: list[Step] = []
+    steps: list[LayerCall] = []
     for layer in _pools_first(layers):
         step = _step(layer, place, mode)
         if step is None:
@@ -84,7 +84,7 @@ def _pools_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return order
 
 
-def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> Step | None:
+def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> LayerCall | None:
     kind = type(layer)
     if kind is nn.ReLU:
         return lambda tensors, x: F.relu(x)
@@ -116,7 +116,7 @@ def _at(tensors: Sequence[Tensor], index: int) -> Tensor | None:
     return None if index < 0 else tensors[index]
 
 
-def _convolution(layer: Any, place: dict[int, int]) -> Step:
+def _convolution(layer: Any, place: dict[int, int]) -> LayerCall:
     weight, bias = _places(layer, place, "weight", "bias")
     options = (layer.stride, layer.padding, layer.dilation, layer.groups)
     if type(layer) is nn.Conv1d:
@@ -134,7 +134,7 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, place: dict[int, int], mode: Mode) -> Step:
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, place: dict[int, int], mode: Mode) -> LayerCall:
     weight, bias, mean, variance = _places(layer, place, "weight", "bias", "running_mean", "running_var")
     eps, momentum = layer.eps, layer.momentum or 0.0  # None, a cumulative average, only without running statistics
     keeps = mode == "train" and mean >= 0

@@ -71,7 +71,7 @@ def metropolis_weight(degree: int, other_degree: int) -> float:
     return 1.0 / (1 + max(degree, other_degree))
 
 
-class Links(NamedTuple):
+class WeightedLinks(NamedTuple):
     """The models of one cluster that travel in a round, one link each: receiver (L,), sender (L,), weight (L,).
 
     theta_i' = (1 - sum of the weights of i's links) theta_i + sum over i's links of weight theta_sender
@@ -82,7 +82,7 @@ class Links(NamedTuple):
     weight: Tensor
 
 
-def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tensor, rule: WeightRule) -> Links:
+def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tensor, rule: WeightRule) -> WeightedLinks:
     """Write all folds of one cluster in a round as weighted links.
 
     edges (2, E): the graph as (receiver, sender), each edge in both directions; degrees (N,); senders and receivers
@@ -91,11 +91,11 @@ def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tenso
     receiver, sender = edges[:, receivers[edges[0]] & senders[edges[1]]].long()
     if rule == "uniform":
         received = torch.bincount(receiver, minlength=len(degrees))
-        return Links(receiver, sender, 1 / (received[receiver].double() + 1))
-    return Links(receiver, sender, 1 / (1 + torch.maximum(degrees[receiver], degrees[sender]).double()))
+        return WeightedLinks(receiver, sender, 1 / (received[receiver].double() + 1))
+    return WeightedLinks(receiver, sender, 1 / (1 + torch.maximum(degrees[receiver], degrees[sender]).double()))
 
 
-def mix(models: Tensor, links: Links) -> Tensor:
+def mix(models: Tensor, links: WeightedLinks) -> Tensor:
     """Apply the links of a round at once: models (N, P) -> (N, P)."""
     receiver, sender, weight = links
     weight = weight.to(models.dtype)
@@ -110,7 +110,7 @@ class Mixer:
     """
 
     def __init__(
-        self, links: Links, sources: Tensor, first: int, size: int, dtype: torch.dtype, device: torch.device
+        self, links: WeightedLinks, sources: Tensor, first: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Prepare for a block whose row 0 is the model of client `first`; all receivers have a row in it.
 

@@ -1,7 +1,7 @@
 """The freshest relay: a model passes through clients that do not train it.
 
 DFCA sends a model only along edges whose sender trains it: a client without a neighbour in cluster j never receives
-model j. Under `share = "relay"` every client tells its neighbours how fresh each of its models is (two scalars per
+model j. Under `share = "relay"` every client sends its neighbours how fresh each of its models is (two scalars per
 model: the round of the last local update behind it, and who made it, if it was one client alone). Where no neighbour of
 client i trained j this round,
 
@@ -26,7 +26,7 @@ MAX_AGE = 3
 
 
 class Offer(NamedTuple):
-    """A neighbour's word on its copy of one model: the round of the newest update behind it, and who alone made it."""
+    """A neighbour's copy of one model: the round of the newest update behind it, and who alone made it."""
 
     sender: int
     stamp: int

@@ -27,7 +27,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("DFCA_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    import pooch
+    import pooch  # late: most runs have DFCA_DATA or no need to download
 
     return Path(pooch.os_cache("dfca"))
 

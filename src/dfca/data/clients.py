@@ -19,7 +19,7 @@ from dfca.errors import ConfigError, DataError
 PRODUCTS_BYTES = 2**28
 """The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
 
-Samples = tuple[Any, Any] | Dataset[Any]
+SamplesLike = tuple[Any, Any] | Dataset[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ class Split:
     @classmethod
     def of_clients(
         cls,
-        train: Sequence[Samples],
-        test: Sequence[Samples],
+        train: Sequence[SamplesLike],
+        test: Sequence[SamplesLike],
         clusters: Sequence[int] | Tensor | None = None,
         classes: int | None = None,
     ) -> Split:
@@ -180,7 +180,7 @@ def _holder(data: ClientData, row: int) -> int:
     return next(client for client, end in enumerate(data.offsets[1:]) if row < end)
 
 
-def _join(clients: Sequence[Samples], part: str) -> ClientData:
+def _join(clients: Sequence[SamplesLike], part: str) -> ClientData:
     pairs = [_to_tensors(samples, f"client {i} ({part})") for i, samples in enumerate(clients)]
     shape = pairs[0][0].shape[1:]
     for i, (x, _) in enumerate(pairs):
@@ -199,7 +199,7 @@ def _concatenate(pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
     return ClientData(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), tuple(offsets))
 
 
-def _to_tensors(samples: Samples, who: str) -> tuple[Tensor, Tensor]:
+def _to_tensors(samples: SamplesLike, who: str) -> tuple[Tensor, Tensor]:
     """Turn one client's samples into x float32 (int64 for tokens) and y int64."""
     x, y = _to_pair(samples, who)
     if x.dtype == torch.uint8:
@@ -213,7 +213,7 @@ def _to_tensors(samples: Samples, who: str) -> tuple[Tensor, Tensor]:
     return x.to(torch.float32 if x.is_floating_point() else torch.int64), y.to(torch.int64)
 
 
-def _to_pair(samples: Samples, who: str) -> tuple[Tensor, Tensor]:
+def _to_pair(samples: SamplesLike, who: str) -> tuple[Tensor, Tensor]:
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
         samples = samples.tensors
     if isinstance(samples, tuple | list) and len(samples) == 2:

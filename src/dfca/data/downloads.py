@@ -49,7 +49,7 @@ class _NextMirror(Exception):
 
 
 def _retrieve(url: str, path: Path, progress: bool) -> str:
-    import pooch
+    import pooch  # late, as in `cache`: only a download needs it
     from requests import RequestException
 
     path.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def _retrieve(url: str, path: Path, progress: bool) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep pooch from logging its own hints about hashes."""
-    import pooch
+    import pooch  # late, as in `cache`
 
     logger = pooch.get_logger()
     level = logger.level

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Partition = Literal["rotated", "owner", "uneven", "dirichlet"]
+PartitionName = Literal["rotated", "owner", "uneven", "dirichlet"]
 TransformName = Literal["auto", "none", "rotation", "axis-rotation", "label-permutation"]
 Skew = Literal["none", "consistent", "inconsistent"]
 
@@ -20,7 +20,7 @@ class DataOptions(BaseModel):
     distributions: int | None = Field(
         None, ge=1, description="true clusters in the data; default: as many as `clusters`, which may then not be auto"
     )
-    partition: Partition = Field(
+    partition: PartitionName = Field(
         "rotated",
         description="rotated: each cluster deals a fresh permutation of the whole set evenly to its clients (IFCA's "
         "split); uneven: likewise with lognormal sizes; dirichlet: likewise with label mixes drawn per client; owner: "

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dfca.errors import unknown
 
-Kind = Literal["image", "window"]
+SampleKind = Literal["image", "window"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Source:
 
     name: str
     description: str
-    kind: Kind
+    kind: SampleKind
     classes: int
     shape: tuple[int, ...]
     samples: str
@@ -42,13 +42,16 @@ class Source:
     on_white: bool = False
 
 
-def _mnist_file(name: str, size_bytes: int, sha256: str) -> RemoteFile:
-    mirrors = (
-        "https://storage.googleapis.com/cvdf-datasets/mnist",
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-    )
-    return RemoteFile(name, tuple(f"{mirror}/{name}" for mirror in mirrors), sha256, size_bytes)
-
+_MNIST_MIRRORS = (
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+)
+_MNIST_FILES = (
+    ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9912422),
+    ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28881),
+    ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1648877),
+    ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4542),
+)
 
 # Where the SHA-256 come from: MNIST and EMNIST from tensorflow/datasets (url_checksums/mnist.txt, emnist.txt),
 # CIFAR-10 from keras (datasets/cifar10.py). UCI publishes none for HAPT: the first download is trusted and its
@@ -77,27 +80,9 @@ SOURCES: dict[str, Source] = {
             homepage="http://yann.lecun.com/exdb/mnist",
             licence="none stated by its authors; Keras says CC BY-SA 3.0",
             citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998",
-            files=(
-                _mnist_file(
-                    "train-images-idx3-ubyte.gz",
-                    9912422,
-                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                ),
-                _mnist_file(
-                    "train-labels-idx1-ubyte.gz",
-                    28881,
-                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                ),
-                _mnist_file(
-                    "t10k-images-idx3-ubyte.gz",
-                    1648877,
-                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                ),
-                _mnist_file(
-                    "t10k-labels-idx1-ubyte.gz",
-                    4542,
-                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                ),
+            files=tuple(
+                RemoteFile(name, tuple(f"{mirror}/{name}" for mirror in _MNIST_MIRRORS), sha256, size_bytes)
+                for name, sha256, size_bytes in _MNIST_FILES
             ),
         ),
         Source(

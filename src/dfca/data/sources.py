@@ -24,7 +24,7 @@ from dfca.data.cache import (
 from dfca.data.containers import ACCEPTED, open_container
 from dfca.data.downloads import download
 from dfca.data.formats import Arrays, detect, parse
-from dfca.data.registry import SOURCES, Kind, Source, source_of
+from dfca.data.registry import SOURCES, SampleKind, Source, source_of
 from dfca.errors import DataError
 
 
@@ -38,7 +38,7 @@ class DataSet:
     """
 
     name: str
-    kind: Kind
+    kind: SampleKind
     classes: int
     x: np.ndarray
     y: np.ndarray
@@ -162,7 +162,7 @@ def _import_npz(path: Path, name: str | None) -> Path:
     name = name or name_of(path)
     if name not in SOURCES or name == "digits":
         known = ", ".join(sorted(set(SOURCES) - {"digits"}))
-        raise DataError(f"cannot tell which data set {path} is; rename it or give its name, one of {known}")
+        raise DataError(f"cannot recognise which data set {path} is; rename it or give its name, one of {known}")
     arrays = read_arrays(path, "get it again")
     _to_dataset(SOURCES[name], arrays, str(path))
     return adopt(name, path)
@@ -191,14 +191,14 @@ def _to_stderr(line: str) -> None:
 
 
 def _digits_file() -> Path:
-    from sklearn import datasets
+    from sklearn import datasets  # late: it takes as long to import as torch does
 
     return Path(datasets.__file__).parent / "data" / "digits.csv.gz"
 
 
 def _read_digits() -> Arrays:
     """Read scikit-learn's digits: 0..16 becomes 0..255, and one fixed fifth is for testing."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # late, as above
 
     digits = load_digits()
     x = np.rint(digits.images * (255 / 16)).astype(np.uint8)

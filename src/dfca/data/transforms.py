@@ -15,7 +15,7 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from dfca.core.rng import stream
 from dfca.data.options import DataOptions, TransformName
-from dfca.data.registry import Kind
+from dfca.data.registry import SampleKind
 from dfca.errors import ConfigError
 
 Transform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -66,7 +66,7 @@ def label_permutations(classes: int, clusters: int, seed: int) -> list[Tensor]:
     return chosen
 
 
-def resolve(options: DataOptions, kind: Kind) -> TransformName:
+def resolve(options: DataOptions, kind: SampleKind) -> TransformName:
     """Return which transform `auto` means, and refuse one that does not fit the kind of data."""
     name = options.transform
     if name == "auto":

@@ -1,4 +1,4 @@
-"""Say what is wrong with a config in one sentence: the key, the value, the bound and what to do."""
+"""Describe what is wrong with a config in one sentence: the key, the value, the bound and what to do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
 
 
 def _demand(path: str, problem: Any, model: type[BaseModel]) -> str:
-    """Say what one problem asks for: "> 0 and <= 1", "an integer", one of some words."""
+    """Return what one problem asks for: "> 0 and <= 1", "an integer", one of some words."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in BOUNDS:
         sign = BOUNDS[kind]

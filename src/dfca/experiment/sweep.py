@@ -87,7 +87,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialGroup:
     """Trials of one point and seed, which share its data and graph: what one process does in one go."""
 
     point: Point

@@ -39,10 +39,10 @@ from dfca.sim.events.world import (
 from dfca.sim.events.world import presets as world_presets
 
 Seconds = Annotated[float, Field(ge=0)]
-Span = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Bandwidth = Annotated[float, Field(gt=0)] | Literal["unlimited"]
-Client = Annotated[int, Field(ge=0)]
+ClientNumber = Annotated[int, Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -59,8 +59,8 @@ class Section(BaseModel):
 class DevicesConfig(Section):
     """A class of devices: this share of the clients takes `slowdown` times as long."""
 
-    share: Share
-    slowdown: Span
+    share: Fraction
+    slowdown: Positive
 
 
 class ComputeConfig(Section):
@@ -69,12 +69,12 @@ class ComputeConfig(Section):
     `slow_share` of the clients take `slowdown` times as long: one class of devices; `devices` lists several instead.
     """
 
-    step_s: Span | None = None
+    step_s: Positive | None = None
     kind: ComputeKind | None = None
     spread: Seconds | None = None
-    tail: Span | None = None
-    slow_share: Share | None = None
-    slowdown: Span | None = None
+    tail: Positive | None = None
+    slow_share: Fraction | None = None
+    slowdown: Positive | None = None
     devices: tuple[DevicesConfig, ...] | None = Field(None, strict=False)
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ SLOW_SHARE = 0.1  # of the clients, where only a slowdown is given
 class UplinkConfig(Section):
     """A client whose bandwidth is another."""
 
-    client: Client
+    client: ClientNumber
     bandwidth_bytes_s: Bandwidth
 
 
@@ -121,9 +121,9 @@ class LinkConfig(Section):
 class FaultsConfig(Section):
     """The probabilities that a message is lost, arrives twice, or arrives broken."""
 
-    loss: Share | None = None
-    duplication: Share | None = None
-    corruption: Share | None = None
+    loss: Fraction | None = None
+    duplication: Fraction | None = None
+    corruption: Fraction | None = None
 
 
 class ChurnConfig(Section):
@@ -131,7 +131,7 @@ class ChurnConfig(Section):
 
     away: Annotated[float, Field(ge=0, lt=1)] | None = None
     leaves_per_s: Seconds | None = None
-    away_s: Span | None = None
+    away_s: Positive | None = None
     keeps: bool | None = None
 
     @model_validator(mode="after")
@@ -157,8 +157,8 @@ class PartitionConfig(Section):
     """
 
     begin_s: Seconds
-    end_s: Span | None = None
-    groups: tuple[Annotated[tuple[Client, ...], Field(strict=False)], ...] | None = Field(None, strict=False)
+    end_s: Positive | None = None
+    groups: tuple[Annotated[tuple[ClientNumber, ...], Field(strict=False)], ...] | None = Field(None, strict=False)
     parts: int | None = Field(None, ge=2)
 
     @model_validator(mode="after")
@@ -183,7 +183,7 @@ class PartitionConfig(Section):
 class LateJoinerConfig(Section):
     """A client that is not there before at_s."""
 
-    client: Client
+    client: ClientNumber
     at_s: Seconds
 
 
@@ -191,8 +191,8 @@ class TimelineConfig(Section):
     """Which part of a run the report draws as lanes; `clients` None: those that something happens to."""
 
     begin_s: Seconds = 0.0
-    span_s: Span | None = None
-    clients: tuple[Client, ...] | None = Field(None, strict=False)
+    span_s: Positive | None = None
+    clients: tuple[ClientNumber, ...] | None = Field(None, strict=False)
     lanes: int = Field(8, ge=2, le=40)
 
 
@@ -278,11 +278,11 @@ class ClockConfig(Section):
     `target_accuracy`, in 0..1: tables show when it was reached.
     """
 
-    until_s: Span | None = None
-    timeout_s: Span | None = None
-    evaluate_every_s: Span | None = None
+    until_s: Positive | None = None
+    timeout_s: Positive | None = None
+    evaluate_every_s: Positive | None = None
     quorum: float = Field(0.8, gt=0, le=1)
-    target_accuracy: Share | None = None
+    target_accuracy: Fraction | None = None
     staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig.model_validate({}))
 
     @classmethod

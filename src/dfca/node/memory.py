@@ -55,14 +55,14 @@ class MemoryNetwork:
         self._connect(link)
 
     def open(self, node: int, inputs: Inputs) -> None:
-        """Let a node join: its links to those that are there come up."""
+        """Add a node: its links to those that are there come up."""
         self._nodes[node] = inputs
         for link in sorted(self.edges, key=sorted):
             if node in link:
                 self._connect(link)
 
     def close(self, node: int) -> None:
-        """Let a node leave."""
+        """Remove a node."""
         for link in sorted(self.edges, key=sorted):
             if node in link:
                 self._disconnect(link, but=node)

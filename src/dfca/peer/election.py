@@ -558,7 +558,7 @@ class Election:
             self._again(now)
 
     def leave(self) -> None:
-        """Tell the neighbours of the tree that this peer takes no part any more."""
+        """Notify the neighbours of the tree that this peer takes no part any more."""
         tree = {*self.kids, *self.pending, *(() if self.parent is None else (self.parent,))}
         for neighbour in sorted(tree & self.links):
             self._send(neighbour, Refuse(self.key))

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, fits, participates, usable
+from dfca.core.client import ClientState, Message, participates, usable
 from dfca.core.election import bid
 from dfca.core.relay import Offer
 from dfca.peer.election import Election, Outcome
@@ -130,7 +130,7 @@ class Peer(Machine):
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
     for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
     round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
-    job that looks whether they do.
+    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class Peer(Machine):
         self.finishes: list[float] = []
         self.newcomer = True
         self.drawing = False
+        self.awaited = -1
         self.join_until = 0.0
         self.pursuit: Pursuit | None = None
         self.suspects: dict[int, tuple[float, int]] = {}
@@ -213,7 +214,7 @@ class Peer(Machine):
         )
 
     def waits(self) -> str:
-        """Say what the peer waits for, in a sentence without a subject."""
+        """Describe what the peer waits for, in a sentence without a subject."""
         if self.state is State.EMPTY:
             return f"waits for the models of {names(self.options.neighbours)}"
         if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:
@@ -437,14 +438,18 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return _participates(self.options.seed, peer, round, self.options.participation)
+        rate = self.options.participation
+        return rate >= 1 or _participates(self.options.seed, peer, round, rate)
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
         if self.ending is None or self.step is not None or self.state is not State.WAITING:
             return
-        if self.options.aggregation == "batch" and self.election is None and any(map(self._expects, self.links)):
-            return
+        if self.options.aggregation == "batch" and self.election is None:
+            if self.awaited not in self.links or not self._expects(self.awaited):
+                self.awaited = next(filter(self._expects, reversed(self.links)), -1)
+            if self.awaited in self.links:
+                return
         if self.relays and not self.asked:
             self._wait_for(Step.ASK)
         elif not self.wanted or self.options.aggregation == "sequential":
@@ -478,14 +483,17 @@ class Peer(Machine):
             return
         batch = self.options.aggregation == "batch"
         limit = math.inf if not batch or self.ending is None else self.ending
+        folded = []
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
-            if not compatible(self.lineage, update.lineage, message.cluster) or not fits(message, self.bank):
+            if not compatible(self.lineage, update.lineage, message.cluster):  # that it fits was seen when it came
                 self._note("drop", message.sender, message.cluster, message.round)
                 continue
             age = self._age(update, came_s)
-            self.copies = self.rules.receive_(self.copies, message, self.options.staleness.weight(age))
+            folded.append((message, self.options.staleness.weight(age)))
             self._note("fold", message.sender, message.cluster, message.round, age)
+        if folded:
+            self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
         for copy in answers.values():
             self._take_copy(copy)
@@ -595,7 +603,7 @@ class Peer(Machine):
         """Take in what comes along with the end of a neighbour's round."""
         known = self.links[sender]
         if round >= known.offers_round:
-            own = tuple((j, offer) for j, offer in offers if offer.sender == sender)
+            own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dfca.report.rows import all_found, mean_std, varying
-from dfca.runs.histories import mean_of
-from dfca.runs.reading import Run
+from dfca.runs.store.histories import mean_of
+from dfca.runs.store.reading import Run
 
 BY_ROUND = (
     ("accuracy", "accuracy (%)", "Accuracy of the model that each client would use, on test data like its own."),

@@ -27,12 +27,12 @@ from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
 from dfca.report.plots import Drawing
 from dfca.report.rows import kind_of, mean_std, summary_rows, varying
-from dfca.report.virtual import VirtualResults, finished, is_virtual, rows_of, variants
+from dfca.report.virtual import VirtualResults, finished, is_virtual, rows_of, variants, virtual_heads
 from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_plots import standalone
 from dfca.report.virtual_tables import ratio_to_batch, world_in_words
 from dfca.report.wording import count, megabytes, percent
-from dfca.runs.reading import Run, load_run, other_version
+from dfca.runs.store.reading import Run, load_run, other_version
 
 LARGE = 100  # clients: beyond, the pictures of a graph are larger
 Values = dict[str, Any]
@@ -187,10 +187,12 @@ def _setting(run: Run) -> list[tuple[str, str]]:
         "mixing": _options(config.get("mixing"), ("weights",)),
         "graph": _options(graph, topology.USES.get(graph.get("name", ""), ())),
     }
-    if is_virtual(run.summary):
-        head = (run.summary.get("points") or [run.summary])[0]
-        facts["world"] = world_in_words(head["world"]) + (" (at the first point)" if run.swept else "")
-        facts["clock"] = _options(head["clock"], tuple(head["clock"]))
+    if heads := virtual_heads(run.summary):
+        mixed = run.swept and len(heads) < len(run.summary["points"])
+        where = " (at the first point with one; the points without a world ran in rounds)" if mixed else ""
+        where = where or (" (at the first point)" if run.swept else "")
+        facts["world"] = world_in_words(heads[0]["world"]) + where
+        facts["clock"] = _options(heads[0]["clock"], tuple(heads[0]["clock"]))
     if run.swept:
         for key in varying(run.summary):
             values = dict.fromkeys(write(point["point"].get(key, "the base's")) for point in run.summary["points"])

@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from dfca.report.curves import Curve
@@ -238,6 +239,7 @@ def marker_of(cluster: int) -> str:
 
 def to_svg(figure: Figure, salt: str = "") -> str:
     """Write a figure as an `<svg>` element to put into a page; a salt makes the ids of equal figures differ."""
+    _take_literally(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "path.simplify_threshold": 0.2}):
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, dpi=170, metadata={"Date": None})
@@ -256,7 +258,8 @@ def to_svg(figure: Figure, salt: str = "") -> str:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure beside each other as PNG, SVG and PDF; the same figure gives the same bytes."""
+    """Write a figure beside each other as PNG, SVG and PDF; the same figure makes the same bytes."""
+    _take_literally(figure)
     for axes in figure.axes:
         axes.tick_params(grid_color=FAINT_ON_PAPER)
     written = []
@@ -268,6 +271,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
             figure.savefig(path, format=kind, facecolor="white", bbox_inches="tight", pad_inches=0.05, **extra)
             written.append(path)
     return written
+
+
+def _take_literally(figure: Figure) -> None:
+    """Show a `$` in a name as it is: matplotlib would read what is between two of them as a formula."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
 
 
 def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:

@@ -18,7 +18,7 @@ from dfca.errors import RunError
 from dfca.files import atomic_write
 from dfca.report.rows import summary_rows
 from dfca.report.virtual import VirtualResults, is_virtual
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 FORM = 1
 WHAT_TO_GIVE = "give a run folder or a file that `dfca report RUN --save FILE` wrote"

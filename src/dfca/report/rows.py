@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from dfca.algorithms import ALGORITHMS
 from dfca.report.paper import published
 from dfca.report.wording import DASH, span
-from dfca.runs.reading import MEASURES
+from dfca.runs.store.reading import MEASURES
 
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
 PARTNERS: dict[str, Literal["neighbours", "server", "nobody"]] = {"gossip": "neighbours", "server": "server"}

@@ -16,7 +16,7 @@ from dfca.experiment.sweep import write
 from dfca.report.paper import published
 from dfca.report.rows import summary_rows, varying
 from dfca.report.wording import DASH, duration, folded, megabytes, one_line, percent, span
-from dfca.runs.reading import count_trials
+from dfca.runs.store.reading import count_trials
 
 DISPENSABLE = ("talks to", "MB per client", "time per run", "runs")
 Row = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dfca.experiment.sweep import write
 from dfca.report.rows import kind_of, varying
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
 Row = Mapping[str, Any]
@@ -34,8 +34,13 @@ class Axis(NamedTuple):
 
 
 def is_virtual(summary: Row) -> bool:
-    """Return whether the trials ran in virtual time."""
-    return any("world" in head for head in (summary, *summary.get("points", ())))
+    """Return whether there are trials in virtual time; other points of a sweep may have run in rounds."""
+    return bool(virtual_heads(summary))
+
+
+def virtual_heads(summary: Row) -> list[Row]:
+    """Return what has a world and a clock: the points of a sweep in virtual time, or the summary itself."""
+    return [head for head in summary.get("points", (summary,)) if "world" in head]
 
 
 @dataclass(frozen=True)
@@ -81,15 +86,15 @@ class VirtualResults:
 
     def head(self, value: float) -> Row:
         """Return the world and the clock at a value of the axis."""
-        points = self.summary.get("points") or [self.summary]
-        return next((point for point in points if self.axis.at(point) == value), points[0])
+        heads = virtual_heads(self.summary)
+        return next((head for head in heads if self.axis.at(head) == value), heads[0])
 
 
 def axis_of(summary: Row) -> Axis:
-    """Choose the number with the most values."""
+    """Choose the number with the most values at the points in virtual time."""
     best = Axis("", [0.0])
     for key in varying(summary):
-        values = [point["point"].get(key) for point in summary["points"]]
+        values = [head["point"].get(key) for head in virtual_heads(summary)]
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         different = sorted({float(value) for value in values}) if numeric else []
         if len(different) > len(best.values):
@@ -128,8 +133,8 @@ def rows_of(rows: Iterable[Row], axis: Axis, value: float | None = None, variant
 
 
 def finished(summary: Row) -> list[Row]:
-    """Return the rows of the finished trials."""
-    return [row for row in summary["runs"] if row.get("finished")]
+    """Return the rows of the finished trials in virtual time."""
+    return [row for row in summary["runs"] if row.get("finished") and "time_s" in row]
 
 
 def courses(summary: Row, metrics: Sequence[Row]) -> list[dict[str, Any]]:

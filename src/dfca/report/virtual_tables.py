@@ -26,7 +26,7 @@ def virtual_tables(summary: Row, width: int | None = None) -> list[TextTable]:
 
     Where it would be wider than `width` characters, the columns that matter least are left out.
     """
-    rows = [row for row in finished(summary) if "time_s" in row]
+    rows = finished(summary)
     if not rows:
         return []
     axis, columns = axis_of(summary), _columns(rows, _clients(summary))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dfca.experiment.sweep import Job, Trial
+from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
 
 
@@ -41,7 +41,7 @@ class Bars(NullSink):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def note(self, text: str, job: Job | None = None) -> None:
+    def note(self, text: str, group: TrialGroup | None = None) -> None:
         """Print a note above the bars."""
         self._console.print(Text(f"· {text}", style="dim"), soft_wrap=not self._live)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from dfca.errors import RunError
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import Job, Trial
-from dfca.runs.metrics_files import plain, read_metrics
+from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.metrics import read_metrics, without_nan
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
 from dfca.sim.events.replay import read_trace
@@ -21,7 +21,7 @@ from dfca.sim.shards import Alone
 NOT_COMPARED = ("seconds",)  # of the machine, not of the clock
 
 
-class Comparison(NamedTuple):
+class ReplayResult(NamedTuple):
     """What the replay of one trial gave: how many records and rows, and the first difference in words, or none."""
 
     trial: Trial
@@ -30,7 +30,7 @@ class Comparison(NamedTuple):
     difference: str
 
 
-def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: True) -> Iterator[Comparison]:
+def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: True) -> Iterator[ReplayResult]:
     """Replay every finished trial of a run folder that has a trace.
 
     Raises:
@@ -55,14 +55,16 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
                 continue
             found = True
             workload = Workload.of(
-                Job(point, seed, tuple(trial.algorithm for trial in traced)), NullSink(), Alone(point.config.clients)
+                TrialGroup(point, seed, tuple(trial.algorithm for trial in traced)),
+                NullSink(),
+                Alone(point.config.clients),
             )
             for trial in traced:
                 records = read_trace(trace_of(path, trial))
                 result = simulation_of(trial, workload.setting(trial), trace=False, replay=records).run()
-                rows = [json.loads(json.dumps(plain(row))) for row in result.metrics]
+                rows = [json.loads(json.dumps(without_nan(row))) for row in result.metrics]
                 written = [line for line in lines if folder.key_of(line) == trial.key]
-                yield Comparison(trial, len(records), len(rows), _difference(written, rows))
+                yield ReplayResult(trial, len(records), len(rows), _difference(written, rows))
     if not found:
         raise RunError(
             f"{path} has no trace of a finished trial; run it with --set world.trace=true (and --no-resume, or --out)"

@@ -14,8 +14,8 @@ from typing import Any
 from dfca.errors import RunError
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import Trial
-from dfca.runs.reading import Run, load_run
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.reading import Run, load_run
 
 HEAD = ("algorithm", "seed", "point", "digest")
 

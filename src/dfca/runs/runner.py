@@ -21,13 +21,13 @@ import torch
 from dfca import data
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.load import Experiment
-from dfca.experiment.sweep import Job, Trial
-from dfca.runs.environment import environment
+from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.reuse import adopt
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
-from dfca.runs.store import RunFolder
-from dfca.runs.trials import RunContext, run_job
+from dfca.runs.store.environment import environment
+from dfca.runs.store.folder import RunFolder
+from dfca.runs.trials import RunContext, run_group
 from dfca.runs.workers import Pool
 from dfca.sim.rounds.ranks import Ranks, joined, launched, my_rank
 from dfca.sim.shards import Alone
@@ -92,7 +92,7 @@ def _lead(
         sink.start_run(trials, len(trials) - len(missing))
         try:
             if processes > 1:
-                Pool(context, processes, threads, careful=workers == "auto").run(make_jobs(missing, processes))
+                Pool(context, processes, threads, careful=workers == "auto").run(make_groups(missing, processes))
             else:
                 _run_here(context, missing, ranks)
         except Interrupted as interrupted:
@@ -106,8 +106,8 @@ def _run_here(context: RunContext, trials: Sequence[Trial], ranks: int) -> None:
     """Run trials in this process, which may be the first of several ranks."""
     if ranks > 1:
         Ranks(ranks).share([context.tolerant, [_name(trial) for trial in trials]])
-    for job in make_jobs(trials, 1):
-        run_job(job, context, Ranks if ranks > 1 else Alone)
+    for group in make_groups(trials, 1):
+        run_group(group, context, Ranks if ranks > 1 else Alone)
 
 
 def _follow(experiment: Experiment, save_models: bool) -> None:
@@ -124,8 +124,8 @@ def _follow(experiment: Experiment, save_models: bool) -> None:
         )
     with StopSignal() as stop:
         context = RunContext(NullSink(), None, stop, save_models, tolerant)
-        for job in make_jobs([here[name] for name in names], 1):
-            run_job(job, context, Ranks)
+        for group in make_groups([here[name] for name in names], 1):
+            run_group(group, context, Ranks)
 
 
 def _require_data(experiment: Experiment) -> None:
@@ -153,13 +153,17 @@ def _count_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
-def make_jobs(trials: Sequence[Trial], workers: int) -> list[Job]:
-    """Group trials of one point and seed; where that leaves workers idle, each trial is a job."""
-    groups: dict[tuple[str, int], list[Trial]] = {}
+def make_groups(trials: Sequence[Trial], workers: int) -> list[TrialGroup]:
+    """Group trials of one point and seed; where that leaves workers idle, each trial is a group."""
+    together: dict[tuple[str, int], list[Trial]] = {}
     for trial in trials:
-        groups.setdefault((trial.point.digest, trial.seed), []).append(trial)
-    jobs = [Job(group[0].point, group[0].seed, tuple(each.algorithm for each in group)) for group in groups.values()]
-    return jobs if len(jobs) >= workers else [Job(each.point, each.seed, (each.algorithm,)) for each in trials]
+        together.setdefault((trial.point.digest, trial.seed), []).append(trial)
+    groups = [
+        TrialGroup(some[0].point, some[0].seed, tuple(each.algorithm for each in some)) for some in together.values()
+    ]
+    if len(groups) < workers:
+        groups = [TrialGroup(each.point, each.seed, (each.algorithm,)) for each in trials]
+    return groups
 
 
 def _count_workers(workers: Workers, experiment: Experiment, trials: int) -> int:

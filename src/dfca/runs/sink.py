@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from dfca.experiment.sweep import Job, Trial
+from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.memory import peak_bytes
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
 
 
 class RunSink(Protocol):
@@ -24,7 +24,7 @@ class RunSink(Protocol):
 
         note                                 at any time, also before start_run
         start_run                            once
-            start_job                        before the trials of a job
+            start_group                      before the trials of a group
                 start_trial                  may be missing before fail_trial
                     finish_round             for every round, or step of virtual time
                 finish_trial | fail_trial    neither, where the run is stopped
@@ -38,13 +38,13 @@ class RunSink(Protocol):
     def start_run(self, trials: Sequence[Trial], finished: int) -> None:
         """Receive all trials of the experiment, and how many of them were finished before."""
 
-    def note(self, text: str, job: Job | None = None) -> None:
-        """Receive a sentence that the user should read once; `job` where it depends on the point and the seed."""
+    def note(self, text: str, group: TrialGroup | None = None) -> None:
+        """Receive a sentence that the user should read once; `group` where it depends on the point and the seed."""
 
-    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
         """Receive the graph of a point and seed: its `facts`, `edges` and the true `clusters` of the clients (or None).
 
-        Called again where several jobs have the same point and seed.
+        Called again where several groups have the same point and seed.
         """
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
@@ -70,8 +70,8 @@ class NullSink:
     """Ignore everything."""
 
     def start_run(self, trials: Sequence[Trial], finished: int) -> None: ...
-    def note(self, text: str, job: Job | None = None) -> None: ...
-    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None: ...
+    def note(self, text: str, group: TrialGroup | None = None) -> None: ...
+    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None: ...
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None: ...
     def finish_round(
         self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0
@@ -90,9 +90,9 @@ class FolderSink(NullSink):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
-    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
         """Store the graph."""
-        self._folder.store_topology(job.point, job.seed, graph)
+        self._folder.store_topology(group.point, group.seed, graph)
 
     def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
         """Put the row into the summary."""
@@ -106,33 +106,33 @@ class FolderSink(NullSink):
 class Broadcast:
     """Pass every call on to several sinks, in their order.
 
-    A note that was passed on before is dropped; one of a job is prefixed by its point, and by its seed where that is
+    A note that was passed on before is dropped; one of a group is prefixed by its point, and by its seed where that is
     not the first one's.
     """
 
     def __init__(self, *sinks: RunSink) -> None:
         self._sinks = sinks
         self._noted: set[str] = set()
-        self._first: Job | None = None
+        self._first: TrialGroup | None = None
 
     def start_run(self, trials: Sequence[Trial], finished: int) -> None:
         for sink in self._sinks:
             sink.start_run(trials, finished)
 
-    def note(self, text: str, job: Job | None = None) -> None:
-        self._first = self._first or job
+    def note(self, text: str, group: TrialGroup | None = None) -> None:
+        self._first = self._first or group
         if text in self._noted:
             return
         self._noted.add(text)
-        where = [job.point.label] if job is not None and job.point.label else []
-        if job is not None and self._first is not None and job.seed != self._first.seed:
-            where.append(f"seed {job.seed}")
+        where = [group.point.label] if group is not None and group.point.label else []
+        if group is not None and self._first is not None and group.seed != self._first.seed:
+            where.append(f"seed {group.seed}")
         for sink in self._sinks:
             sink.note(f"{', '.join(where)}: {text}" if where else text)
 
-    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
         for sink in self._sinks:
-            sink.start_job(job, graph)
+            sink.start_group(group, graph)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         for sink in self._sinks:
@@ -156,7 +156,7 @@ class Broadcast:
 
 
 class PipeSink(NullSink):
-    """Send every call of a job through a pipe, as JSON values: trials by the name of their algorithm.
+    """Send every call of a group through a pipe, as JSON values: trials by the name of their algorithm.
 
     Also sends ["memory", bytes] whenever the peak memory of this process has grown.
     """
@@ -165,11 +165,11 @@ class PipeSink(NullSink):
         self._send = send
         self._peak = 0
 
-    def note(self, text: str, job: Job | None = None) -> None:
-        self._send("note", text, job is not None)
+    def note(self, text: str, group: TrialGroup | None = None) -> None:
+        self._send("note", text, group is not None)
 
-    def start_job(self, job: Job, graph: Mapping[str, Any]) -> None:
-        self._send("start_job", graph)
+    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
+        self._send("start_group", graph)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         self._send("start_trial", trial.algorithm, round, time_s)
@@ -187,21 +187,21 @@ class PipeSink(NullSink):
         self._send("fail_trial", trial.algorithm, error)
 
 
-def deliver(message: Sequence[Any], job: Job, sink: RunSink) -> None:
-    """Repeat on a sink the call that a `PipeSink` has sent while it ran a job."""
+def deliver(message: Sequence[Any], group: TrialGroup, sink: RunSink) -> None:
+    """Repeat on a sink the call that a `PipeSink` has sent while it ran a group."""
     kind, *content = message
     match kind:
         case "note":
-            sink.note(content[0], job if content[1] else None)
-        case "start_job":
-            sink.start_job(job, content[0])
+            sink.note(content[0], group if content[1] else None)
+        case "start_group":
+            sink.start_group(group, content[0])
         case "start_trial":
-            sink.start_trial(job.trial(content[0]), *content[1:])
+            sink.start_trial(group.trial(content[0]), *content[1:])
         case "finish_round":
-            sink.finish_round(job.trial(content[0]), *content[1:])
+            sink.finish_round(group.trial(content[0]), *content[1:])
         case "finish_trial":
-            sink.finish_trial(job.trial(content[0]), content[1])
+            sink.finish_trial(group.trial(content[0]), content[1])
         case "fail_trial":
-            sink.fail_trial(job.trial(content[0]), content[1])
+            sink.fail_trial(group.trial(content[0]), content[1])
         case _:
             raise ValueError(f"{kind!r} is no call of a sink")

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from dfca import algorithms, data, models, topology
 from dfca.data import Split
 from dfca.errors import ConfigError, DfcaError, RunError
-from dfca.experiment.sweep import Job, Point, Trial
+from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.files import Stream
-from dfca.runs.checkpoints import Checkpoint
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
-from dfca.runs.store import RunFolder
+from dfca.runs.store.checkpoints import Checkpoint
+from dfca.runs.store.folder import RunFolder
 from dfca.runs.virtual import VirtualTrial
 from dfca.sim.rounds.ranks import my_device
 from dfca.sim.rounds.simulation import Simulation
@@ -76,28 +74,28 @@ class RunContext:
             raise Interrupted(where)
 
 
-def run_job(job: Job, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
-    """Run the trials of a job; its split and graph are freed on return.
+def run_group(group: TrialGroup, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
+    """Run the trials of a group; its split and graph are freed on return.
 
-    `share_out` gives each rank its share of so many clients. All ranks of a run make this call; only the first has the
+    `share_out` makes each rank's share of so many clients. All ranks of a run make this call; only the first has the
     folder.
 
     Raises:
         RunError: if the disk cannot be written, or another rank is lost.
         Interrupted: if a stop was requested; the state is stored.
     """
-    shards = share_out(job.point.config.clients)
-    context.heed_stop(f"before {job.trials[0]}", shards)
+    shards = share_out(group.point.config.clients)
+    context.heed_stop(f"before {group.trials[0]}", shards)
     try:
         with shards.agreed():
-            workload = Workload.of(job, context.sink, shards)
+            workload = Workload.of(group, context.sink, shards)
     except RunError:
         raise
     except Exception as error:
-        for trial in job.trials:
+        for trial in group.trials:
             context.fail(trial, error)
         return
-    for trial in job.trials:
+    for trial in group.trials:
         context.heed_stop(f"before {trial}", shards)
         try:
             run_trial(trial, workload.setting(trial, context.folder), context, shards)
@@ -116,44 +114,17 @@ class RoundsTrial:
     time_s = 0.0  # there is no clock
 
     def __init__(self, setting: Setting, shards: Shards) -> None:
-        self._simulation = Simulation(setting, shards)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know about this trial, once."""
-        return self._simulation.notes
-
-    @property
-    def done(self) -> bool:
-        """Whether all rounds are over."""
-        return self._simulation.done
-
-    @property
-    def round(self) -> int:
-        """The number of rounds done."""
-        return self._simulation.round
+        self.simulation = Simulation(setting, shards)
+        self.step, self.state, self.restore = self.simulation.step, self.simulation.state, self.simulation.restore
 
     @property
     def place(self) -> str:
         """How far it is, in words."""
-        return f"round {self.round} of {self._simulation.setting.rounds}"
-
-    def step(self) -> dict[str, Any] | None:
-        """Run a round; return its metrics where it is evaluated."""
-        return self._simulation.step()
+        return f"round {self.simulation.round} of {self.simulation.setting.rounds}"
 
     def stream(self) -> Stream:
         """Return the banks of all ranks."""
-        simulation = self._simulation
-        return Stream(simulation.bank_shape(), simulation.banks.dtype, simulation.rows())
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything that a checkpoint needs but the banks."""
-        return self._simulation.state()
-
-    def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
-        """Go on from `state`; None on all ranks but the first."""
-        self._simulation.restore(tensors, facts)
+        return Stream(self.simulation.bank_shape(), self.simulation.banks.dtype, self.simulation.rows())
 
     def finish(self) -> dict[str, Any]:
         """Return what else the row of the finished trial has."""
@@ -170,60 +141,60 @@ def _make(trial: Trial, setting: Setting, folder: RunFolder | None, shards: Shar
 
 def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shards) -> None:
     """Run one trial from its last good checkpoint, or from the start, to its last round."""
-    job, sink, folder = Job(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
+    group, sink, folder = TrialGroup(trial.point, trial.seed, (trial.algorithm,)), context.sink, context.folder
     clock = Stopwatch()
     with clock.running():
-        simulation = _make(trial, setting, folder, shards)
-        checkpoint, warnings = folder.checkpoints.latest(trial, simulation.STATE) if folder else (None, [])
+        driven = _make(trial, setting, folder, shards)
+        checkpoint, warnings = folder.checkpoints.latest(trial, driven.STATE) if folder else (None, [])
         for warning in warnings:
             sink.note(warning)
         if shards.share(checkpoint is not None):
-            simulation.restore(*((checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)))
+            driven.restore(*((checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)))
             clock.seconds += checkpoint.seconds if checkpoint else 0.0
-            sink.note(f"{trial}: goes on after {simulation.place}")
+            sink.note(f"{trial}: goes on after {driven.place}")
         del checkpoint
-    _pass_on(simulation.notes, sink, job)
+    _pass_on(driven.simulation.notes, sink, group)
     if folder:
-        folder.metrics.rewind(trial, simulation.round, simulation.time_s)
-    sink.start_trial(trial, simulation.round, simulation.time_s)
+        folder.metrics.rewind(trial, driven.simulation.round, driven.time_s)
+    sink.start_trial(trial, driven.simulation.round, driven.time_s)
     # A signal waits for the end of the round: half a round cannot be stored, and a finished trial is kept.
     with context.stop.deferred():
-        metrics = _step_to_the_end(trial, simulation, context, shards, clock)
-        _pass_on(simulation.notes, sink, job)
+        metrics = _step_to_the_end(trial, driven, context, shards, clock)
+        _pass_on(driven.simulation.notes, sink, group)
         if context.save_models:
-            _save_models(trial, simulation.stream(), folder)
+            _save_models(trial, driven.stream(), folder)
         config = trial.point.config
         row = trial.head | {"digest": trial.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
         row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(clock.seconds, 3)}
-        sink.finish_trial(trial, row | simulation.finish() | {"finished": True})
+        sink.finish_trial(trial, row | driven.finish() | {"finished": True})
 
 
 def _step_to_the_end(
-    trial: Trial, simulation: RoundsTrial | VirtualTrial, context: RunContext, shards: Shards, clock: Stopwatch
+    trial: Trial, driven: RoundsTrial | VirtualTrial, context: RunContext, shards: Shards, clock: Stopwatch
 ) -> dict[str, Any]:
     """Run all rounds, with checkpoints on the way, and return the last metrics."""
     folder, last = context.folder, {}
     cadence = Cadence(trial.point.config.checkpoint.every_s)
-    while not simulation.done:
+    while not driven.simulation.done:
         with clock.running():
-            metrics = simulation.step()
+            metrics = driven.step()
         if metrics is not None:
             last = metrics
             if folder:
                 folder.metrics.append(trial, metrics)
-        context.sink.finish_round(trial, simulation.round, metrics, simulation.time_s)
+        context.sink.finish_round(trial, driven.simulation.round, metrics, driven.time_s)
         due = context.stop.requested or (shards.rank == 0 and cadence.due())
-        if simulation.done or not shards.either(due):
+        if driven.simulation.done or not shards.either(due):
             continue
-        tensors, facts = simulation.state()
-        bank = simulation.stream()
+        tensors, facts = driven.state()
+        bank = driven.stream()
         with cadence.measured():
             if folder:
-                checkpoint = Checkpoint(simulation.round, clock.seconds, tensors, facts, bank, simulation.STATE)
+                checkpoint = Checkpoint(driven.simulation.round, clock.seconds, tensors, facts, bank, driven.STATE)
                 folder.checkpoints.save(trial, checkpoint)
             else:
                 deque(bank.pieces, maxlen=0)  # the first rank writes them
-        context.heed_stop(f"at {simulation.place} of {trial}", shards)
+        context.heed_stop(f"at {driven.place} of {trial}", shards)
     return last
 
 
@@ -242,7 +213,7 @@ def sentence(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What the trials of a job share: the data, the graph and the model."""
+    """What the trials of a group share: the data, the graph and the model."""
 
     point: Point
     split: Split
@@ -251,9 +222,9 @@ class Workload:
     make_model: Callable[[], Any]
 
     @classmethod
-    def of(cls, job: Job, sink: RunSink, shards: Shards) -> Workload:
+    def of(cls, group: TrialGroup, sink: RunSink, shards: Shards) -> Workload:
         """Make it, and report the graph."""
-        config, seed = job.point.config, job.seed
+        config, seed = group.point.config, group.seed
         split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
         drift = None
         if config.data.drift_share:
@@ -264,12 +235,12 @@ class Workload:
         edges = sorted([i, j] for i, j in graph.edges)
         ends = split if drift is None else drift[1]  # reports compare with what the clients hold at the end
         true = None if ends.clusters is None else ends.clusters.tolist()
-        sink.start_job(job, {"facts": facts, "edges": edges, "clusters": true})
-        if job.point.at is None:  # a sweep has hundreds
-            sink.note(f"graph: {topology.summary(facts)}", job)
-        _pass_on(split.notes, sink, job)
+        sink.start_group(group, {"facts": facts, "edges": edges, "clusters": true})
+        if group.point.at is None:  # a sweep has hundreds
+            sink.note(f"graph: {topology.summary(facts)}", group)
+        _pass_on(split.notes, sink, group)
         make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
-        return cls(job.point, split, drift, graph, make_model)
+        return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
         """Make the setting of one of the trials."""
@@ -297,9 +268,9 @@ class Workload:
         )
 
 
-def _pass_on(notes: Sequence[str], sink: RunSink, job: Job) -> None:
+def _pass_on(notes: Sequence[str], sink: RunSink, group: TrialGroup) -> None:
     for note in notes:
-        sink.note(note, job)
+        sink.note(note, group)
 
 
 class Stopwatch:

@@ -19,7 +19,7 @@ from dfca.errors import DfcaError, RunError
 from dfca.experiment.sweep import Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
 from dfca.files import Stream, atomic_write, explain_write_errors
-from dfca.runs.store import RunFolder
+from dfca.runs.store.folder import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
 from dfca.sim.events.books import Line
 from dfca.sim.events.replay import to_line
@@ -64,7 +64,7 @@ class VirtualTrial:
         self._world = config.world.over(config.clients)
         # The timeline is of the first seed: one picture per point and algorithm.
         drawn = trial.seed == config.seeds[0]
-        self._simulation = simulation_of(trial, setting, trace=drawn or config.world.trace)
+        self.simulation = simulation_of(trial, setting, trace=drawn or config.world.trace)
         self._milestones = Milestones(
             ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners}
         )
@@ -75,47 +75,32 @@ class VirtualTrial:
         if drawn:
             options = config.world.timeline or TimelineConfig.model_validate({})
             round_s = self._world.compute.step_s * max(1, config.local.steps)
-            send_s = uplink_seconds(self._world, config.clients, self._simulation.model_bytes)
+            send_s = uplink_seconds(self._world, config.clients, self.simulation.model_bytes)
             lanes = choose_lanes(options, self._world, setting.graph, trial.seed)
             self._timeline = Timeline(options, lanes, round_s, send_s)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know about this run, once."""
-        return self._simulation.notes
-
-    @property
-    def done(self) -> bool:
-        """Whether the run is over."""
-        return self._simulation.done
-
-    @property
-    def round(self) -> int:
-        """The rounds that the clients have done on average, rounded down."""
-        return self._simulation.round
-
-    @property
     def time_s(self) -> float:
         """The virtual time."""
-        return self._simulation.now
+        return self.simulation.now
 
     @property
     def place(self) -> str:
         """How far it is, in words."""
-        return f"{self.time_s:g} virtual seconds (round {self.round})"
+        return f"{self.time_s:g} virtual seconds (round {self.simulation.round})"
 
     def stream(self) -> Stream:
         """Return all models, (m, N, P)."""
-        banks = self._simulation.banks
+        banks = self.simulation.banks
         return Stream(tuple(banks.shape), banks.dtype, pieces(banks))
 
     def step(self) -> dict[str, Any] | None:
         """Go on to the next evaluation, and return its metrics, or by a round."""
         try:
-            row = self._simulation.step()
+            row = self.simulation.step()
         except RunError as error:  # for the runner those are of the disk, and end all trials
             raise StuckError(str(error)) from error
-        records = self._simulation.take_trace()
+        records = self.simulation.take_trace()
         if self._timeline is not None and not self._timeline.over:
             self._timeline.add(records)
         if self._trace is not None:
@@ -126,7 +111,7 @@ class VirtualTrial:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that a checkpoint needs; the trace so far is on the disk."""
-        tensors, facts = self._simulation.state()
+        tensors, facts = self.simulation.state()
         return tensors, {
             "simulation": facts,
             "watch": self._milestones.seen,
@@ -138,7 +123,7 @@ class VirtualTrial:
         """Go on from `state`."""
         assert tensors is not None
         assert facts is not None
-        self._simulation.restore(tensors, facts["simulation"])
+        self.simulation.restore(tensors, facts["simulation"])
         self._milestones.seen = dict(facts.get("watch", {}))
         if self._trace is not None:
             self._trace.cut(facts.get("trace", 0))
@@ -157,7 +142,7 @@ class VirtualTrial:
         if self._timeline is not None:
             joins = {each.client: each.at_s for each in self._world.late_joiners}
             atomic_write(self._lanes_file, json.dumps(self._timeline.table(self._slowdowns, joins)) + "\n")
-        result = self._simulation.result()
+        result = self.simulation.result()
         ages = result.staleness
         folds = sum(ages.values())
         return {

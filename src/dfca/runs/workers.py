@@ -1,11 +1,11 @@
-"""Trials in several processes: the parent hands out jobs and owns the run folder, the workers compute.
+"""Trials in several processes: the parent hands out groups and owns the run folder, the workers compute.
 
-    parent -> worker    "setup", "job", "stop", "end"
+    parent -> worker    "setup", "group", "stop", "end"
     worker -> parent    the calls of a `PipeSink`, then "done"; or "stopped", "broken"
 
 Messages are JSON on a socket pair, so floats keep every bit. A worker writes the files of its own trial: its metrics,
 checkpoints and models. A worker whose parent is gone, also by kill -9, sees the end of the socket and exits at once. A
-worker that dies fails its trial; the rest of its job is handed out again.
+worker that dies fails its trial; the rest of its group is handed out again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import torch
 
 from dfca.errors import RunError
 from dfca.experiment.config import Config
-from dfca.experiment.sweep import Job, Point
+from dfca.experiment.sweep import Point, TrialGroup
 from dfca.memory import available_bytes
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import PipeSink, deliver
-from dfca.runs.store import RunFolder
-from dfca.runs.trials import RunContext, run_job
+from dfca.runs.store.folder import RunFolder
+from dfca.runs.trials import RunContext, run_group
 
 POLL_S = 0.2
 PATIENCE_S = 5.0
@@ -47,28 +47,28 @@ class Pool:
         self._sink, self._stop = context.sink, context.stop
         self._setup = ("setup", str(context.folder.path.resolve()), threads, context.save_models, sys.path)
         self._workers, self._threads, self._careful = workers, threads, careful
-        self._jobs: deque[Job] = deque()
+        self._groups: deque[TrialGroup] = deque()
         self._hired: list[_Worker] = []
         self._stopped: list[str] = []
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Run all jobs.
+    def run(self, groups: Sequence[TrialGroup]) -> None:
+        """Run all groups.
 
         Raises:
             RunError: if the disk cannot be written.
             Interrupted: if the stop signal was requested; every trial under way is stored.
         """
-        self._jobs = deque(jobs)
+        self._groups = deque(groups)
         stopping = False
         try:
             with self._stop.deferred():
-                while self._hired or self._jobs:
+                while self._hired or self._groups:
                     if self._stop.requested and not stopping:
                         stopping = True
-                        self._jobs.clear()
+                        self._groups.clear()
                         for worker in self._hired:
                             worker.send("stop")
-                    elif self._jobs and len(self._hired) < self._workers:
+                    elif self._groups and len(self._hired) < self._workers:
                         self._hire()
                     ready = wait([worker.connection for worker in self._hired], timeout=POLL_S)
                     for worker in [worker for worker in self._hired if worker.connection in ready]:
@@ -92,8 +92,8 @@ class Pool:
         self._assign(worker)
 
     def _assign(self, worker: _Worker) -> None:
-        if self._jobs:
-            worker.take(self._jobs.popleft())
+        if self._groups:
+            worker.take(self._groups.popleft())
         else:
             worker.send("end")
             self._dismiss(worker)
@@ -109,7 +109,7 @@ class Pool:
         except (EOFError, OSError):
             self._replace(worker)
             return
-        assert worker.job is not None
+        assert worker.group is not None
         match kind:
             case "memory":
                 worker.peak_bytes = content[0]
@@ -121,22 +121,22 @@ class Pool:
             case "broken":
                 raise RunError(content[0])
             case _:
-                deliver((kind, *content), worker.job, self._sink)
+                deliver((kind, *content), worker.group, self._sink)
                 if kind in ("finish_trial", "fail_trial"):
                     worker.left.remove(content[0])
 
     def _replace(self, worker: _Worker) -> None:
-        """Fail the trial of a worker that died, and hand out the rest of its job again."""
+        """Fail the trial of a worker that died, and hand out the rest of its group again."""
         self._dismiss(worker)
-        code, job = worker.process.returncode, worker.job
-        if job is None or not worker.left:
+        code, group = worker.process.returncode, worker.group
+        if group is None or not worker.left:
             return
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         out_of_memory = "; out of memory? try fewer --workers" if code == -signal.SIGKILL else ""
         name, *rest = worker.left
-        self._sink.fail_trial(job.trial(name), f"the worker process ended {how}{out_of_memory}")
+        self._sink.fail_trial(group.trial(name), f"the worker process ended {how}{out_of_memory}")
         if rest:
-            self._jobs.appendleft(Job(job.point, job.seed, tuple(rest)))
+            self._groups.appendleft(TrialGroup(group.point, group.seed, tuple(rest)))
 
 
 class _Worker:
@@ -146,18 +146,18 @@ class _Worker:
         self.connection, theirs = Pipe()
         command = [sys.executable, "-m", "dfca.runs.workers", str(theirs.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        # A group of its own: Ctrl-C on the terminal reaches the parent alone, which asks the workers to stop.
+        # a process group of its own: Ctrl-C on the terminal reaches the parent alone, which asks the workers to stop.
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, process_group=0
         )
         theirs.close()
-        self.job: Job | None = None
-        self.left: list[str] = []  # the algorithms of the job that have not ended
+        self.group: TrialGroup | None = None
+        self.left: list[str] = []  # the algorithms of the group that have not ended
         self.peak_bytes = 0
 
-    def take(self, job: Job) -> None:
-        self.job, self.left = job, list(job.algorithms)
-        self.send("job", job.point.config.values(), job.point.at, job.seed, job.algorithms)
+    def take(self, group: TrialGroup) -> None:
+        self.group, self.left = group, list(group.algorithms)
+        self.send("group", group.point.config.values(), group.point.at, group.seed, group.algorithms)
 
     def send(self, *message: Any) -> None:
         try:
@@ -203,7 +203,7 @@ class _Parent:
 
 
 def work(connection: Connection) -> None:
-    """Be a worker: take jobs from the parent until it sends "end" or is gone."""
+    """Be a worker: take groups from the parent until it sends "end" or is gone."""
     stop = StopSignal()
     parent = _Parent(connection, stop)
     _, path, threads, save_models, sys.path[:] = parent.messages.get()
@@ -215,7 +215,7 @@ def work(connection: Connection) -> None:
             return
         values, at, seed, names = content
         try:
-            run_job(Job(Point(Config.of(values), at), seed, tuple(names)), context)
+            run_group(TrialGroup(Point(Config.of(values), at), seed, tuple(names)), context)
         except Interrupted as interrupted:
             parent.send("stopped", str(interrupted))
             return

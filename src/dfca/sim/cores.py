@@ -1,4 +1,4 @@
-"""Work on several cores: Python threads with one core each, for torch lets go of the interpreter while it computes."""
+"""Work on several cores: threads with one core each, for torch releases the interpreter lock while it computes."""
 
 from __future__ import annotations
 

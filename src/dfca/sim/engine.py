@@ -95,7 +95,7 @@ class Task(NamedTuple):
         return self.bank.shape[1] == 1
 
 
-class Trained(NamedTuple):
+class TrainedChunk(NamedTuple):
     """What some clients of a round have done: their positions, what they chose by which losses (C, m), and in how many
     seconds; whose model is finite, and the trained models (C, P), or None where the finite ones are in the bank
     already."""
@@ -205,7 +205,7 @@ class Engine:
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
         return each_client(bank[:, 0] if shared else bank, x, y)
 
-    def work(self, task: Task, places: Sequence[int]) -> Iterator[Trained]:
+    def work(self, task: Task, places: Sequence[int]) -> Iterator[TrainedChunk]:
         """Choose and train for some clients at a time; the forward pass that picks a model is the first step's too.
 
         places: the clients of the task that take part.
@@ -224,7 +224,7 @@ class Engine:
         jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
         yield from self._each(jobs, together)
 
-    def _work_alone(self, task: Task, position: int, place: int) -> Trained:
+    def _work_alone(self, task: Task, position: int, place: int) -> TrainedChunk:
         begin = time.perf_counter()
         x, y = task.data.of(place)
         models = task.bank[:, 0 if task.shared else place]
@@ -234,7 +234,7 @@ class Engine:
         begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
         self._train_alone_(vector, LocalRound(x, y, self.local, task.round), choice, task.first + place, begun)
-        return Trained([position], [choice], looked.means[None], looked_s, finite(vector[None]), vector[None])
+        return TrainedChunk([position], [choice], looked.means[None], looked_s, finite(vector[None]), vector[None])
 
     def _look_alone(self, task: Task, position: int, models: Tensor, x: Tensor, y: Tensor) -> _Losses:
         """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
@@ -257,7 +257,9 @@ class Engine:
                 best, kept = loss, {j: passed}
         return _Losses(torch.stack(found).mean(dim=1), [None], kept)
 
-    def _work_stacked(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> Trained:
+    def _work_stacked(
+        self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
+    ) -> TrainedChunk:
         begin = time.perf_counter()
         bank, some = task.bank, self._make_chunk(task, stacked, chunk, places)
         looked = self._look_stacked(task, some)
@@ -273,7 +275,7 @@ class Engine:
             products = None if task.data.products is None else task.data.products[some.pick]
             samples = Samples(some.x, some.y, task.data.largest[list(places)], products)
             fine = local_steps_in_place_(self.model, models, rows, samples, self.local, begun, some.order)
-            return Trained(some.positions, choices, looked.means, looked_s, fine, None)
+            return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, None)
         vectors = models.index_select(0, rows)
         self._train_stacked_(vectors, some.local, choices, some.ids, begun)
         fine = finite(vectors)
@@ -284,7 +286,7 @@ class Engine:
                 local = some.local._replace(x=some.local.x[i], y=some.local.y[i])
                 self._train_alone_(vectors[i], local, choice, some.ids[i])
                 fine[i] = finite(vectors[i : i + 1])[0]
-        return Trained(some.positions, choices, looked.means, looked_s, fine, vectors)
+        return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, vectors)
 
     def _make_chunk(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> _Chunk:
         pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]

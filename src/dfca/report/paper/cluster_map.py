@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from dfca import topology
 from dfca.metrics import confusion
 from dfca.report.rows import kind_of, models_of
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 
 class Colouring(NamedTuple):

@@ -21,7 +21,7 @@ from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
 from dfca.report.plots import Drawing, Style
 from dfca.report.rows import kind_of
-from dfca.runs.reading import Run
+from dfca.runs.store.reading import Run
 
 FEW = 6  # points of a sweep: beyond, figures of single points would fill pages and show nothing
 SAMPLES = 10

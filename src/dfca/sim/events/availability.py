@@ -27,7 +27,7 @@ from dfca.sim.events.world import Absence
 
 _WORDS = {"1": True, "true": True, "0": False, "false": False}
 
-Span = tuple[float, float]
+Interval = tuple[float, float]
 
 
 def _no_truth(value: Any) -> Any:
@@ -78,7 +78,7 @@ def read_availability(path: str | Path) -> tuple[Absence, ...]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the availability trace {path}: {error}") from error
-    stays: dict[int, list[Span]] = {}
+    stays: dict[int, list[Interval]] = {}
     switched: dict[int, _Switch] = {}
     for number, row in _rows(path, text):
         where = f"{path}, line {number}"
@@ -94,7 +94,7 @@ def read_availability(path: str | Path) -> tuple[Absence, ...]:
     return tuple(absence for client in sorted(stays) for absence in absences_of(client, stays[client]))
 
 
-def absences_of(client: int, stays: Iterable[Span]) -> Iterator[Absence]:
+def absences_of(client: int, stays: Iterable[Interval]) -> Iterator[Absence]:
     """Turn a client's stays, in order, into the absences between them."""
     gone = 0.0
     for begin, end in stays:
@@ -116,7 +116,7 @@ def _check(where: str, row: dict[str, Any]) -> _Line:
         raise ConfigError(f"{where}: {name} must be {demand}, got {row[name]!r}") from None
 
 
-def _add_stay(where: str, stays: list[Span], stay: _Stay) -> None:
+def _add_stay(where: str, stays: list[Interval], stay: _Stay) -> None:
     begin, end = stay.begin_s, math.inf if stay.end_s is None else stay.end_s
     if not begin < end:
         raise ConfigError(f"{where}: a stay must end after it begins ({begin:g} s), got end_s {end:g}")
@@ -128,7 +128,7 @@ def _add_stay(where: str, stays: list[Span], stay: _Stay) -> None:
     stays.append((begin, end))
 
 
-def _add_switch(where: str, stays: list[Span], before: _Switch | None, switch: _Switch) -> None:
+def _add_switch(where: str, stays: list[Interval], before: _Switch | None, switch: _Switch) -> None:
     """Add a switch to a client's stays: the last one is open while it is there."""
     time = switch.time_s
     if before is not None and time <= before.time_s:

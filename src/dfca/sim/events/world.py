@@ -110,7 +110,7 @@ class Link:
                 raise ConfigError(f"link.bandwidth_bytes_s must be >= 0 (inf: no limit), got {value}")
 
     def bandwidths(self, clients: int) -> list[float]:
-        """Tell every client's uplink, in bytes per second: (N,)."""
+        """Return every client's uplink, in bytes per second: (N,)."""
         given = dict(self.uplinks)
         return [given.get(i, self.bandwidth_bytes_s) for i in range(clients)]
 
@@ -196,12 +196,12 @@ class Partition:
             raise ConfigError(f"client {twice[0]} is in two groups of a partition; name it once")
 
     def sides(self, clients: int) -> list[int]:
-        """Tell the group of every client: (N,)."""
+        """Return the group of every client: (N,)."""
         side = {client: number + 1 for number, group in enumerate(self.groups) for client in group}
         return [side.get(i, 0) for i in range(clients)]
 
     def server_side(self, clients: int) -> int:
-        """Tell the group that keeps the server: the largest; of equals, the one with the lowest client."""
+        """Return the group that keeps the server: the largest; of equals, the one with the lowest client."""
         sides = self.sides(clients)
         return max(sides, key=lambda side: (sides.count(side), -sides.index(side)))
 

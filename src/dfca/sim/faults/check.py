@@ -90,7 +90,8 @@ def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
             continue
         yield replace(world, **{name: zero})
         if isinstance(value, tuple) and len(value) > 1:
-            yield from (replace(world, **{name: value[:at] + value[at + 1 :]}) for at in range(len(value)))
+            fewer: Iterator[Any] = (value[:at] + value[at + 1 :] for at in range(len(value)))
+            yield from (replace(world, **{name: less}) for less in fewer)
 
 
 def without_peer(world: FaultWorld, peer: int) -> FaultWorld:

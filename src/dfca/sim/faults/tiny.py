@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class CheckedRules(Rules):
 
     def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
         """Check, then fold."""
+        self._check(message)
+        return super().receive_(state, message, weight)
+
+    def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
+        """Check all, then fold."""
+        for message, _ in messages:
+            self._check(message)
+        return super().fold_all_(state, messages)
+
+    def _check(self, message: Message) -> None:
         peer = self.peer()
         if not is_finite(message.model) or message.model.shape != (SIZE,):
             raise Violation(f"peer {peer.id} folds a model that does not fit")
@@ -43,7 +54,6 @@ class CheckedRules(Rules):
             mine, theirs = origin(peer.lineage, message.cluster), origin(lineage[0], message.cluster)
             if mine != theirs:
                 raise Violation(f"peer {peer.id} folds cluster {message.cluster} of another lineage")
-        return super().receive_(state, message, weight)
 
 
 class TinyWork:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import share_rule, weight_rule
-from dfca.core.mixing import Folder, Links, Mixer, make_links
+from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
 from dfca.core.relay import MANY, MAX_AGE, NEVER
 from dfca.core.rng import stream
 from dfca.metrics import Drift
@@ -18,7 +18,7 @@ from dfca.sim.setting import Setting
 from dfca.sim.shards import ExchangePlan, Shards, is_in
 from dfca.sim.traffic import Traffic
 
-Mixing = list[tuple[ExchangePlan, Mixer | Folder]]
+PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder]]
 """What travels in a round, and what it does to this rank's clients."""
 
 
@@ -124,7 +124,7 @@ class Exchange:
 
         self.shards.exchange(banks, plans, mix_)
 
-    def _plan(self, banks: Tensor, sent: Sent) -> Mixing:
+    def _plan(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Find what everybody receives of every cluster that travels this round, and count it."""
         receivers, senders, assignments, now = sent
         self.traffic.count(torch.where(senders, self.degrees, 0), assignments)
@@ -144,7 +144,7 @@ class Exchange:
             self.traffic.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
         return rounds
 
-    def _plan_all(self, banks: Tensor, receivers: Tensor) -> Mixing:
+    def _plan_all(self, banks: Tensor, receivers: Tensor) -> PlannedMixing:
         """Send all models of every client of the round to all neighbours."""
         rounds = []
         for j in range(len(banks)):
@@ -155,18 +155,18 @@ class Exchange:
             self.traffic.count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
         return rounds
 
-    def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> Links:
+    def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> WeightedLinks:
         """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `core.relay` says."""
         links = make_links(self.edges, self.degrees, trainers, receivers, self.weights)
         if not sources:
             return links
         takers, givers = (torch.tensor(list(ids), dtype=torch.int64) for ids in (sources.keys(), sources.values()))
         share = torch.where(trainers[takers], 0.5, 1.0).double()
-        relayed = Links(takers, givers, share)
-        return Links(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
+        relayed = WeightedLinks(takers, givers, share)
+        return WeightedLinks(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
 
     def _prepare(
-        self, j: int, banks: Tensor, links: Links, orders: Sequence[Sequence[int]] | None
+        self, j: int, banks: Tensor, links: WeightedLinks, orders: Sequence[Sequence[int]] | None
     ) -> tuple[ExchangePlan, Mixer | Folder]:
         """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
         shards = self.shards
@@ -175,7 +175,7 @@ class Exchange:
         sources = shards.order(needs[shards.rank])
         plan = ExchangePlan(j, needs)
         if orders is None:
-            mine = Links(*(part[inside[shards.rank]] for part in links))
+            mine = WeightedLinks(*(part[inside[shards.rank]] for part in links))
             return plan, Mixer(mine, sources, shards.members.start, banks.shape[1], banks.dtype, banks.device)
         row = {client: position for position, client in enumerate(sources.tolist())}
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])

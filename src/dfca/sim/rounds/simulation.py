@@ -24,7 +24,7 @@ from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.memory import explain_oom
-from dfca.sim.engine import Needs, Task, Trained
+from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.notes import notes_of
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
@@ -305,7 +305,7 @@ class Simulation:
             samples = torch.zeros(1, self.train.sizes[here[position]], device=self.banks.device)
         return algorithm.choose(View(means, partial(stream, self.setting.seed, "choose", client, now), samples, truth))
 
-    def _store(self, done: Trained, here: Sequence[int], sums: Tensor | None, counts: Tensor) -> None:
+    def _store(self, done: TrainedChunk, here: Sequence[int], sums: Tensor | None, counts: Tensor) -> None:
         """Write trained models to the banks, or add them to a server's sums; an update that diverged is undone."""
         if done.vectors is None:
             return

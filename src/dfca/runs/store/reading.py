@@ -17,9 +17,9 @@ from dfca.errors import ConfigError, RunError
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import merge, nest
 from dfca.files import text_sha256
-from dfca.runs.histories import graphs, histories
-from dfca.runs.metrics_files import read_metrics
-from dfca.runs.store import check_form
+from dfca.runs.store.folder import check_form
+from dfca.runs.store.histories import graphs, histories
+from dfca.runs.store.metrics import read_metrics
 
 MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
 

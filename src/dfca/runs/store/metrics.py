@@ -41,7 +41,7 @@ class MetricsFiles:
         _write_lines(self._path(trial), [{**trial.head, **each} for each in metrics])
 
     def prepare(self, swept: bool) -> None:
-        """Make the folder, and give each trial of a folder of version 0.1 a file of its own.
+        """Make the folder, and divide the lines of a folder of version 0.1 into one file per trial.
 
         A process that is killed meanwhile leaves the old file, and the next one begins again.
         """
@@ -84,14 +84,14 @@ def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> li
     return list(lines.values())
 
 
-def plain(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Replace NaN and infinities, which JSON does not know, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [without_nan(inner) for inner in value]
     return value
 
 
@@ -124,4 +124,4 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _line(values: Mapping[str, Any]) -> str:
-    return json.dumps(plain(values), separators=(",", ":"))
+    return json.dumps(without_nan(values), separators=(",", ":"))

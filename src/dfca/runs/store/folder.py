@@ -2,10 +2,10 @@
 
     config.toml       the complete config
     environment.json  the machine and the versions
-    metrics/          <trial>.jsonl: one line per evaluated round (`runs.metrics_files`)
+    metrics/          <trial>.jsonl: one line per evaluated round (`runs.store.metrics`)
     summary.json      the form of the folder, one row per finished or failed trial
     topology.json     the graph of each seed
-    checkpoint/       <trial>/round-000120.safetensors and .json; the last two of a running trial (`runs.checkpoints`)
+    checkpoint/       <trial>/round-000120.safetensors and .json, the last two (`runs.store.checkpoints`)
     models/           <trial>.safetensors, where asked for
     trace/            <trial>.jsonl: every event of a trial in virtual time, where asked for
     timeline/         <trial>.json: what the report draws as lanes, of the first seed in virtual time
@@ -42,10 +42,10 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.files import Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
-from dfca.runs.checkpoints import Checkpoints
-from dfca.runs.metrics_files import FOLDER as METRICS
-from dfca.runs.metrics_files import OLD as OLD_METRICS
-from dfca.runs.metrics_files import MetricsFiles, plain, read_metrics
+from dfca.runs.store.checkpoints import Checkpoints
+from dfca.runs.store.metrics import FOLDER as METRICS
+from dfca.runs.store.metrics import OLD as OLD_METRICS
+from dfca.runs.store.metrics import MetricsFiles, read_metrics, without_nan
 
 OURS = (
     "config.toml",
@@ -165,7 +165,7 @@ class RunFolder:
         name = f"{point.label}/{seed}"
         if graphs.get(name, {}).get("digest") != point.digest:
             entry = {"digest": point.digest, **graph}
-            atomic_write(self.path / "topology.json", json.dumps(plain(graphs | {name: entry})) + "\n")
+            atomic_write(self.path / "topology.json", json.dumps(without_nan(graphs | {name: entry})) + "\n")
 
     def save_models(self, trial: Trial, bank: Tensor | Stream) -> None:
         """Store the final bank of a trial, (models, N, P)."""
@@ -283,7 +283,7 @@ class RunFolder:
         return replace(here, config=here.config.model_copy(update=lists))
 
     def _differences(self, there: Config, sweep: Sweep, here: Experiment) -> list[str]:
-        """Say in words what keeps the trials of the folder from being trials of this experiment."""
+        """Describe what keeps the trials of the folder from being trials of this experiment."""
         if bool(sweep) != bool(here.sweep):
             return [f"it has {'a' if sweep else 'no'} sweep there and {'a' if here.sweep else 'no'} sweep here"]
         differences = there.differences(here.config, leave_out={*sweep.grid, *here.sweep.grid})
@@ -319,7 +319,7 @@ class RunFolder:
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        atomic_write(self.path / name, json.dumps(plain(value), indent=1) + "\n")
+        atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")
 
 
 def _head(experiment: Experiment) -> dict[str, Any]:

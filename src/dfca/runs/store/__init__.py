@@ -1,0 +1,1 @@
+"""Run folders: what a run leaves on the disk, written, locked, read and continued."""
