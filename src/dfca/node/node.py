@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
-from dfca.peer.peer import Peer, Saved, State
+from dfca.peer.peer import Peer
+from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Rest, Train, WarmUp
 
 

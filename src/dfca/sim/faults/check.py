@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
