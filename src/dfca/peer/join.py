@@ -8,11 +8,7 @@ import torch
 
 from dfca.core.client import Message
 from dfca.peer.lineage import Lineage, extends, opened_since
-from dfca.peer.messages import (
-    BankCopy,
-    BankRequest,
-    Declined,
-)
+from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting

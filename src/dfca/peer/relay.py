@@ -7,11 +7,7 @@ import math
 from dfca.core.client import Message, usable
 from dfca.core.relay import Offer
 from dfca.peer.lineage import compatible
-from dfca.peer.messages import (
-    Copy,
-    CopyRequest,
-    Declined,
-)
+from dfca.peer.messages import Copy, CopyRequest, Declined
 from dfca.peer.state import PeerState, Step
 
 
@@ -78,7 +74,5 @@ class Relay(PeerState):
                 self.answers[j] = copy
             else:
                 self._refuse("does not fit", sender, j)
-            idle = self.job is None and self.ending is None and self.step is None
-            if self.options.aggregation == "sequential" and idle:
-                self._wait_for(Step.FOLD)
+            self._fold_if_idle()
         self._check_wait()

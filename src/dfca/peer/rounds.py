@@ -10,12 +10,7 @@ from dfca.core.relay import Offer
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
 from dfca.peer.lineage import Lineage, clusters_of, compatible
-from dfca.peer.messages import (
-    Call,
-    Hello,
-    Nothing,
-    Update,
-)
+from dfca.peer.messages import Call, Hello, Nothing, Update
 from dfca.peer.revival import PAUSE
 from dfca.peer.state import State, Step
 from dfca.peer.work import Rest, Train, Trained
@@ -218,9 +213,7 @@ class Rounds(Joining):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
             self._note("hold", sender, j, round)
-            idle = self.job is None and self.ending is None and self.step is None
-            if self.options.aggregation == "sequential" and idle:
-                self._wait_for(Step.FOLD)
+            self._fold_if_idle()
         else:
             self._note("drop", sender, j, round)
         self._check_wait()

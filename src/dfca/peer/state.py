@@ -17,10 +17,7 @@ from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
-from dfca.peer.messages import (
-    Copy,
-    Hello,
-)
+from dfca.peer.messages import Copy, Hello
 from dfca.peer.options import PeerOptions
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
@@ -158,6 +155,12 @@ class PeerState(Machine):
     def _wait_for(self, step: Step) -> None:
         """Do a step once everything else of this instant has been handled."""
         self.step = step
+
+    def _fold_if_idle(self) -> None:
+        """Fold what came between two rounds, under `sequential`."""
+        idle = self.job is None and self.ending is None and self.step is None
+        if self.options.aggregation == "sequential" and idle:
+            self._wait_for(Step.FOLD)
 
     def _tick(self, now: float) -> None:
         """Go on to a time. A clock that was set back takes all deadlines with it."""

@@ -8,12 +8,7 @@ import torch
 
 from dfca.core.election import bid
 from dfca.peer.election import Election, Outcome
-from dfca.peer.messages import (
-    Alarm,
-    Call,
-    Probe,
-    Refuse,
-)
+from dfca.peer.messages import Alarm, Call, Probe, Refuse
 from dfca.peer.relay import Relay
 from dfca.peer.revival import FRESH
 from dfca.peer.state import State, Step
