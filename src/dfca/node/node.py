@@ -59,6 +59,7 @@ class Node:
         self._executor: Executor | None = None if duration else ThreadPoolExecutor(1)
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
+        self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
 
@@ -73,6 +74,7 @@ class Node:
 
     def stop(self) -> None:
         """End, with what was saved last."""
+        self._stopped = True
         self._transport.close()
         for task in self._tasks:
             task.cancel()
@@ -147,6 +149,8 @@ class Node:
         self._finish(job, result)
 
     def _finish(self, job: Job, result: Any) -> None:
+        if self._stopped:  # a successor may speak for this participant
+            return
         self.machine.finished(job, result, self._now())
         self._carry_out()
 
