@@ -242,7 +242,7 @@ class Rounds(Joining):
         if known.hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
             self._take_in_hello()
-        elif lineage != self.lineage and known.hello.lineage != lineage:
+        elif not known.hello.clusters or (lineage != self.lineage and known.hello.lineage != lineage):
             clusters = clusters_of(lineage) if lineage else known.hello.clusters
             known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
             self._seek()
