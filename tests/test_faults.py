@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -55,16 +56,14 @@ def test_random_worlds(first: int) -> None:
     assert {number: problem for number, problem in failed.items() if problem} == {}
 
 
-ONCE_FAILED = """
-FaultWorld(461, peers=4, edges=((0, 1), (0, 2), (0, 3)), algorithm='dfedavgm', aggregation='batch', clusters=3, \
-garbage=(0,), swap=1139)
-FaultWorld(236, edges=((0, 3), (1, 4)), algorithm='dfca-fi', aggregation='batch', groups=1, delay_s=0.3, spread=1.5, \
-cuts=(Cut(begin_s=8.970434535258638, end_s=49.67945634067081, side=(4,)),), late=((1, 29.565),), garbage=(4,), \
-liars=(2,), drift_s=48.050392259985024)
-"""
+ONCE_FAILED = [
+    line
+    for line in (Path(__file__).parent / "fixtures" / "fault_worlds.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
 
 
-@pytest.mark.parametrize("line", ONCE_FAILED.strip().splitlines(), ids=lambda line: line.split(",")[0][11:])
+@pytest.mark.parametrize("line", ONCE_FAILED, ids=lambda line: line.split(",")[0][11:])
 def test_worlds_that_once_failed(line: str) -> None:
     assert check_world(read_world(line)) is None
 
