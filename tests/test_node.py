@@ -157,3 +157,33 @@ def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
 
     with pytest.raises(ValueError, match="no samples"):
         asyncio.run(one())
+
+
+def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost() -> None:
+    setting = make_toy_setting("dfca-gi", rounds=8, aggregation="sequential")
+    network = network_of(setting)
+    nodes = make_nodes(setting, network)
+    killed, rounds = nodes[2], list[int]()
+
+    async def kill_and_restart() -> None:
+        await asyncio.sleep(3.5 * setting.local.steps)
+        killed.stop()
+        saved, options = killed._store.saved, killed.machine.options  # type: ignore[union-attr]
+        assert saved is not None
+        rounds.extend([saved.round, killed.machine.round])
+        peer = Peer(options, own_memory(options.size, options.dtype), incarnation=1, saved=saved)
+        successor = Node(peer, killed._work, network.transport(2), MemoryStore(), killed._duration)
+        await asyncio.sleep(0.25 * setting.local.steps)
+        nodes[2] = successor
+        await successor.run(late=True)
+
+    async def everybody() -> None:
+        await asyncio.gather(kill_and_restart(), *(node.run() for node in list(nodes.values())))
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(everybody())
+    loop.close()
+    assert rounds == [3, 3]
+    assert killed.machine.round == 3
+    assert [node.machine.round for node in nodes.values()] == [8] * 6
+    assert not any(node.machine.refused for node in nodes.values())

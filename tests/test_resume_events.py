@@ -14,8 +14,8 @@ from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 from dfca.errors import ConfigError, RunError
 from dfca.peer.inbox import Inbox
 from dfca.peer.messages import Hello
-from dfca.peer.peer import State
 from dfca.peer.staleness import Staleness
+from dfca.peer.state import State
 from dfca.sim.events.checkpoint import _MODULES, Packer, Unpacker, _records
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
-from dfca.peer.peer import Peer, Saved, State
+from dfca.peer.peer import Peer
+from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Rest, Train, WarmUp
 
 
@@ -58,6 +59,7 @@ class Node:
         self._executor: Executor | None = None if duration else ThreadPoolExecutor(1)
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
+        self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
 
@@ -72,6 +74,7 @@ class Node:
 
     def stop(self) -> None:
         """End, with what was saved last."""
+        self._stopped = True
         self._transport.close()
         for task in self._tasks:
             task.cancel()
@@ -146,6 +149,8 @@ class Node:
         self._finish(job, result)
 
     def _finish(self, job: Job, result: Any) -> None:
+        if self._stopped:  # a successor may speak for this participant
+            return
         self.machine.finished(job, result, self._now())
         self._carry_out()
 

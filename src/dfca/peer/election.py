@@ -297,8 +297,7 @@ class Election:
 
     def _take_centre(self, message: Centre) -> None:
         """Keep the model of a centre that was accepted earlier, and hand it on."""
-        fits = message.model.shape == (self.size,) and message.model.dtype == self.dtype and is_finite(message.model)
-        if message.place != len(self.centres) or not fits:
+        if message.place != len(self.centres) or not self._fits(message.model):
             return
         self.centres.append(message.model)
         if self.phase == "opening":
@@ -306,6 +305,9 @@ class Election:
                 if sum(turn.accepted for turn in self.log[: _agreed(counted.log, self.log)]) <= message.place:
                     self._send(kid, message)
             self._check_centres()
+
+    def _fits(self, model: Tensor) -> bool:
+        return model.shape == (self.size,) and model.dtype == self.dtype and is_finite(model)
 
     def _check_centres(self) -> None:
         """Begin the turn once the models of all centres are there."""
@@ -335,7 +337,7 @@ class Election:
         self.candidate, self.on_candidate = None, None
         self.missing = set(self.kids)
         if self.parent is None and self._standing.over:
-            self._announce(PASS, done=True)
+            self._decided(PASS, done=True)
             return
         self._bid()
 
@@ -376,7 +378,7 @@ class Election:
             self._send(self.parent, Bid(self.key, len(self.log), value, name))
         elif self.best is None:
             done = standing([*self.log, PASS], self.clusters, self.call, self.options).over
-            self._announce(PASS, done)
+            self._decided(PASS, done)
         else:
             self._stand(-self.best[1], self.last_s)
 
@@ -400,8 +402,7 @@ class Election:
 
     def _take_candidate(self, message: Candidate, sender: int | None) -> None:
         """Hand a candidate's model on along the tree, and vote on it."""
-        fits = message.model.shape == (self.size,) and message.model.dtype == self.dtype and is_finite(message.model)
-        if not fits:
+        if not self._fits(message.model):
             return
         self.candidate, self.phase = message, "vote"
         tree = {*self.kids, *(() if self.parent is None else (self.parent,))}
@@ -437,7 +438,7 @@ class Election:
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
         done = standing([*self.log, turn], self.clusters, self.call, self.options).over
-        self._announce(turn, done)
+        self._decided(turn, done)
 
     def _slot(self, tally: Tally) -> int:
         """Choose the cluster that an accepted candidate opens: a lost one that nobody follows, else a new one."""
@@ -448,9 +449,6 @@ class Election:
         if free:
             return free[0]
         return max([self.call.clusters - 1, *taken]) + 1
-
-    def _announce(self, turn: Turn, done: bool) -> None:
-        self._decided(turn, done)
 
     def _decided(self, turn: Turn, done: bool) -> None:
         """Hand the decision of a turn down, and go on to the next, or end."""

@@ -1,77 +1,204 @@
-"""Taking over a neighbour's models: of a peer without any, and of one whose lineage lost against the neighbour's.
-
-A peer keeps its own models, and goes on training them, until all that it asked for are here: a neighbour that promises
-more than it sends costs nothing but the wait.
-"""
+"""A peer without models, and one whose lineage lost: both take over a neighbour's models, and join its round."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from torch import Tensor
+import torch
 
-from dfca.core.client import is_finite
-from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
-from dfca.peer.messages import BankCopy
-from dfca.peer.options import PeerOptions
+from dfca.core.client import Message
+from dfca.peer.lineage import Lineage, extends, opened_since
+from dfca.peer.messages import BankCopy, BankRequest, Declined
+from dfca.peer.pursuit import Pursuit
+from dfca.peer.state import State, Step
+from dfca.peer.voting import Voting
+from dfca.peer.work import Draw, Train, WarmUp
 
-MOST_CLUSTERS = 4096
-"""Nobody holds more models than this."""
+MOST_AHEAD = 1000
+"""A peer joins no round that is further ahead of all that the other neighbours claim."""
 
 
-@dataclass
-class Pursuit:
-    """Models that a peer has asked for.
+class Joining(Voting):
+    """Asks for the models of neighbours, and hands its own on."""
 
-    source: whom; lineage: of the models; until: how long it waits; needed: the clusters asked for, None: all; taken:
-    what has come; clusters: how many models the source holds; round: the round that it is in.
-    """
+    def _on_bank_request(self, sender: int, request: BankRequest) -> None:
+        if self.bank is None:
+            self._send(sender, Declined())
+            return
+        wanted = range(len(self.bank)) if request.clusters is None else sorted(set(request.clusters))
+        for j in wanted:
+            if 0 <= j < len(self.bank):
+                self._send(sender, BankCopy(self._copy_of(j), self.round, len(self.bank), self.lineage))
 
-    source: int
-    lineage: Lineage
-    until: float
-    needed: tuple[int, ...] | None = None
-    taken: dict[int, BankCopy] = field(default_factory=dict)
-    clusters: int = 0
-    round: int = 0
+    def _on_bank_copy(self, sender: int, copy: BankCopy) -> None:
+        pursuit = self.pursuit
+        if pursuit is None or pursuit.source != sender:
+            self._refuse("not asked for", sender, copy.message.cluster)
+            return
+        problem = pursuit.take(copy, self.options, self.lineage if self.bank is not None else None)
+        if problem:
+            self._refuse(problem, sender, copy.message.cluster)
+            self._suspect(sender)
+            known = self.links[sender]
+            if known.hello is not None:  # what it sends counts, not what it said
+                known.hello = known.hello._replace(lineage=copy.lineage, clusters=copy.clusters)
+            self._give_up()
+            self._settle()
+            return
+        self._note("take", sender, copy.message.cluster, copy.message.round)
+        self._adopt()
 
-    @property
-    def complete(self) -> bool:
-        """Whether all models are here."""
-        wanted = range(self.clusters) if self.needed is None else self.needed
-        return self.clusters > 0 and all(j in self.taken for j in wanted)
+    def _on_declined(self, sender: int, declined: Declined) -> None:
+        known = self.links[sender]
+        if declined.cluster is not None:
+            if self.wanted.get(declined.cluster, (None, 0.0))[0] == sender:
+                del self.wanted[declined.cluster]
+                self._check_wait()
+        elif self.pursuit is not None and self.pursuit.source == sender:
+            if known.hello is not None:
+                known.hello = known.hello._replace(clusters=0)
+            self._give_up()
+            self._settle()
 
-    def models(self) -> list[Tensor]:
-        """Return the models, in order."""
-        return [self.taken[j].message.model for j in range(self.clusters)]
+    def _seek(self) -> None:
+        """Ask a neighbour for its models: any where there are none, else those of a higher lineage."""
+        if self.rules.exchange != "gossip":
+            return
+        best: tuple[Lineage, int, int] | None = None
+        for n, known in self.links.items():
+            hello = known.hello
+            if hello is None or not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
+                continue
+            if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
+                continue  # the decision is on its way here
+            if self.bank is None or hello.lineage > self.lineage:
+                best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
+        if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
+            return
+        source, lineage = -best[2], best[0]
+        needed = None
+        if self.bank is not None and extends(lineage, self.lineage):
+            needed = opened_since(lineage, self.lineage)
+        wait = self.options.hang_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
+        self.pursuit = Pursuit(source, lineage, self.now + wait, needed)
+        self._send(source, BankRequest(needed))
+        if self.bank is None:
+            self._leave_election()
+            if isinstance(self.job, WarmUp):
+                self._stop_warming()
+            self.state = State.EMPTY
 
-    def take(self, copy: BankCopy, options: PeerOptions, mine: Lineage | None) -> str | None:
-        """Take in a model; return what is wrong with it, if anything. mine: the peer's own lineage, None without
-        models.
+    def _adopt(self) -> None:
+        """Take over the models that were asked for, once all are here and no training runs on the bank."""
+        pursuit = self.pursuit
+        if pursuit is None or not pursuit.complete:
+            return
+        if self.bank is not None and extends(pursuit.lineage, self.lineage):
+            if not isinstance(self.job, Train):
+                self._extend(pursuit)
+            return
+        if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
+            self._give_up()
+            return
+        had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
+        round = max(self.round, self._believable([*claims, pursuit.round]))
+        if self.job is not None:
+            if isinstance(self.job, WarmUp):
+                self._note("warmed")
+            self.job = None
+        self._leave_election()
+        self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
+        for j, copy in pursuit.taken.items():
+            self._set_freshness(j, copy.message)
+        self._note("switch" if had else "join", pursuit.source, number=len(pursuit.taken))
+        self._end_pursuit()
+        self.newcomer, self.step, self.ending, self.deadline = True, None, None, None
+        self.wanted.clear()
+        self._wait_for(Step.BEGIN)
 
-        Where the source has held another election since, only models of the newer lineage count.
-        """
-        message, model = copy.message, copy.message.model
-        drawn = options.start != "elected" and not copy.lineage
-        expected = options.clusters if drawn else clusters_of(copy.lineage)
-        if copy.clusters != expected or copy.clusters > MOST_CLUSTERS or message.cluster >= copy.clusters:
-            return "another number of models"
-        if model.shape != (options.size,) or model.dtype != options.dtype:
-            return "does not fit"
-        if not is_finite(model):
-            return "not finite"
-        if message.sender != self.source:
-            return "in another's name"
-        if mine is not None and not copy.lineage > mine:
-            return "of a lower lineage"
-        if copy.lineage != self.lineage or (self.clusters and copy.clusters != self.clusters):
-            if copy.lineage < self.lineage:
-                return "of a lower lineage"
-            self.lineage, self.taken = copy.lineage, {}
-            if mine is not None and extends(copy.lineage, mine):
-                self.needed = opened_since(copy.lineage, mine)
+    def _extend(self, pursuit: Pursuit) -> None:
+        """Take the clusters that others have opened since."""
+        self._leave_election()
+        if isinstance(self.job, WarmUp):
+            self._stop_warming()
+        opened = opened_since(pursuit.lineage, self.lineage)
+        for j in opened:
+            copy = pursuit.taken[j]
+            self._open_cluster(j, copy.message.model)
+            self._set_freshness(j, copy.message)
+            self._note("adopt", pursuit.source, j, copy.message.round)
+        assert self.bank is not None
+        self.lineage = pursuit.lineage
+        self.detector.close(self.round - 1, len(self.bank), opened)
+        self._end_pursuit()
+        if self.job is None and self.step is None:
+            self._wait_for(Step.CLOSE if self.ending is not None else Step.BEGIN)
+
+    def _end_pursuit(self) -> None:
+        assert self.pursuit is not None
+        self.suspects.pop(self.pursuit.source, None)
+        self.pursuit, self.voted, self.adopted = None, not self.options.revives, self.round
+        self._out.save = True
+        self._broadcast(self._hello())
+
+    def _set_freshness(self, cluster: int, message: Message) -> None:
+        """Note how fresh a copy is that was taken over."""
+        offer = message.offer
+        assert offer is not None
+        stamps, origins = list(self.copies.stamps), list(self.copies.origins)
+        stamps[cluster], origins[cluster] = offer.stamp, offer.origin
+        self.copies = replace(self.copies, stamps=tuple(stamps), origins=tuple(origins))
+
+    def _give_up(self) -> None:
+        """Stop waiting for a source of models."""
+        self.pursuit = None
+        if self.bank is None:
+            self.join_until = self.now + self.options.join_s
+        self._seek()
+
+    def _suspect(self, neighbour: int) -> None:
+        """Ask a neighbour that does not keep its word not again for a while; twice as long each time."""
+        times = min(10, self.suspects.get(neighbour, (0.0, 0))[1])
+        self.suspects[neighbour] = (self.now + self.options.hang_s * 2**times, times + 1)
+
+    def _settle(self) -> None:
+        """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
+        busy = self.pursuit is not None or self.job is not None or self.election is not None or self.drawing
+        if self.bank is not None or busy:
+            return
+        elected = self.options.start == "elected"
+        alone = not self.options.neighbours
+        if elected and (alone or (self.links and not self._silent()) or self.now >= self.join_until):
+            if self.warm is None:
+                self._warm_up(None)
             else:
-                self.needed = None
-        self.clusters, self.round = copy.clusters, copy.round
-        self.taken[message.cluster] = copy
-        return None
+                self._stand_for_start(self.warm)
+        elif not elected and self.now >= self.join_until:
+            self._note("afresh")
+            self._draw()
+
+    def _draw(self) -> None:
+        """Begin with a start of one's own."""
+        self.drawing = True
+        self._out.work.append(Draw())
+
+    def _catch_up(self) -> None:
+        """Join the round that the neighbours are in."""
+        self.newcomer = False
+        newest = self._believable(self._claimed_rounds())
+        if newest > self.round:
+            self.copies = replace(self.copies, round=newest)
+            self._note("jump", round=newest)
+            self._broadcast(self._hello())
+
+    def _claimed_rounds(self, but: int | None = None) -> list[int]:
+        """List the rounds that the neighbours with models say they are in, but for one neighbour."""
+        hellos = [each.hello for n, each in self.links.items() if n != but]
+        return [hello.round for hello in hellos if hello is not None and hello.clusters]
+
+    def _believable(self, rounds: list[int]) -> int:
+        """Return the newest of the rounds that neighbours claim: one alone may not be far ahead of all others."""
+        *_, second, newest = (-1, -1, *sorted(rounds))
+        if len(rounds) > 1:
+            newest = min(newest, second + MOST_AHEAD)
+        return min(newest, self.options.rounds - 1)

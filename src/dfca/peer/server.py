@@ -20,7 +20,7 @@ from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import Machine, names
 from dfca.peer.messages import Report, Served
 from dfca.peer.options import PeerOptions
-from dfca.peer.peer import State
+from dfca.peer.state import State
 from dfca.peer.work import Draw, Job, Train
 
 

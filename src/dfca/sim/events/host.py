@@ -19,9 +19,10 @@ from dfca.core.client import rules_of
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, Update, scalars
 from dfca.peer.options import PeerOptions
-from dfca.peer.peer import Peer, Saved, State
+from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
+from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Ready, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted

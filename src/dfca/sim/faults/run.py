@@ -19,8 +19,9 @@ from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
-from dfca.peer.peer import Peer, Saved
+from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
+from dfca.peer.state import Saved
 from dfca.peer.work import Job, Rest, Train, WarmUp
 from dfca.sim.events.world import SERVER
 from dfca.sim.faults.bad_input import corrupt, garble, lie

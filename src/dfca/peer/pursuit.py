@@ -1,0 +1,77 @@
+"""Taking over a neighbour's models: of a peer without any, and of one whose lineage lost against the neighbour's.
+
+A peer keeps its own models, and goes on training them, until all that it asked for are here: a neighbour that promises
+more than it sends costs nothing but the wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dfca.core.client import is_finite
+from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
+from dfca.peer.messages import BankCopy
+from dfca.peer.options import PeerOptions
+
+MOST_CLUSTERS = 4096
+"""Nobody holds more models than this."""
+
+
+@dataclass
+class Pursuit:
+    """Models that a peer has asked for.
+
+    source: whom; lineage: of the models; until: how long it waits; needed: the clusters asked for, None: all; taken:
+    what has come; clusters: how many models the source holds; round: the round that it is in.
+    """
+
+    source: int
+    lineage: Lineage
+    until: float
+    needed: tuple[int, ...] | None = None
+    taken: dict[int, BankCopy] = field(default_factory=dict)
+    clusters: int = 0
+    round: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all models are here."""
+        wanted = range(self.clusters) if self.needed is None else self.needed
+        return self.clusters > 0 and all(j in self.taken for j in wanted)
+
+    def models(self) -> list[Tensor]:
+        """Return the models, in order."""
+        return [self.taken[j].message.model for j in range(self.clusters)]
+
+    def take(self, copy: BankCopy, options: PeerOptions, mine: Lineage | None) -> str | None:
+        """Take in a model; return what is wrong with it, if anything. mine: the peer's own lineage, None without
+        models.
+
+        Where the source has held another election since, only models of the newer lineage count.
+        """
+        message, model = copy.message, copy.message.model
+        drawn = options.start != "elected" and not copy.lineage
+        expected = options.clusters if drawn else clusters_of(copy.lineage)
+        if copy.clusters != expected or copy.clusters > MOST_CLUSTERS or message.cluster >= copy.clusters:
+            return "another number of models"
+        if model.shape != (options.size,) or model.dtype != options.dtype:
+            return "does not fit"
+        if not is_finite(model):
+            return "not finite"
+        if message.sender != self.source:
+            return "in another's name"
+        if mine is not None and not copy.lineage > mine:
+            return "of a lower lineage"
+        if copy.lineage != self.lineage or (self.clusters and copy.clusters != self.clusters):
+            if copy.lineage < self.lineage:
+                return "of a lower lineage"
+            self.lineage, self.taken = copy.lineage, {}
+            if mine is not None and extends(copy.lineage, mine):
+                self.needed = opened_since(copy.lineage, mine)
+            else:
+                self.needed = None
+        self.clusters, self.round = copy.clusters, copy.round
+        self.taken[message.cluster] = copy
+        return None

@@ -1,0 +1,78 @@
+"""Copies of models that no neighbour trained: asked for, answered, taken (rules: `core.relay`)."""
+
+from __future__ import annotations
+
+import math
+
+from dfca.core.client import Message, usable
+from dfca.core.relay import Offer
+from dfca.peer.lineage import compatible
+from dfca.peer.messages import Copy, CopyRequest, Declined
+from dfca.peer.state import PeerState, Step
+
+
+class Relay(PeerState):
+    """Asks neighbours for copies, and hands copies on."""
+
+    def _ask_for_copies(self) -> None:
+        """Ask for the copies of models that no neighbour has trained."""
+        assert self.bank is not None
+        self.asked = True
+        limit = math.inf if self.options.aggregation == "sequential" or self.ending is None else self.ending
+        fresh = self.inbox.clusters(limit)
+        for j in range(len(self.bank)):
+            if j in fresh or j in self.wanted:
+                continue
+            offered = [
+                offer
+                for n, known in sorted(self.links.items())
+                for cluster, offer in known.offers
+                if cluster == j and known.offers_round <= limit and compatible(self.lineage, known.offers_lineage, j)
+            ]
+            chosen = self.rules.wants(self.copies, j, offered, self.round - 1)
+            if chosen is not None:
+                self.wanted[j] = (chosen.sender, self.now + self.options.hang_s)
+                self._send(chosen.sender, CopyRequest(j, self.lineage))
+        if not self.wanted or self.options.aggregation == "sequential":
+            self._wait_for(Step.FOLD)
+
+    def _take_copy(self, copy: Copy) -> None:
+        """Take a relayed copy, if it is still worth it."""
+        assert self.bank is not None
+        message = copy.message
+        assert message.offer is not None
+        fits = compatible(self.lineage, copy.lineage, message.cluster) and usable(message, self.bank)
+        if fits and self.rules.wants(self.copies, message.cluster, [message.offer], self.round - 1) is not None:
+            self.copies = self.rules.receive_(self.copies, message)
+            self._note("relay", message.sender, message.cluster, message.round)
+        else:
+            self._note("drop", message.sender, message.cluster, message.round)
+
+    def _on_copy_request(self, sender: int, request: CopyRequest) -> None:
+        j = request.cluster
+        if self.bank is None or j >= len(self.bank) or not compatible(self.lineage, request.lineage, j):
+            self._send(sender, Declined(j))
+            return
+        self._send(sender, Copy(self._copy_of(j), self.lineage))
+
+    def _copy_of(self, cluster: int) -> Message:
+        """Copy one model as it is now, with how fresh it is."""
+        assert self.bank is not None
+        copies = self.copies
+        offer = Offer(self.id, copies.stamps[cluster], copies.origins[cluster])
+        model = self.bank[cluster].clone()
+        return Message(self.id, cluster, self.round, self.rules.degree, model, offer, copies.updates[cluster])
+
+    def _on_copy(self, sender: int, copy: Copy) -> None:
+        j = copy.message.cluster
+        if self.wanted.get(j, (None, 0.0))[0] != sender:
+            self._refuse("not asked for", sender, j)
+            return
+        del self.wanted[j]
+        if self.bank is not None:
+            if copy.message.sender == sender and usable(copy.message, self.bank):
+                self.answers[j] = copy
+            else:
+                self._refuse("does not fit", sender, j)
+            self._fold_if_idle()
+        self._check_wait()

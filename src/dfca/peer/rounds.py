@@ -1,0 +1,248 @@
+"""The round cycle: train, send, wait, ask for copies, fold, close; and what neighbours say of their rounds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from dfca.core.client import usable
+from dfca.core.relay import Offer
+from dfca.peer.inbox import Neighbour
+from dfca.peer.join import Joining
+from dfca.peer.lineage import Lineage, clusters_of, compatible
+from dfca.peer.messages import Call, Hello, Nothing, Update
+from dfca.peer.revival import PAUSE
+from dfca.peer.state import State, Step
+from dfca.peer.work import Rest, Train, Trained
+
+REMEMBERED = 64
+"""Of how many local updates a peer remembers the end: older models are all of this age."""
+MOST_ROUND = 2**40
+"""No round beyond this is believed."""
+UNKNOWN = -1
+"""The incarnation of a neighbour that has sent models and no hello yet."""
+
+
+class Rounds(Joining):
+    """Goes from round to round."""
+
+    def _take_step(self) -> None:
+        step, self.step = self.step, None
+        if step is Step.ASK:
+            self._ask_for_copies()
+        elif step is Step.FOLD:
+            self._fold()
+        elif step is Step.CLOSE:
+            self._close_round()
+        else:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        if self.bank is None or self.job is not None:
+            return
+        if self.election is not None:
+            self._pause()
+            return
+        if self.newcomer:
+            if self._silent() and self.now < self.join_until:
+                self.state = State.WAITING
+                return
+            self._catch_up()
+        if self.round >= self.options.rounds:
+            if self.state is not State.DONE:
+                self._note("done", round=self.round)
+            self.state = State.DONE
+            return
+        self.state = State.TRAINING
+        self.job = Train(self.round) if self._takes_part(self.id, self.round) else Rest(self.round)
+        self._out.work.append(self.job)
+        self._note("start", round=self.round)
+
+    def _waits_for_hello(self) -> bool:
+        """Return whether the first round waits for the neighbours' first word."""
+        return self.newcomer and self.bank is not None and self.ending is None and self._silent()
+
+    def _end_training(self, result: Trained) -> None:
+        assert self.bank is not None
+        now, cluster = self.round, result.cluster
+        row = self.bank[cluster]
+        if result.fine and result.model is not None:
+            row.copy_(result.model)
+        trained = (row.clone() if result.model is None else result.model) if result.fine else None
+        self.copies, messages = self.rules.end_round(self.copies, cluster, trained)
+        self.finishes = [*self.finishes[1 - REMEMBERED :], self.now]
+        self.state, self.ending, self.asked = State.WAITING, now, False
+        self._note("finish", cluster=cluster if result.fine else -1, round=now)
+        self._out.save = True
+        if self.options.revives:
+            self.detector.grow(len(self.bank))
+            self.detector.look(result.loss)
+            if result.fine:
+                self.detector.newest[cluster] = max(now, self.detector.newest[cluster])
+            self._raise_alarm()
+        if self.rules.exchange == "none":
+            self._wait_for(Step.CLOSE)
+            return
+        self._adopt()  # what came while it trained
+        fresh = tuple(self.detector.newest) if self.options.revives else ()
+        offers = tuple(self.rules.offers(self.copies).items())
+        updates = [Update(each, len(messages), self.lineage, 0.0, fresh, offers) for each in messages]
+        for neighbour in self.links:
+            for update in updates:
+                self._send(neighbour, update)
+            if not updates:
+                self._send(neighbour, Nothing(now, self.lineage, fresh, offers))
+        if self.options.aggregation == "sequential":
+            self._wait_for(Step.ASK if self.relays else Step.FOLD)
+        else:
+            self.deadline = None if self.options.timeout_s is None else self.now + self.options.timeout_s
+            self._check_wait()
+
+    def _end_rest(self) -> None:
+        self._note("sit", round=self.round)
+        self.copies = self.rules.skip_round(self.copies)
+        self.state = State.WAITING
+        self._wait_for(Step.CLOSE)
+
+    def _expects(self, neighbour: int) -> bool:
+        """Return whether a neighbour has still to end the round that this peer is ending."""
+        known, now = self.links[neighbour], self.ending
+        if now is None or known.hello is None or not known.hello.clusters or known.has_ended(now):
+            return False
+        return self._takes_part(neighbour, now)
+
+    def _check_wait(self) -> None:
+        """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
+        if self.ending is None or self.step is not None or self.state is not State.WAITING:
+            return
+        if self.options.aggregation == "batch" and self.election is None:
+            if self.awaited not in self.links or not self._expects(self.awaited):
+                self.awaited = next(filter(self._expects, reversed(self.links)), -1)
+            if self.awaited in self.links:
+                return
+        if self.relays and not self.asked:
+            self._wait_for(Step.ASK)
+        elif not self.wanted or self.options.aggregation == "sequential":
+            self._wait_for(Step.FOLD)
+
+    def _fold(self) -> None:
+        """Fold what came; close the round that is being ended."""
+        if self.bank is None or isinstance(self.job, Train):
+            return
+        batch = self.options.aggregation == "batch"
+        limit = math.inf if not batch or self.ending is None else self.ending
+        folded = []
+        for _, update, came_s in self.inbox.take(limit):
+            message = update.message
+            if not compatible(self.lineage, update.lineage, message.cluster):  # that it fits was seen when it came
+                self._note("drop", message.sender, message.cluster, message.round)
+                continue
+            age = self._age(update, came_s)
+            folded.append((message, self.options.staleness.weight(age)))
+            self._note("fold", message.sender, message.cluster, message.round, age)
+        if folded:
+            self.copies = self.rules.fold_all_(self.copies, folded)
+        answers, self.answers = self.answers, {}
+        for copy in answers.values():
+            self._take_copy(copy)
+        if self.ending is not None:
+            self.deadline = None
+            self.wanted = {} if batch else self.wanted
+            self._wait_for(Step.CLOSE)
+
+    def _age(self, update: Update, came_s: float) -> float:
+        """Measure how old an update is: `staleness`."""
+        unit, message = self.options.staleness.unit, update.message
+        if unit == "seconds":
+            return update.age_s + max(0.0, self.now - came_s)
+        behind = max(0, self.round - 1 - message.round)
+        if unit == "rounds" or not behind:
+            return behind
+        return min(behind, len(self.finishes) - bisect_right(self.finishes, came_s - update.age_s))
+
+    def _close_round(self) -> None:
+        """End a round: see whether an election is due, then go on."""
+        assert self.bank is not None
+        now, self.ending = self.round - 1, None
+        if self.options.revives:
+            self.detector.end_round(len(self.bank))
+            if self.election is None and self.detector.is_due(now, self.options.election):
+                self.election = self._make_election(Call(self.detector.lost(), len(self.bank)))
+                self.election.begin(self.now)
+            elif self.election is None and not self.voted and now - self.adopted >= PAUSE:
+                self.voted = True  # once
+                self._warm_up(now)
+                return
+        self._begin_round()
+
+    def _on_hello(self, sender: int, hello: Hello) -> None:
+        known = self.links[sender]
+        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
+        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
+            self.links[sender] = known = Neighbour()
+            guessed = True
+        if guessed:
+            self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
+        known.hello, known.since = hello, min(hello.round, MOST_ROUND)
+        if not hello.clusters:
+            known.offers = ()
+        self._take_in_hello()
+
+    def _take_in_hello(self) -> None:
+        """Go on where it was the neighbours' hello that was waited for."""
+        self._seek()
+        self._settle()
+        self._check_wait()
+        if self.newcomer and self.state is State.WAITING and self.ending is None and not self._silent():
+            self._wait_for(Step.BEGIN)
+
+    def _on_update(self, sender: int, update: Update) -> None:
+        message, known = update.message, self.links[sender]
+        if message.sender != sender:
+            self._refuse("in another's name", sender)
+            return
+        if message.round > MOST_ROUND:
+            self._refuse("malformed", sender)
+            return
+        self._learn(sender, message.round, update.lineage, update.freshness, update.offers)
+        known.ended(message.round, message.cluster, update.parts)
+        j, round = message.cluster, message.round
+        if self.bank is None or not compatible(self.lineage, update.lineage, j) or not self._takes_part(self.id, round):
+            self._note("drop", sender, j, round)
+        elif not usable(message, self.bank):
+            self._refuse("does not fit", sender, j, round)
+        elif self.inbox.add(sender, update, self.now):
+            self._note("hold", sender, j, round)
+            self._fold_if_idle()
+        else:
+            self._note("drop", sender, j, round)
+        self._check_wait()
+
+    def _on_nothing(self, sender: int, message: Nothing) -> None:
+        self._note("nothing", sender, round=message.round)
+        self._learn(sender, message.round, message.lineage, message.freshness, message.offers)
+        self.links[sender].ended(message.round, -1, 1)
+        self._check_wait()
+
+    def _learn(
+        self,
+        sender: int,
+        round: int,
+        lineage: Lineage,
+        freshness: tuple[int, ...],
+        offers: tuple[tuple[int, Offer], ...],
+    ) -> None:
+        """Take in what comes along with the end of a neighbour's round."""
+        known = self.links[sender]
+        if round >= known.offers_round:
+            own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
+            known.offers, known.offers_round, known.offers_lineage = own, round, lineage
+        if self.options.revives and lineage == self.lineage:
+            self.detector.learn(freshness, MOST_ROUND)
+        if known.hello is None:  # it is late, or was broken: this says as much
+            known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
+            self._take_in_hello()
+        elif not known.hello.clusters or (lineage != self.lineage and known.hello.lineage != lineage):
+            clusters = clusters_of(lineage) if lineage else known.hello.clusters
+            known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
+            self._seek()

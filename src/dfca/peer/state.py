@@ -1,0 +1,257 @@
+"""What a peer remembers, what of it survives a crash, and what every part of a peer does with it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import ClientState, participates
+from dfca.peer.election import Election
+from dfca.peer.inbox import Inbox
+from dfca.peer.lineage import Lineage
+from dfca.peer.machine import Machine
+from dfca.peer.messages import Copy, Hello
+from dfca.peer.options import PeerOptions
+from dfca.peer.pursuit import Pursuit
+from dfca.peer.revival import DriftDetector
+from dfca.peer.work import Rest, Score, Train, Warm, WarmUp
+
+VERSION = 1
+"""Of what `save` returns."""
+LIFE = 10**6
+"""Alarms are numbered from here on in every life of a peer."""
+_participates = lru_cache(4096)(participates)
+"""Asked again and again while a peer waits, and always the same."""
+
+
+class State(Enum):
+    """What a peer does."""
+
+    EMPTY = "empty"
+    WARMING = "warming"
+    ELECTING = "electing"
+    PAUSED = "paused"
+    TRAINING = "training"
+    WAITING = "waiting"
+    DONE = "done"
+
+
+class Step(Enum):
+    """What a peer does next, once everything of this instant has been handled."""
+
+    ASK = "ask"
+    FOLD = "fold"
+    CLOSE = "close"
+    BEGIN = "begin"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a peer needs on the disk: it goes on from here after a crash."""
+
+    version: int
+    seed: int
+    incarnation: int
+    round: int
+    lineage: Lineage
+    bank: Tensor | None
+    assignment: int | None = None
+    stamps: tuple[int, ...] = ()
+    origins: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
+    detector: DriftDetector = field(default_factory=DriftDetector)
+    voted: bool = True
+
+
+class PeerState(Machine):
+    """What all parts of a peer share.
+
+    job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
+    for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
+    round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
+    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
+    """
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        allocate: Callable[[int], Tensor],
+        incarnation: int = 0,
+        saved: Saved | None = None,
+    ) -> None:
+        super().__init__(options, allocate, incarnation)
+        self.state = State.EMPTY
+        self.lineage: Lineage = ()
+        self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
+        self.job: Train | Rest | WarmUp | None = None
+        self.step: Step | None = None
+        self.ending: int | None = None
+        self.asked = False
+        self.deadline: float | None = None
+        self.wanted: dict[int, tuple[int, float]] = {}
+        self.answers: dict[int, Copy] = {}
+        self.finishes: list[float] = []
+        self.newcomer = True
+        self.drawing = False
+        self.awaited = -1
+        self.join_until = 0.0
+        self.pursuit: Pursuit | None = None
+        self.suspects: dict[int, tuple[float, int]] = {}
+        self.detector = DriftDetector()
+        self.election: Election | None = None
+        self.warm: Warm | None = None
+        self.voted = True
+        self.adopted = 0
+        self.checking: Score | None = None
+        self.alarm_number = incarnation * LIFE
+        self.alarm_sent: tuple[bool, int] = (False, 0)
+        if saved is not None:
+            self._resume(saved)
+
+    @property
+    def relays(self) -> bool:
+        """Whether it hands on copies of models that it did not train."""
+        return self.rules.share == "relay" and self.rules.exchange == "gossip"
+
+    def save(self) -> Saved:
+        """Return what must survive a crash."""
+        copies = self.copies
+        return Saved(
+            VERSION,
+            self.options.seed,
+            self.incarnation,
+            copies.round,
+            self.lineage,
+            None if self.bank is None else self.bank.clone(),
+            copies.assignment,
+            copies.stamps,
+            copies.origins,
+            copies.folded,
+            copies.updates,
+            self.detector.copy(),
+            self.voted,
+        )
+
+    def _silent(self) -> bool:
+        """Return whether a neighbour in reach has not said hello yet."""
+        return any(each.hello is None for each in self.links.values())
+
+    def _takes_part(self, peer: int, round: int) -> bool:
+        rate = self.options.participation
+        return rate >= 1 or _participates(self.options.seed, peer, round, rate)
+
+    def _hello(self) -> Hello:
+        clusters = 0 if self.bank is None else len(self.bank)
+        return Hello(self.incarnation, self.round, clusters, self.lineage)
+
+    def _wait_for(self, step: Step) -> None:
+        """Do a step once everything else of this instant has been handled."""
+        self.step = step
+
+    def _fold_if_idle(self) -> None:
+        """Fold what came between two rounds, under `sequential`."""
+        idle = self.job is None and self.ending is None and self.step is None
+        if self.options.aggregation == "sequential" and idle:
+            self._wait_for(Step.FOLD)
+
+    def _tick(self, now: float) -> None:
+        """Go on to a time. A clock that was set back takes all deadlines with it."""
+        if now < self.now:
+            back = now - self.now
+            self.join_until += back
+            self.deadline = None if self.deadline is None else self.deadline + back
+            self.wanted = {j: (n, until + back) for j, (n, until) in self.wanted.items()}
+            self.suspects = {n: (until + back, times) for n, (until, times) in self.suspects.items()}
+            self.finishes = [time + back for time in self.finishes]
+            if self.pursuit is not None:
+                self.pursuit.until += back
+            if self.election is not None:
+                self.election.last_s += back
+        self.now = now
+
+    def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
+        """Begin with models (m, P) of a lineage."""
+        if models.dim() != 2 or models.shape[1] != self.options.size or not len(models):
+            self._refuse("models of another size", self.id)
+            return
+        self.bank = self.allocate(len(models))
+        self.bank.copy_(models)
+        self.copies = replace(ClientState.of(self.bank), round=round, assignment=None)
+        self.lineage, self.state = lineage, State.WAITING
+        self.inbox.clear()
+        self.answers.clear()
+        self.detector = DriftDetector(last=self.detector.last, pause=self.detector.pause, alarms=self.detector.alarms)
+        self.detector.grow(len(models))
+
+    def _open_cluster(self, slot: int, model: Tensor) -> None:
+        """Put a model into a cluster that an election opened; the bank grows where it is new."""
+        assert self.bank is not None
+        if slot >= len(self.bank):
+            before = len(self.bank)
+            self.bank = self.allocate(slot + 1)
+            for j in range(before, slot + 1):
+                self.bank[j].copy_(model)
+                self.copies = self.copies.with_model(j, self.bank)
+        self.bank[slot].copy_(model)
+        self.copies = self.copies.with_model(slot, self.bank)
+        self.inbox.forget_cluster(slot)
+
+    @abstractmethod
+    def _check_wait(self) -> None:
+        """Go on with the end of a round where nobody is waited for (`rounds`)."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """See what a peer without models can do (`join`)."""
+
+    def _resume(self, saved: Saved) -> None:
+        """Go on from a save; one that does not fit is refused, and the peer begins without models."""
+        bank = saved.bank
+        if saved.version != VERSION:
+            self._refuse("a save of another version", self.id)
+        elif saved.seed != self.options.seed:
+            self._refuse("a save of another swarm", self.id)
+        elif bank is not None and (bank.dim() != 2 or bank.shape[1] != self.options.size or not len(bank)):
+            self._refuse("a save of another model", self.id)
+        elif bank is not None and not bool(torch.isfinite(bank).all()):
+            self._refuse("a save that is not finite", self.id)
+        elif bank is not None:
+            self._take_bank(bank.to(self.options.dtype), saved.lineage, saved.round)
+            parts = {name: getattr(saved, name) for name in ("stamps", "origins", "folded", "updates")}
+            if all(len(part) == len(bank) for part in parts.values()):
+                self.copies = replace(self.copies, assignment=saved.assignment, **parts)
+            self.detector, self.voted = saved.detector.copy(), saved.voted
+            self.detector.grow(len(bank))
+            self.adopted = saved.round
+
+    STATE = (
+        "incarnation", "now", "state", "copies", "lineage", "links", "inbox", "job", "step", "ending", "asked",
+        "deadline", "wanted", "answers", "finishes", "newcomer", "join_until", "pursuit", "suspects", "detector",
+        "election", "warm", "voted", "adopted", "checking", "alarm_number", "alarm_sent", "refused", "drawing",
+    )  # fmt: skip
+    """The fields of a peer's whole state; its models are the driver's."""
+
+    def state_of(self) -> dict[str, Any]:
+        """Return the whole state, field by field, but for the models themselves; nothing may be waiting in `ready`."""
+        fields = {name: getattr(self, name) for name in self.STATE}
+        bare = replace(self.copies, bank=torch.empty(0))
+        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Continue from a whole state; the memory that `allocate` returns holds the models already."""
+        for name in self.STATE:
+            if name in fields:
+                setattr(self, name, fields[name])
+        self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
+        if self.bank is not None:
+            self.copies = replace(self.copies, bank=self.bank)
+            if self.election is not None and self.election.held is not None:
+                self.election.held = self.bank

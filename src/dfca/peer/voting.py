@@ -1,0 +1,201 @@
+"""When a peer takes part in an election (`election.py`), what it does with the outcome, and the alarms before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dfca.core.election import bid
+from dfca.peer.election import Election, Outcome
+from dfca.peer.messages import Alarm, Call, Probe, Refuse
+from dfca.peer.relay import Relay
+from dfca.peer.revival import FRESH
+from dfca.peer.state import State, Step
+from dfca.peer.work import Losses, Rest, Score, Train, Warm, WarmUp
+
+MOST_ALARMS = 4096
+"""Of how many peers a peer remembers alarms."""
+
+
+class Voting(Relay):
+    """Warms up, stands, votes, and takes the centres."""
+
+    def _make_election(self, call: Call | None) -> Election:
+        options = self.options
+        return Election(
+            self.id,
+            options.seed,
+            self.incarnation,
+            options.clusters,
+            options.election,
+            options.quorum,
+            options.hang_s,
+            options.size,
+            options.dtype,
+            self.lineage,
+            call,
+            links=set(self.links),
+            alarmed=self.detector.alarmed,
+        )
+
+    def _warm_up(self, stage: int | None) -> None:
+        self.state, self.job = State.WARMING, WarmUp(stage)
+        self._out.work.append(self.job)
+        self._note("warm")
+
+    def _stop_warming(self) -> None:
+        self.job = None
+        self._note("warmed")
+
+    def _end_warm_up(self, warm: Warm) -> None:
+        self._note("warmed")
+        if self.election is not None:
+            self.warm = warm
+            self.state = State.ELECTING
+            self.election.warmed(warm)
+        elif self.bank is None:
+            self.warm = warm
+            if self.pursuit is None:
+                self._stand_for_start(warm)
+        else:  # does a model of one's own fit better than those that were taken over?
+            self.warm, self.state = warm, State.WAITING
+            self.checking = Score(self.bank.clone(), self.round - 1)
+            self._out.work.append(self.checking)
+
+    def _judge_fit(self, losses: Losses) -> None:
+        self.checking = None
+        if self.warm is not None and bid(losses.bid, self.warm.losses.bid[0]) > 0:
+            self.detector.misfit = True
+            self._raise_alarm()
+        self.warm = None
+        self._wait_for(Step.BEGIN)
+
+    def _stand_for_start(self, warm: Warm) -> None:
+        """Begin a wave for the election of a start."""
+        self.state = State.ELECTING
+        self.election = self._make_election(None)
+        self.election.warm = warm
+        self.election.begin(self.now)
+
+    def _pause(self) -> None:
+        """Take part in the election that goes on: warm up if it is not too late."""
+        assert self.election is not None
+        if self.election.opened or self.election.warm is not None:
+            self.state = State.PAUSED if self.election.warm is None else State.ELECTING
+            return
+        self.election.stage, self.election.held = self.round - 1, self.bank
+        self.election.alarmed = self.detector.alarmed
+        self._warm_up(self.round - 1)
+
+    def _on_probe(self, sender: int, probe: Probe) -> None:
+        if self.election is not None:
+            if probe.base == self.election.base and (probe.call is None) == (self.election.call is None):
+                self.election.receive(sender, probe, self.now)
+            else:
+                self._refuse_wave(sender, probe)
+            return
+        start = self.bank is None and self.options.start == "elected" and self.pursuit is None
+        fits = start and not probe.base and probe.call is None
+        if self.bank is not None and self.options.revives and probe.call is not None:
+            fits = probe.base == self.lineage and probe.call.clusters == len(self.bank)
+        if not fits:
+            self._refuse_wave(sender, probe)
+            return
+        self.election = self._make_election(probe.call)
+        self.election.warm = self.warm if start else None
+        self.election.receive(sender, probe, self.now)
+        if start:
+            if self.job is None and self.warm is None:
+                self._warm_up(None)
+        elif self.ending is not None:
+            self._check_wait()
+        elif self.job is None and self.checking is None and self.step is None:
+            self._pause()
+        elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election will tell
+            self._stop_warming()
+            self._pause()
+
+    def _refuse_wave(self, sender: int, probe: Probe) -> None:
+        self._send(sender, Refuse(probe.key))
+        self._send(sender, self._hello())
+
+    def _on_election(self, sender: int, message: Any) -> None:
+        if self.election is not None:
+            self.election.receive(sender, message, self.now)
+        elif not isinstance(message, Refuse):
+            self._send(sender, Refuse(message.key))
+
+    def _leave_election(self) -> None:
+        if self.election is not None:
+            self.election.leave()
+            self._drain_election()
+            self.election = None
+
+    def _drain_election(self) -> None:
+        assert self.election is not None
+        for neighbour, message in self.election.out:
+            self._send(neighbour, message)
+        self._out.work += self.election.work
+        self.election.out, self.election.work = [], []
+
+    def _after_input(self) -> None:
+        """Carry out what an election wants, and its outcome where no training is under way."""
+        election = self.election
+        if election is None:
+            return
+        self._drain_election()
+        if election.opened and isinstance(self.job, WarmUp):
+            self._stop_warming()
+            self.state = State.PAUSED
+        if election.outcome is not None and not isinstance(self.job, Train | Rest):
+            self._conclude(election.outcome)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """Take the centres of an election, and go on."""
+        self.election, self.warm = None, None
+        opened = outcome.opened
+        if outcome.base != self.lineage or (self.bank is None) != (outcome.call is None):
+            self._wait_for(Step.BEGIN)
+            return
+        if self.bank is None:
+            if outcome.entry is None:
+                self._settle()
+                return
+            self._take_bank(torch.stack([model for _, model in opened]), (outcome.entry,), self.round)
+            self.newcomer = False
+        else:
+            for slot, model in opened:
+                self._open_cluster(slot, model)
+            if outcome.entry is not None:
+                self.lineage = (*self.lineage, outcome.entry)
+            self.detector.close(self.round - 1, len(self.bank), tuple(slot for slot, _ in opened))
+            self.alarm_sent = (False, 0)
+            self.state = State.WAITING
+        self.voted, self.adopted = outcome.voted or not self.options.revives, self.round
+        assert self.bank is not None
+        self._note("elect", number=len(self.bank))
+        self._out.save = True
+        if outcome.entry is not None:
+            self._broadcast(self._hello())
+        self._wait_for(Step.CLOSE if self.ending is not None else Step.BEGIN)
+
+    def _raise_alarm(self) -> None:
+        """Send the neighbours word when no model fits any more, or again one does; anew while it lasts."""
+        raised, (before, since) = self.detector.alarmed, self.alarm_sent
+        if raised == before and not (raised and self.round - since >= FRESH // 2):
+            return
+        self.alarm_sent = (raised, self.round)
+        self.alarm_number += 1
+        self.detector.hear_alarm(self.id, self.alarm_number, raised, self.round)
+        self._broadcast(Alarm(self.id, self.alarm_number, raised, self.lineage))
+
+    def _on_alarm(self, sender: int, alarm: Alarm) -> None:
+        if not self.options.revives or alarm.lineage != self.lineage or alarm.origin == self.id:
+            return
+        if alarm.origin not in self.detector.alarms and len(self.detector.alarms) >= MOST_ALARMS:
+            self._refuse("too many alarms", sender)
+        elif self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, self.round):
+            for neighbour in self.links:
+                if neighbour != sender:
+                    self._send(neighbour, alarm)
