@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dfca.bench import bench_file, child, floor, ranks, run, scaling, tables
+from dfca.bench import bench_file, child, events, floor, ranks, run, scaling, tables
 from dfca.bench.baselines import environments
 from dfca.bench.baselines import measure as baselines
 from dfca.bench.baselines.environments import LIBRARIES, Library, environment_of, script_of
@@ -204,6 +204,24 @@ def test_exponents_reach_the_tables_and_the_picture(tmp_path: Path) -> None:
     assert {path.name for path in draw(content, tmp_path)} == {"bench-scaling.png", "bench-scaling.svg"}
 
 
+def test_events_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "draw", lambda content, folder: None)
+    monkeypatch.setattr(events, "LEAST_EVENTS", 1)
+    tiny = Size(inputs=16, hidden=2, samples=6, classes=3, clusters=2, clients=6, degree=2)
+    plan = events.EventsPlan(tiny, tiny, 2, replace(tiny, algorithm="dfca-fi"), clients=(6, 12), until_s=2.0, repeats=1)
+    content = run.run({"events": plan}, tmp_path, "dfca bench events", True, Counter())
+    part = content["parts"]["events"]
+    assert len(part["rows"]) == plan.count
+    assert part["rows"][1]["ratio"]["median"] > 0
+    six, twelve = (row["details"] for row in part["rows"][-2:])
+    assert 0 < six["scalars"] < twelve["scalars"] < twelve["flooding"]
+    assert set(part["fits"]) == {"scalars", "flooding"}
+    first, costs = tables.tables_of("events", part)
+    assert [row[0] for row in costs.rows] == ["6", "12"]
+    (dry,) = (row for row in first.rows if row[0] == "events without training")
+    assert dry[2:] == ["≥ 1/s", "yes"]
+
+
 def test_an_interrupted_bench_keeps_finished_rows(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match=r"1 finished row is kept in .*bench\.json"):
         run.run({"floor": tiny_floor()}, tmp_path, "dfca bench", True, Counter(stop_after=1))
@@ -348,8 +366,8 @@ def test_ranks_are_skipped_with_the_error_of_the_run() -> None:
 
 
 def test_parts_and_repeats_are_checked(tmp_path: Path) -> None:
-    assert run.choose_parts([]) == ["floor", "peers", "scaling", "ranks"]
-    assert run.choose_parts(["all"]) == ["floor", "peers", "scaling", "ranks"]
+    assert run.choose_parts([]) == ["floor", "peers", "scaling", "ranks", "events"]
+    assert run.choose_parts(["all"]) == run.choose_parts([])
     assert run.choose_parts(["ranks", "floor"]) == ["floor", "ranks"]
     with pytest.raises(ConfigError, match='unknown part "flor"; did you mean "floor"'):
         run.choose_parts(["flor"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_once
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
 
@@ -55,14 +56,17 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Launch three ranks once; they run everything in `ranked.py`."""
-    out = tmp_path_factory.mktemp("ranked")
-    ranks = start_ranks(3, HERE / "ranked.py", out)
-    said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
-    return out
+    """Start three ranks once for all workers of pytest; they run everything in `ranked.py`."""
+
+    def start(out: Path) -> None:
+        out.mkdir(parents=True)
+        ranks = start_ranks(3, HERE / "ranked.py", out)
+        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+
+    return make_once(tmp_path_factory, "ranked", start)
 
 
 @pytest.mark.parametrize("world", worlds())

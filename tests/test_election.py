@@ -9,7 +9,6 @@ from conftest import make_toy_setting, make_toy_split
 
 import dfca
 from dfca.core.election import ElectionOptions, Verdict, Vote, bid, cast, divide, follows, lot, verdict
-from dfca.core.elector import Announcement, Ballot, Bid, Candidacy, ElectionMessage, Elector, Request
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
@@ -17,7 +16,6 @@ from dfca.peer.election import Standing, standing
 from dfca.peer.messages import Turn
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
-from dfca.testing import elect, make_clients
 
 
 def vote(centre: int, gain: float, d: list[float], left: float = 0.0) -> Vote:
@@ -134,62 +132,22 @@ def test_the_clients_find_the_number_of_clusters(true: int) -> None:
     assert row["cluster_accuracy"] == 1.0
 
 
-@pytest.mark.parametrize("clusters", [None, 2, 6])
-def test_the_election_as_messages_ends_like_the_simulators(clusters: int | None) -> None:
-    setting = digits_setting(clusters=clusters)
-    states = elect(setting, make_clients(setting))
-    simulation = Simulation(setting)
-    centres = torch.stack(states[0].centres)
-    for state in states:  # everybody reaches the same k and the same bits
-        assert state.chosen == states[0].chosen
-        assert torch.equal(torch.stack(state.centres), centres)
-    torch.testing.assert_close(simulation.banks[:, 0], centres, rtol=1e-9, atol=1e-11)
-    accepted = tuple(turn.candidate for turn in simulation.elections[0].turns if turn.accepted)
-    assert states[0].chosen == accepted
-    assert len(accepted) == (4 if clusters is None else clusters)
-
-
-@pytest.mark.parametrize("clusters", [None, 3])
-def test_what_the_election_costs_is_what_its_messages_cost(clusters: int | None) -> None:
-    setting = digits_setting(clusters=clusters)
-    models, scalars = 0, 0
-
-    def count(message: ElectionMessage, copies: int) -> None:
-        nonlocal models, scalars
-        if isinstance(message, Candidacy):
-            models += copies
-        else:
-            size = 5 + 2 * len(message.vote.totals) if isinstance(message, Ballot) else 2
-            scalars += size * copies
-
-    elect(setting, make_clients(setting), count)
-    outcome = Simulation(setting).elections[0]
-    assert models == outcome.models_sent
-    assert scalars == outcome.scalars_sent
-
-
-@pytest.mark.parametrize("as_messages", [False, True])
-def test_patience_begins_anew_after_an_acceptance(as_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_begins_anew_after_an_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
     """With patience 2, two refusals end an election only where they follow each other."""
     clients, script, calls = 8, [False, True, False, True, False, False], []
 
     def scripted(*_: object) -> Verdict:
-        calls.append(script[len(calls) // (clients if as_messages else 1)])
+        calls.append(script[len(calls)])
         return Verdict(calls[-1], 2, 9.0)
 
     algorithm = dfca.ALGORITHMS["dfca-fi"](warmup_steps=1, patience=2)
     setting = make_toy_setting(
         algorithm, clusters=None, split=make_toy_split(clients=clients), graph=nx.complete_graph(clients)
     )
-    if as_messages:
-        monkeypatch.setattr("dfca.core.elector.verdict", scripted)
-        assert {len(state.chosen) for state in elect(setting, make_clients(setting))} == {3}
-        assert len(calls) == clients * len(script)
-    else:
-        monkeypatch.setattr("dfca.sim.rounds.election.verdict", scripted)
-        (result,) = Simulation(setting).elections
-        assert [turn.accepted for turn in result.turns] == [True, *script]
-        assert calls == script
+    monkeypatch.setattr("dfca.sim.rounds.election.verdict", scripted)
+    (result,) = Simulation(setting).elections
+    assert [turn.accepted for turn in result.turns] == [True, *script]
+    assert calls == script
 
 
 def test_the_log_of_a_peer_counts_patience_alike() -> None:
@@ -221,9 +179,6 @@ def test_a_client_whose_warm_up_diverges_stands_with_the_common_start() -> None:
     simulation = Simulation(setting)
     assert simulation.elections[0].turns[0].candidate == winner
     assert torch.isfinite(simulation.banks).all()
-    states = elect(setting, make_clients(setting))
-    assert {state.chosen for state in states} == {states[0].chosen}
-    torch.testing.assert_close(simulation.banks[:, 0], torch.stack(states[0].centres), rtol=1e-9, atol=1e-11)
 
 
 def test_the_first_centre_is_drawn_by_lot() -> None:
@@ -238,59 +193,6 @@ def test_an_election_costs_less_than_five_rounds() -> None:
     assert 0 < simulation.traffic.start_messages < five_rounds
     turns = len(simulation.elections[0].turns)
     assert simulation.traffic.start_messages == turns * 15
-
-
-def test_what_an_elector_receives_cannot_harm() -> None:
-    setting = digits_setting()
-    elector = Elector(make_clients(setting)[0], None, ElectionOptions())
-    state, _ = elector.start()
-    poison = state.own.clone()
-    poison[0] = float("nan")
-    for message in (
-        Candidacy(0, 3, poison, to=0),
-        Candidacy(0, 3, state.own[:-1], to=0),
-        Candidacy(7, 3, state.own, to=0),
-        Announcement(7, 3, 3),
-        Request(0, 3, to=0),  # of a model that it does not have
-        Bid(7, 1e9, 3),
-        Ballot(7, 3, vote(0, 1.0, [1.0])),
-    ):
-        after, sent = elector.receive(state, message)
-        assert after is state
-        assert sent == []
-
-
-def test_a_client_forwards_only_what_is_new() -> None:
-    elector = Elector(make_clients(digits_setting())[0], None, ElectionOptions())
-    state, own = elector.start()
-    better, worse = Bid(0, own[0].value + 1, 3), Bid(0, own[0].value - 1, 4)
-    state, sent = elector.receive(state, better)
-    assert sent == [better]
-    assert elector.receive(state, better) == (state, [])
-    assert elector.receive(state, worse) == (state, [])
-    state, sent = elector.settle(state)
-    assert sent == []  # it did not win
-    state, sent = elector.receive(state, Announcement(0, 3, holder=5))
-    assert sent == [Request(0, 0, to=5)]
-    assert elector.receive(state, Announcement(0, 3, holder=6))[1] == []  # it asks once
-    candidacy = Candidacy(0, 3, state.own, to=0)
-    state, sent = elector.receive(state, candidacy)
-    assert sent == [Announcement(0, 3, holder=0)]
-    assert elector.receive(state, candidacy)[1] == []
-    (answer,) = elector.receive(state, Request(0, 9, to=0))[1]
-    assert isinstance(answer, Candidacy)
-    assert (answer.to, answer.client) == (9, 3)
-
-
-def test_a_lost_candidacy_does_not_stop_the_others() -> None:
-    elector = Elector(make_clients(digits_setting())[0], None, ElectionOptions())
-    state, own = elector.start()
-    state, _ = elector.receive(state, Bid(0, own[0].value + 1, 3))
-    state, _ = elector.settle(state)
-    state, sent = elector.settle(state)  # the model never came
-    assert state.misses == 1
-    assert state.turn == 1
-    assert sent == [Bid(1, own[0].value, 0)]
 
 
 def test_every_component_elects_its_own() -> None:

@@ -15,6 +15,7 @@ from test_revival import drift_setting
 from dfca import algorithms
 from dfca.core.election import ElectionOptions
 from dfca.peer.lineage import Lineage
+from dfca.peer.messages import LARGE, Hello, scalars
 from dfca.peer.peer import Peer
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
@@ -52,15 +53,24 @@ def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> 
     assert_identical(run(setting, trace=True, replay=result.trace), result)
 
 
-@pytest.mark.parametrize("name", ["dfca-fi", "dfca"])
-def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(name: str) -> None:
-    setting = quick(name, rounds=1, graph=nx.connected_watts_strogatz_graph(6, 4, 0.3, seed=1))
-    row, simulation = run(setting).metrics[-1], Simulation(setting)
-    expected = simulation.step()
-    assert expected is not None
-    assert row["start_bytes"] == expected["start_bytes"]
-    if name == "dfca-fi":
-        assert 0 < row["scalars_sent"] < expected["scalars_sent"]  # votes are summed on a tree, not flooded
+@pytest.mark.parametrize(("clusters", "clients"), [(None, 30), (3, 12)])
+def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(clusters: int | None, clients: int) -> None:
+    graph = nx.connected_watts_strogatz_graph(clients, 4, 0.3, seed=1)
+    setting = quick(rounds=1, clusters=clusters, split=make_toy_split(clients=clients), graph=graph)
+    simulation = EventSimulation(setting)
+    sent, forward = [], simulation.host.send
+
+    def count(sender: int, receiver: int, message: Any, number: int) -> None:
+        if not isinstance(message, (Hello, *LARGE)):
+            sent.append(scalars(message))
+        forward(sender, receiver, message, number)
+
+    simulation.host.send = count
+    row = simulation.run().metrics[-1]
+    (expected,) = Simulation(setting).elections
+    assert row["start_bytes"] == expected.models_sent * row["model_bytes"]
+    assert sum(sent) == pytest.approx(expected.scalars_sent, rel=0.02)
+    assert len(expected.turns) > 1
 
 
 @pytest.mark.parametrize("loss", [0.2, 0.5])

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from dfca.core.client import Client, ClientState, Message, participates
-from dfca.core.elector import ElectionMessage, Elector, ElectorState
 from dfca.core.params import FlatModel
+from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting, initial_module
 
 
@@ -40,43 +40,6 @@ def make_clients(setting: Setting) -> list[Client]:
         )
         for i in range(setting.clients)
     ]
-
-
-def elect(
-    setting: Setting, clients: Sequence[Client], count: Callable[[ElectionMessage, int], None] | None = None
-) -> list[ElectorState]:
-    """Run the election of a start: all messages of a phase are delivered, then everybody settles it.
-
-    `count` is called with every message and the number of neighbours it goes to.
-    """
-    electors = [Elector(client, setting.clusters, setting.algorithm.election) for client in clients]
-    begun = [elector.start() for elector in electors]
-    states = [state for state, _ in begun]
-    outgoing = [messages for _, messages in begun]
-    while True:
-        while any(outgoing):
-            incoming = [
-                [
-                    message
-                    for neighbour in sorted(setting.graph.neighbors(i))
-                    for message in outgoing[neighbour]
-                    if getattr(message, "to", i) == i
-                ]
-                for i in range(len(electors))
-            ]
-            if count is not None:
-                for i, messages in enumerate(outgoing):
-                    for message in messages:
-                        count(message, 1 if hasattr(message, "to") else setting.graph.degree(i))
-            outgoing = [[] for _ in electors]
-            for i, messages in enumerate(incoming):
-                for message in messages:
-                    states[i], forward = electors[i].receive(states[i], message)
-                    outgoing[i] += forward
-        if all(state.phase == "done" for state in states):
-            return states
-        for i, elector in enumerate(electors):
-            states[i], outgoing[i] = elector.settle(states[i])
 
 
 def lockstep(
@@ -119,12 +82,11 @@ def stack(states: list[ClientState]) -> torch.Tensor:
 
 
 def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
-    """Start every client; after an election, one that knows fewer centres than others repeats its first."""
+    """Start every client; an elected start is that of the synchronous simulator (tests compare it with the peers)."""
     if setting.algorithm.start != "elected":
         return [client.start() for client in clients]
-    banks = [torch.stack(state.centres) for state in elect(setting, clients)]
-    models = max(len(bank) for bank in banks)
-    return [ClientState.of(torch.cat([bank, bank[:1].expand(models - len(bank), -1)])) for bank in banks]
+    banks = Simulation(setting).banks
+    return [ClientState.of(banks[:, client.id].clone()) for client in clients]
 
 
 def _relay(

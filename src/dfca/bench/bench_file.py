@@ -8,15 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dfca.bench import events, scaling
 from dfca.bench.child import call
 from dfca.bench.measurements import Row, Skip, ratio
-from dfca.bench.scaling import fits
 from dfca.errors import RunError
 from dfca.files import atomic_write
 from dfca.runs.store.environment import environment
 
 FORMAT = 1
-PARTS = ("floor", "peers", "scaling", "ranks")
+PARTS = ("floor", "peers", "scaling", "ranks", "events")
+FITS = {"scaling": scaling.fits, "events": events.fits}
 Json = dict[str, Any]
 
 
@@ -46,8 +47,8 @@ class BenchFile:
         """Store a row; return it as JSON holds it."""
         found = row.to_json()
         self._fresh["rows"].append(found)
-        if self._part == "scaling":
-            self._fresh["fits"] = fits(self._fresh["rows"])
+        if self._part in FITS:
+            self._fresh["fits"] = FITS[self._part](self._fresh["rows"])
         self.content["parts"][self._part] = self._fresh
         self._write()
         return found

@@ -21,7 +21,7 @@ Json = Mapping[str, Any]
 def draw(content: Json, folder: Path) -> list[Path]:
     """Draw what was measured as PNG and SVG; return the files."""
     figures = {}
-    compared = [row for name in ("floor", "peers", "ranks") for row in _rows(content, name) if row["ratio"]]
+    compared = [row for name in ("floor", "peers", "ranks", "events") for row in _rows(content, name) if row["ratio"]]
     if compared:
         figures["bench-ratios"] = ratios(compared)
     if any(row["skipped"] is None for row in _rows(content, "scaling")):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dfca.bench import floor, ranks, scaling
+from dfca.bench import events, floor, ranks, scaling
 from dfca.bench.baselines import measure as baselines
 from dfca.bench.bench_file import PARTS, BenchFile, machine
 from dfca.bench.figures import draw
@@ -23,6 +23,7 @@ MEASURES: dict[str, Measure] = {
     "peers": baselines.rows,
     "scaling": scaling.rows,
     "ranks": ranks.rows,
+    "events": events.rows,
 }
 
 
@@ -62,6 +63,7 @@ def make_plans(parts: Sequence[str], quick: bool, repeats: int | None, cache: Pa
         "peers": lambda: baselines.make_plan(quick, cache),
         "scaling": lambda: scaling.make_plan(quick),
         "ranks": lambda: ranks.make_plan(quick),
+        "events": lambda: events.make_plan(quick),
     }
     plans = {name: makers[name]() for name in parts}
     if repeats is None:

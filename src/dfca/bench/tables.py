@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
+from dfca.bench.events import MOST_EXPONENT
 from dfca.bench.measurements import met
 from dfca.bench.scaling import AXES, BOUND
 
@@ -30,12 +31,14 @@ TITLES = {
     "peers": "peers: the same work in other libraries",
     "scaling": "scaling: how time and memory grow",
     "ranks": "ranks: one process against several",
+    "events": "events: the simulator in virtual time",
 }
 
 
 def tables_of(name: str, part: Json) -> list[BenchTable]:
     """Make the tables of one part."""
-    made = _scaling(part) if name == "scaling" else [_comparisons(name, part)]
+    special: dict[str, Callable[[Json], list[BenchTable]]] = {"scaling": _scaling, "events": _events}
+    made = special[name](part) if name in special else [_comparisons(name, part)]
     if name == "floor":
         made.append(_phases(part))
     remarks = [*(["quick look"] if part["quick"] else []), *([] if part["finished"] else ["interrupted"])]
@@ -177,6 +180,43 @@ def _scaling(part: Json) -> list[BenchTable]:
             "", ["grows with", "time: exponent (last step)", "memory: exponent (last step)", "wanted", "met"], fitted
         ),
         BenchTable("points", ["at", "size", "per round", "memory", "assign / train / mix, %"], points, notes),
+    ]
+
+
+def _events(part: Json) -> list[BenchTable]:
+    rows, costs, notes = [], [], {}
+    for row in part["rows"]:
+        details, values = row["details"], row["values"]
+        notes[f"{row['name']}: {row['about']}." if "flooding" not in details else f"scalars: {row['about']}."] = True
+        if row["skipped"] is not None:
+            rows.append([row["name"], DASH, DASH, "skipped"])
+            notes[f"{row['name']}: skipped, {row['skipped']}."] = True
+            continue
+        if "flooding" in details:
+            sent, flooded = details["scalars"], details["flooding"]
+            costs.append([f"{details['x']:,}", f"{sent:,.0f}", f"{flooded:,.0f}", f"{flooded / sent:,.0f}"])
+            continue
+        spent = ", ".join(f"{_seconds(median(each))} ({name})" for name, each in values.items())
+        wanted, verdict = DASH, None
+        if row["ratio"] is not None:
+            found, wanted, verdict = row["ratio"], _wanted(row), row["met"]
+            spent = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f}); {spent}"
+        elif "least" in details:
+            speed = details["handled"] / median(values["cpu"])
+            wanted, verdict = f"≥ {details['least']:,}/s", speed >= details["least"]
+            spent = f"{speed:,.0f} events/s; {spent}"
+        elif "most" in details:
+            wanted, verdict = f"≤ {_seconds(details['most'])}", median(values["wall"]) <= details["most"]
+        rows.append([row["name"], spent, wanted, {True: "yes", False: "no", None: DASH}[verdict]])
+    fitted = part.get("fits", {})
+    if "scalars" in fitted:
+        waves, flooding = (fitted[name]["exponent"] for name in ("scalars", "flooding"))
+        verdict = "yes" if waves <= MOST_EXPONENT else "no"
+        rows.append(["scalars per candidate: exponent in N", f"{waves:.2f}", f"≤ {MOST_EXPONENT}", verdict])
+        notes[f"By flooding the exponent would be {flooding:.2f}."] = True
+    return [
+        BenchTable("", ["work", "measured", "wanted", "met"], rows),
+        BenchTable("scalars per candidate", ["N", "by waves", "by flooding", "ratio"], costs, list(notes)),
     ]
 
 

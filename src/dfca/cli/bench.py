@@ -17,7 +17,7 @@ commands = typer.Typer()
 def bench(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, or all (the default)."),
+        typer.Argument(metavar="PART", help="floor, peers, scaling, ranks, events, or all (the default)."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes for a first look, about a minute a part.")
@@ -45,6 +45,8 @@ def bench(
     [bold]scaling[/bold]  seconds and memory against N, k, P and degree, with fitted exponents
 
     [bold]ranks[/bold]    one process against two under torchrun
+
+    [bold]events[/bold]   the event simulator without training and with it, and elections in virtual time
 
     Parts measured at different times are collected in one folder. Ctrl-C keeps what is finished.
 

@@ -9,8 +9,9 @@ one model each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,11 @@ class Message:
     model: Tensor
     offer: Offer | None = None
     updates: int = 0
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether the model holds finite numbers only; computed once for all receivers of the same message."""
+        return is_finite(self.model)
 
 
 @dataclass(frozen=True)
@@ -112,17 +118,17 @@ class Rules:
         """
         fine = trained is not None
         idle = -1 if self.exchange == "server" else 0
-        after = replace(
+        after = _changed(
             state,
             counts=tuple(0 if fine and j == cluster else idle for j in range(len(state.bank))),
             own={},
             assignment=cluster,
             trained=cluster if fine else None,
             round=state.round + 1,
+            updates=tuple(n + (fine and j == cluster) for j, n in enumerate(state.updates)),
         )
         if fine:
-            counted = tuple(n + (j == cluster) for j, n in enumerate(state.updates))
-            after = stamped(replace(after, updates=counted), cluster, state.round, self.id)
+            after = stamped(after, cluster, state.round, self.id)
         return after, self._outgoing(after, trained, state.round)
 
     def _outgoing(self, state: ClientState, trained: Tensor | None, now: int) -> list[Message]:
@@ -153,19 +159,22 @@ class Rules:
         """Fold a message that is `usable` in place: of the bank, the row of its cluster changes and nothing else."""
         if message.offer is not None:
             return self._receive_relayed_(state, message, message.offer)
-        j = message.cluster
-        counts, own = state.counts, state.own
-        if self.weights == "metropolis":
-            if j not in own:
-                own = {**own, j: state.bank[j].clone()}
-            fold_weighted_(
-                state.bank[j], own[j], message.model, weight * metropolis_weight(self.degree, message.degree)
-            )
-        else:
-            r = fold_(state.bank[j], counts[j], message.model, weight)
-            counts = (*counts[:j], r, *counts[j + 1 :])
-        stamps, origins = _stamps(state, j, message.round, message.sender)
-        return _changed(state, counts=counts, own=own, stamps=stamps, origins=origins)
+        return self.fold_all_(state, [(message, weight)])
+
+    def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
+        """Fold messages that are `usable` and no relayed copies in place, in order, each with its weight."""
+        counts, stamps, origins, own = list(state.counts), list(state.stamps), list(state.origins), dict(state.own)
+        metropolis, rows = self.weights == "metropolis", state.bank.unbind()
+        for message, weight in messages:
+            j, row = message.cluster, rows[message.cluster]
+            if metropolis:
+                if j not in own:
+                    own[j] = row.clone()
+                fold_weighted_(row, own[j], message.model, weight * metropolis_weight(self.degree, message.degree))
+            else:
+                counts[j] = fold_(row, counts[j], message.model, weight)
+            _stamp(stamps, origins, j, message.round, message.sender)
+        return _changed(state, counts=tuple(counts), own=own, stamps=tuple(stamps), origins=tuple(origins))
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
         """Return how fresh the copies are that the client did not train itself this round, by cluster."""
@@ -219,7 +228,7 @@ class Client:
     def start(self) -> ClientState:
         """Begin: draw the start of every model, the same for all clients or one's own.
 
-        An elected start is the outcome of `core.elector`: `ClientState.of(centres)`.
+        An elected start is the outcome of an election (`peer.election`): `ClientState.of(centres)`.
         """
         models = self.algorithm.bank_size(self.clusters)
         who = () if self.algorithm.start == "shared" else (self.id,)
@@ -268,15 +277,14 @@ def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientSt
 
     The stamp is the newest round of all; its origin is one client only while no other update has entered since.
     """
-    stamps, origins = _stamps(state, cluster, now, origin)
-    return replace(state, stamps=stamps, origins=origins)
-
-
-def _stamps(state: ClientState, cluster: int, now: int, origin: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     stamps, origins = list(state.stamps), list(state.origins)
+    _stamp(stamps, origins, cluster, now, origin)
+    return _changed(state, stamps=tuple(stamps), origins=tuple(origins))
+
+
+def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin: int) -> None:
     origins[cluster] = origin if now > stamps[cluster] else MANY
     stamps[cluster] = max(now, stamps[cluster])
-    return tuple(stamps), tuple(origins)
 
 
 def _changed(state: ClientState, **changes: Any) -> ClientState:
@@ -308,14 +316,14 @@ def participates(seed: int, client: int, round: int, rate: float) -> bool:
 
 def fits(message: Message, bank: Tensor) -> bool:
     """Return whether a message is for a cluster of ours, with a model of our size and type."""
-    model = message.model
-    shaped = 0 <= message.cluster < len(bank) and model.shape == bank.shape[1:] and model.dtype == bank.dtype
+    model, (clusters, size) = message.model, bank.shape
+    shaped = 0 <= message.cluster < clusters and model.shape == (size,) and model.dtype == bank.dtype
     return shaped and message.degree >= 0
 
 
 def usable(message: Message, bank: Tensor) -> bool:
     """Return whether a message can be folded: it `fits`, and its model holds finite numbers only."""
-    return fits(message, bank) and is_finite(message.model)
+    return fits(message, bank) and message.finite
 
 
 def is_finite(model: Tensor) -> bool:

@@ -57,20 +57,27 @@ class Inbox:
 
     def add(self, sender: int, update: Update, now: float) -> bool:
         """Keep an update; return False where a newer one has come before."""
-        key = (sender, update.message.cluster)
-        if update.message.round <= self.newest.get(key, -1):
+        message = update.message
+        key = (sender, message.cluster)
+        if message.round <= self.newest.get(key, -1):
             return False
-        self.newest[key] = update.message.round
-        kept = self.kept.setdefault(key, [])
-        kept.append((update, now))
-        if len(kept) > self.depth:
-            del kept[0]
+        self.newest[key] = message.round
+        kept = self.kept.get(key)
+        if kept is None or self.depth == 1:
+            self.kept[key] = [(update, now)]
+        else:
+            kept.append((update, now))
+            del kept[: -self.depth]
         return True
 
     def take(self, round: float = math.inf) -> Iterator[tuple[int, Update, float]]:
         """Take out the newest of each sender and cluster up to a round, cluster by cluster; keep the later ones."""
         for key in sorted(self.kept, key=itemgetter(1, 0)):
             updates = self.kept[key]
+            if updates[-1][0].message.round <= round:  # all are due: they are in the order of their rounds
+                del self.kept[key]
+                yield key[0], *updates[-1]
+                continue
             due = [pair for pair in updates if pair[0].message.round <= round]
             later = updates[len(due) :]
             if later:

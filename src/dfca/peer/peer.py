@@ -26,12 +26,13 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, fits, participates, usable
+from dfca.core.client import ClientState, Message, participates, usable
 from dfca.core.election import bid
 from dfca.core.relay import Offer
 from dfca.peer.election import Election, Outcome
@@ -71,10 +72,16 @@ REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
+MOST_AHEAD = 1000
+"""A peer joins no round that is further ahead of all that the other neighbours claim."""
 MOST_ROUND = 2**40
 """No round beyond this is believed."""
+UNKNOWN = -1
+"""The incarnation of a neighbour that has sent models and no hello yet."""
 LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
+_participates = lru_cache(4096)(participates)
+"""Asked again and again while a peer waits, and always the same."""
 
 
 class State(Enum):
@@ -123,7 +130,7 @@ class Peer(Machine):
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
     for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
     round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
-    job that looks whether they do.
+    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
     """
 
     def __init__(
@@ -147,6 +154,7 @@ class Peer(Machine):
         self.finishes: list[float] = []
         self.newcomer = True
         self.drawing = False
+        self.awaited = -1
         self.join_until = 0.0
         self.pursuit: Pursuit | None = None
         self.suspects: dict[int, tuple[float, int]] = {}
@@ -362,12 +370,23 @@ class Peer(Machine):
     def _catch_up(self) -> None:
         """Join the round that the neighbours are in."""
         self.newcomer = False
-        rounds = [each.hello.round for each in self.links.values() if each.hello is not None and each.hello.clusters]
-        newest = min(max(rounds, default=0), self.options.rounds - 1)
+        newest = self._believable(self._claimed_rounds())
         if newest > self.round:
             self.copies = replace(self.copies, round=newest)
             self._note("jump", round=newest)
             self._broadcast(self._hello())
+
+    def _claimed_rounds(self, but: int | None = None) -> list[int]:
+        """List the rounds that the neighbours with models say they are in, but for one neighbour."""
+        hellos = [each.hello for n, each in self.links.items() if n != but]
+        return [hello.round for hello in hellos if hello is not None and hello.clusters]
+
+    def _believable(self, rounds: list[int]) -> int:
+        """Return the newest of the rounds that neighbours claim: one alone may not be far ahead of all others."""
+        *_, second, newest = (-1, -1, *sorted(rounds))
+        if len(rounds) > 1:
+            newest = min(newest, second + MOST_AHEAD)
+        return min(newest, self.options.rounds - 1)
 
     def _end_training(self, result: Trained) -> None:
         assert self.bank is not None
@@ -419,14 +438,18 @@ class Peer(Machine):
         return self._takes_part(neighbour, now)
 
     def _takes_part(self, peer: int, round: int) -> bool:
-        return participates(self.options.seed, peer, round, self.options.participation)
+        rate = self.options.participation
+        return rate >= 1 or _participates(self.options.seed, peer, round, rate)
 
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for; who is in an election waits for nobody."""
         if self.ending is None or self.step is not None or self.state is not State.WAITING:
             return
-        if self.options.aggregation == "batch" and self.election is None and any(map(self._expects, self.links)):
-            return
+        if self.options.aggregation == "batch" and self.election is None:
+            if self.awaited not in self.links or not self._expects(self.awaited):
+                self.awaited = next(filter(self._expects, reversed(self.links)), -1)
+            if self.awaited in self.links:
+                return
         if self.relays and not self.asked:
             self._wait_for(Step.ASK)
         elif not self.wanted or self.options.aggregation == "sequential":
@@ -460,14 +483,17 @@ class Peer(Machine):
             return
         batch = self.options.aggregation == "batch"
         limit = math.inf if not batch or self.ending is None else self.ending
+        folded = []
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
-            if not compatible(self.lineage, update.lineage, message.cluster) or not fits(message, self.bank):
+            if not compatible(self.lineage, update.lineage, message.cluster):  # that it fits was seen when it came
                 self._note("drop", message.sender, message.cluster, message.round)
                 continue
             age = self._age(update, came_s)
-            self.copies = self.rules.receive_(self.copies, message, self.options.staleness.weight(age))
+            folded.append((message, self.options.staleness.weight(age)))
             self._note("fold", message.sender, message.cluster, message.round, age)
+        if folded:
+            self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
         for copy in answers.values():
             self._take_copy(copy)
@@ -517,13 +543,19 @@ class Peer(Machine):
 
     def _on_hello(self, sender: int, hello: Hello) -> None:
         known = self.links[sender]
-        if known.hello is not None and known.hello.incarnation != hello.incarnation:
+        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
+        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
             self.links[sender] = known = Neighbour()
-        if known.hello is None:
+            guessed = True
+        if guessed:
             self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:
             known.offers = ()
+        self._take_in_hello()
+
+    def _take_in_hello(self) -> None:
+        """Go on where it was the neighbours' hello that was waited for."""
         self._seek()
         self._settle()
         self._check_wait()
@@ -571,11 +603,14 @@ class Peer(Machine):
         """Take in what comes along with the end of a neighbour's round."""
         known = self.links[sender]
         if round >= known.offers_round:
-            own = tuple((j, offer) for j, offer in offers if offer.sender == sender)
+            own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)
-        if lineage != self.lineage and known.hello is not None and known.hello.lineage != lineage:
+        if known.hello is None:  # it is late, or was broken: this says as much
+            known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
+            self._take_in_hello()
+        elif lineage != self.lineage and known.hello.lineage != lineage:
             clusters = clusters_of(lineage) if lineage else known.hello.clusters
             known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
             self._seek()
@@ -694,7 +729,8 @@ class Peer(Machine):
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
             self._give_up()
             return
-        had, round = self.bank is not None, max(self.round, pursuit.round)
+        had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
+        round = max(self.round, self._believable([*claims, pursuit.round]))
         if self.job is not None:
             if isinstance(self.job, WarmUp):
                 self._note("warmed")

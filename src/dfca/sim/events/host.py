@@ -22,7 +22,7 @@ from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer, Saved, State
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
-from dfca.peer.work import Draw, Job, Note, Score, Train
+from dfca.peer.work import Draw, Job, Note, Ready, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
@@ -55,6 +55,7 @@ class PeerHost:
         self.short: list[tuple[int, Machine, Job]] = []
         self.wakes = [math.inf] * len(options)
         self.due: set[int] = set()
+        self._touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
         self.noted: deque[Note] | None = None
         self.send: Callable[[int, int, Any, int], None]
@@ -88,6 +89,7 @@ class PeerHost:
         sender, _, message, number, _, _, waited_s, _ = parcel
         peer = self.peers[i]
         assert peer is not None
+        traced = self.books.trace is not None or self.noted is not None
         if self.books.trace is not None:
             self.books.trace.append(Input(self.now, "receive", i, sender, number, waited_s, broken))
         if waited_s and type(message) is Update:
@@ -95,7 +97,10 @@ class PeerHost:
         if broken:
             message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
         peer.receive(sender, message, self.now)
-        self._drain(i, peer)
+        if peer.quiet and not traced:
+            self._touched.add(i)  # what it notes can wait until the end of this instant
+        else:
+            self._drain(i, peer)
 
     def wake(self, i: int) -> None:
         """Notify a peer that nothing else is to be handled now."""
@@ -134,6 +139,7 @@ class PeerHost:
         """Take a peer away, with everything but what it keeps."""
         peer = self.peers[i]
         assert peer is not None
+        self._enter_notes(i, peer.ready())
         self.peers[i] = None
         self.rounds[i] = peer.round
         self.refused += peer.refused.total()
@@ -168,11 +174,8 @@ class PeerHost:
 
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
-        out, now = peer.ready(), self.now
-        for note in out.notes:
-            self.books.note(now, note[0], i, note[1], note[2], note[3], note[4])
-            if self.noted is not None:
-                self.noted.append(note)
+        out = peer.ready()
+        self._enter_notes(i, out)
         for other, message in out.messages:
             self.sent[i] += 1
             if type(message) is Update:
@@ -185,18 +188,41 @@ class PeerHost:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
-        wake = peer.next_wake()
-        if wake is None:
-            self.wakes[i] = math.inf
-        elif wake <= now:
-            self.wakes[i] = wake
-            self.due.add(i)
-        elif wake != self.wakes[i]:
-            self.wakes[i] = wake
-            heapq.heappush(self._timers, (wake, i))
+        self._touched.add(i)
+
+    def _enter_notes(self, i: int, out: Ready) -> None:
+        now, note = self.now, self.books.note
+        for kind, other, cluster, round, number in out.notes:
+            note(now, kind, i, other, cluster, round, number)
+        if self.noted is not None:
+            self.noted += out.notes
+
+    def _plan_wakes(self) -> None:
+        """Ask the peers into which something went when they are to be woken: once, however much it was."""
+        touched, self._touched = self._touched, set()
+        for i in touched:
+            peer = self.peers[i]
+            if peer is None:
+                continue
+            self._enter_notes(i, peer.ready())
+            wake = peer.next_wake()
+            if wake is None:
+                self.wakes[i] = math.inf
+            elif wake <= self.now:
+                self.wakes[i] = wake
+                self.due.add(i)
+            elif wake != self.wakes[i]:
+                self.wakes[i] = wake
+                heapq.heappush(self._timers, (wake, i))
+
+    def is_due(self) -> bool:
+        """Return whether somebody is to be woken, or a short job is to be done, before time goes on."""
+        self._plan_wakes()
+        return bool(self.due or self.short)
 
     def next_timer(self) -> float:
         """Return when the next peer is to be woken; inf for never."""
+        self._plan_wakes()
         timers = self._timers
         while timers and self.wakes[timers[0][1]] != timers[0][0]:
             heapq.heappop(timers)
@@ -280,7 +306,7 @@ class PeerHost:
         for name in _FACTS:
             setattr(self, name, state[name])
         self.metrics[:] = state["metrics"]
-        self._timers, self.due = [], set()
+        self._timers, self.due, self._touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):
             i = SERVER if i == self.books.clients else i
             self.peers[i] = None

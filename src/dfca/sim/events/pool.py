@@ -191,7 +191,8 @@ class ClientPool:
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
-        samples, local = self.start.train.sizes[client], self.setting.local
+        offsets, local = self.start.train.offsets, self.setting.local
+        samples = offsets[client + 1] - offsets[client]
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
         return (looked + 3 * local.steps * min(samples, local.batch_size or samples)) * self.flat.size
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from heapq import heappop
 from typing import Any
 
 from torch import Tensor
@@ -258,7 +259,7 @@ class EventSimulation:
         self.handled = 1
 
     def _next_time(self) -> float:
-        if self.host.due or self.host.short:
+        if self.host.is_due():
             return self.clock.now
         queue = self.clock.queue
         return min(queue[0][0] if queue else math.inf, self.host.next_timer())
@@ -266,7 +267,7 @@ class EventSimulation:
     def _is_over(self) -> bool:
         """Return whether the run has ended; raises RunError where nobody can go on."""
         time = self._next_time()
-        if not self.clock.live and not self.host.due and not self.host.short and self._all_done():
+        if not self.clock.live and not self.host.is_due() and self._all_done():
             return True
         if time == math.inf:
             self._diagnose()
@@ -283,9 +284,14 @@ class EventSimulation:
     def _handle_instant(self) -> None:
         """Handle everything of this time."""
         clock, host, now = self.clock, self.host, self.clock.now
+        queue, deliver = clock.queue, self.links.on_deliver
         while True:
-            while clock.queue and clock.queue[0][0] <= now:
-                self._handle(clock.pop())
+            while queue and queue[0][0] <= now:
+                if queue[0][1] == DELIVER:  # nearly all events are deliveries
+                    self._count()
+                    deliver(heappop(queue))
+                else:
+                    self._handle(clock.pop())
             if host.short:
                 for each in host.do_short_jobs():
                     host.finish(*each)
@@ -300,9 +306,7 @@ class EventSimulation:
     def _handle(self, event: Event) -> None:
         self._count()
         kind = event[1]
-        if kind == DELIVER:
-            self.links.on_deliver(event)
-        elif kind == DEPART:
+        if kind == DEPART:
             self.links.on_depart(event)
         elif kind == FINISH:
             self._on_finish(event)

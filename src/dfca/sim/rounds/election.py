@@ -1,11 +1,11 @@
 """The election of `core.election` for all clients at once: what every client concludes once all messages have arrived.
 
-`testing.elect` runs the same election as messages between sans-I/O electors; a test says that both end alike.
+`peer.election` holds the same election by messages; tests say that both end alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,7 +17,9 @@ from torch import Tensor
 from dfca.core.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
+from dfca.peer.messages import Call
 from dfca.sim.engine import Engine
+from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.shards import PIECE_BYTES, Shards, members_of
 
 
@@ -34,7 +36,7 @@ class TurnRecord:
 
 @dataclass(frozen=True)
 class ElectionResult:
-    """The elected centres (k, P), the candidates as they stood, and what the messages of `core.elector` cost."""
+    """The elected centres (k, P), the candidates as they stood, and what the messages of `peer.election` cost."""
 
     centres: Tensor
     turns: tuple[TurnRecord, ...]
@@ -79,11 +81,13 @@ class Electorate:
     """The clients of one connected graph: every rank computes for its own, and gathers the bids and votes of all.
 
     Clients are known by their position in `ids`. A client's warmed-up model is not kept: it is warmed up again where it
-    stands for election. round: in which an election during training is held; None: before the first.
+    stands for election. round, call: when and for what an election during training is held; None: before the first.
     """
 
-    def __init__(self, setup: ElectionSetup, graph: nx.Graph, round: int | None = None) -> None:
-        self.ids, self._graph, self._setup = sorted(graph), graph, setup
+    def __init__(
+        self, setup: ElectionSetup, graph: nx.Graph, round: int | None = None, call: Call | None = None
+    ) -> None:
+        self.ids, self._setup = sorted(graph), setup
         self._engine, self._shards, members = setup.engine, setup.shards, setup.shards.members
         self._here = [position for position, client in enumerate(self.ids) if client in members]
         self._rows = [self.ids[position] - members.start for position in self._here]
@@ -106,6 +110,7 @@ class Electorate:
         self._on_votes: list[Tensor] = []
         self._new: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.centres = 0
+        self.cost = ElectionCost(graph, setup.seed, setup.options, call)
 
     def use_banks(self, banks: Tensor) -> None:
         """Take the clients' own models as centres: banks (m, L, P) of the members of this rank."""
@@ -183,7 +188,7 @@ class Electorate:
         candidate = max(bids, key=lambda position: (bids[position], -position))
         model = self.model(candidate)
         found = verdict(self.votes(model), candidate, self._setup.options, followed_only)
-        scalars = scalars_of_turn(self._graph, {self.ids[p]: value for p, value in bids.items()}, self.centres)
+        scalars = self.cost.turn([self.ids[p] for p in candidates], self.ids[candidate], self.centres)
         turn = TurnRecord(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
         if turn.accepted:  # the losses of the model that was voted on are those of one more centre
             self._on_bids = [torch.cat(pair) for pair in zip(self._on_bids, self._new[0], strict=True)]
@@ -229,34 +234,9 @@ def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None) -> Electi
     most = min(setup.options.most if clusters is None else clusters, len(ids))
     held = clients.hold_turns({*range(len(ids))} - {first}, Limits(most - 1, fill=clusters is not None))
     turns = (TurnRecord(ids[first], 0.0, 0, 0.0, accepted=True), *(each.turn for each in held))
-    scalars = scalars_of_turn(graph, {i: -float(lot(seed, i)) for i in ids}, centres=0)
-    scalars += sum(each.scalars for each in held)
+    scalars = clients.cost.wave + clients.cost.turn(ids, ids[first], centres=0) + sum(each.scalars for each in held)
     centres = [centre, *(each.model for each in held if each.turn.accepted)]
     return ElectionResult(torch.stack(centres), turns, len(turns) * (len(ids) - 1), scalars)
-
-
-def scalars_of_turn(graph: nx.Graph, bids: Mapping[int, float], centres: int) -> int:
-    """Count the scalars of one turn of `core.elector` on a connected graph: bids, announcements, requests, votes."""
-    clients, ends = len(graph), 2 * int(graph.number_of_edges())
-    votes = clients * ends * (5 + 2 * centres) if centres else 0
-    return 2 * _bid_messages(graph, bids) + 2 * ends + 2 * (clients - 1) + votes
-
-
-def _bid_messages(graph: nx.Graph, bids: Mapping[int, float]) -> int:
-    """Count the messages of the bidding: everybody forwards every improvement to all neighbours, hop by hop."""
-    best = {i: (value, -i) for i, value in bids.items()}
-    outgoing = {i: [best[i]] if i in best else [] for i in graph}
-    messages = 0
-    while any(outgoing.values()):
-        messages += sum(len(sent) * int(graph.degree(i)) for i, sent in outgoing.items())
-        incoming = {i: [bid for m in sorted(graph.neighbors(i)) for bid in outgoing[m]] for i in graph}
-        outgoing = {i: [] for i in graph}
-        for i, bids_of_neighbours in incoming.items():
-            for offered in bids_of_neighbours:
-                if i not in best or offered > best[i]:
-                    best[i] = offered
-                    outgoing[i].append(offered)
-    return messages
 
 
 def _take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dfca.core.election import ElectionOptions
 from dfca.core.revival import ALARM, PAUSE, ROUNDS
+from dfca.peer.messages import Call
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate, Limits
 
 
@@ -79,13 +80,14 @@ class Revival:
         standing = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
         if not standing:
             return [], ElectionResult(banks[:0, 0], (), 0, 0)
-        clients = Electorate(setup, graph, now)
+        clients = Electorate(setup, graph, now, Call(tuple(lost), len(banks)))
         clients.use_banks(banks)
         new = range(len(banks), max(len(banks), setup.options.most))
         slots = [*lost, *new]
         held = clients.hold_turns(standing, Limits(len(slots), followed_only=True))
         opened = zip(slots, (each.model for each in held if each.turn.accepted), strict=False)
-        turns, scalars = tuple(each.turn for each in held), sum(each.scalars for each in held)
+        turns = tuple(each.turn for each in held)
+        scalars = clients.cost.wave + sum(each.scalars for each in held)
         return list(opened), ElectionResult(banks[:0, 0], turns, len(turns) * (len(graph) - 1), scalars)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:

@@ -1,246 +1,41 @@
-"""Random worlds full of faults, on tiny models: is every peer safe in them, and alive once the faults have stopped?
-
-A world is drawn from its number: a graph, an algorithm, speeds, delays, loss, duplication, corruption, reordering,
-partitions, crashes before and after a save with and without the bank, restarts from an old save, late joiners, a clock
-that jumps, a peer that sends garbage or lies about its lineage. The peers are real; what they train is not: the loss of
-a model theta on a sample x is |theta - x|^2, so that a world takes milliseconds. Checked in every world:
-
-  safety     nothing that is folded is of another lineage, size or type; no NaN enters a bank; memory stays bounded; no
-             exception leaves a peer
-  liveness   once faults stop, the peers of a connected part agree on one lineage, all hold its models, and rounds go on
-  resume     a peer that is replaced by a copy of its saved state at any moment changes nothing
-  replay     the inputs of a peer, driven again, give the same bits
-
-A world that fails is printed as one line that repeats it; `shrink` takes away what is not needed for the failure.
-"""
+"""Carry a world out: a clock, links and crashes around real peers, and what must hold at every moment."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, Rules
-from dfca.core.election import ElectionOptions, divide
-from dfca.core.rng import stream
-from dfca.peer.lineage import Entry, Lineage
+from dfca.core.client import is_finite
+from dfca.core.election import ElectionOptions
+from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
-from dfca.peer.messages import LARGE, Alarm, BankCopy, Candidate, Centre, Copy, Hello, Update, well_formed
+from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer, Saved
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Job, Rest, Train, WarmUp
 from dfca.sim.events.world import SERVER
+from dfca.sim.faults.bad_input import corrupt, garble, lie
+from dfca.sim.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
+from dfca.sim.faults.world import FAULTS_S, Crash, FaultWorld
 
-SIZE = 3
-"""Floats of a model."""
-FAULTS_S = 120.0
 """Faults stop at this time."""
-CALM_S = 3000.0
+CALM_S = 6000.0
 """So long after that everything must be well."""
-MORE_ROUNDS = 3
+MORE_ROUNDS = 2
 """So many rounds every peer must do after the faults."""
+ROUNDS = 10**9
+"""Nobody reaches the last round, but who is lied to."""
 MAX_EVENTS = 400_000
 """A world that is not over after so many events hangs."""
-
-
-@dataclass(frozen=True)
-class Crash:
-    """A peer dies at a time, or at its save of that number, before it or after it; it returns after `away_s`.
-
-    keeps: "save": what was saved last; "old": the save before; "nothing".
-    """
-
-    peer: int
-    at_s: float
-    away_s: float
-    keeps: str
-    when: str = "any"
-
-
-@dataclass(frozen=True)
-class Cut:
-    """No message passes between some peers and the others."""
-
-    begin_s: float
-    end_s: float
-    side: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FaultWorld:
-    """One world; every field that is empty or zero is a fault less."""
-
-    number: int
-    peers: int = 5
-    edges: tuple[tuple[int, int], ...] = ()
-    algorithm: str = "dfca"
-    aggregation: str = "sequential"
-    share: str = "trained"
-    weights: str = "uniform"
-    clusters: int | None = None
-    groups: int = 2
-    participation: float = 1.0
-    delay_s: float = 0.05
-    spread: float = 0.0
-    loss: float = 0.0
-    duplication: float = 0.0
-    corruption: float = 0.0
-    slow: tuple[tuple[int, float], ...] = ()
-    crashes: tuple[Crash, ...] = ()
-    cuts: tuple[Cut, ...] = ()
-    late: tuple[tuple[int, float], ...] = ()
-    jumps: tuple[tuple[int, float, float], ...] = ()
-    garbage: tuple[int, ...] = ()
-    liars: tuple[int, ...] = ()
-    flaps: int = 0
-    drift_s: float = 0.0
-    swap: int = -1
-
-
-ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
-
-
-def draw_world(number: int, seed: int = 0) -> FaultWorld:
-    """Draw the world of that number."""
-    rnd = random.Random(f"{seed}/{number}")
-    n = rnd.choice((2, 3, 4, 5, 6, 7, 8, 10, 12))
-    kind = rnd.random()
-    if kind < 0.15:
-        graph = nx.path_graph(n)
-    elif kind < 0.3:
-        graph = nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
-    elif kind < 0.4:
-        graph = nx.complete_graph(n)
-    elif kind < 0.5:
-        graph = nx.star_graph(n - 1)
-    else:
-        graph = nx.gnp_random_graph(n, rnd.uniform(0.2, 0.8), seed=rnd.randrange(10**6))
-    algorithm = rnd.choice((*ALGORITHMS, "dfca", "dfca", "dfca-fi"))
-
-    def some(chance: float, most: int) -> list[int]:
-        return rnd.sample(range(n), min(n, rnd.randint(1, most))) if rnd.random() < chance else []
-
-    def moment() -> float:
-        return rnd.choice((0.0, rnd.expovariate(1 / 15), rnd.uniform(0, FAULTS_S)))
-
-    def crash(peer: int) -> Crash:
-        return Crash(
-            peer,
-            moment(),
-            rnd.expovariate(1 / 15) + 0.5,
-            rnd.choice(("save", "save", "old", "nothing")),
-            rnd.choice(("any", "before save", "after save")),
-        )
-
-    late = tuple((i, round(rnd.uniform(0.1, 60), 3)) for i in some(0.3, max(1, n // 3)))
-    if len(late) == n:
-        late = late[1:]
-    cuts = tuple(
-        Cut(begin, begin + rnd.expovariate(1 / 25) + 0.1, tuple(sorted(rnd.sample(range(n), rnd.randint(1, n)))))
-        for begin in (moment() for _ in range(rnd.choice((0, 0, 1, 1, 2))))
-    )
-    return FaultWorld(
-        number,
-        n,
-        tuple(sorted((min(e), max(e)) for e in graph.edges)),
-        algorithm,
-        rnd.choice(("sequential", "batch")),
-        rnd.choice(("trained", "all", "relay")),
-        rnd.choice(("uniform", "metropolis")),
-        rnd.choice((None, 2, 3)) if algorithm in ("dfca", "dfca-fi") else rnd.choice((1, 2, 3)),
-        rnd.choice((1, 2, 2, 3)),
-        rnd.choice((1.0, 1.0, 1.0, 0.7)),
-        rnd.choice((0.0, 0.01, 0.3, 1.5)),
-        rnd.choice((0.0, 0.5, 1.5)),
-        rnd.choice((0.0, 0.0, 0.1, 0.4)),
-        rnd.choice((0.0, 0.0, 0.2)),
-        rnd.choice((0.0, 0.0, 0.1, 0.3)),
-        tuple((i, rnd.choice((3.0, 10.0, 40.0))) for i in some(0.4, max(1, n // 2))),
-        tuple(crash(i) for i in some(0.5, n) for _ in range(rnd.randint(1, 2))),
-        cuts,
-        late,
-        tuple((i, moment(), rnd.choice((-50.0, -5.0, 7.0, 500.0))) for i in some(0.2, 1)),
-        tuple(some(0.15, 1)),
-        tuple(some(0.15, 1)),
-        rnd.choice((0, 0, 0, 5)),
-        rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
-        rnd.choice((-1, rnd.randrange(2000))),
-    )
-
-
-class Violation(Exception):
-    """What is wrong in a world."""
-
-
-def origin(lineage: Lineage, cluster: int) -> Entry | None:
-    """Find the election that a cluster of a lineage comes from: the last that opened it."""
-    return next((entry for entry in reversed(lineage) if cluster in entry.slots), None)
-
-
-class CheckedRules(Rules):
-    """Rules that look at everything that is folded, beside the peer's own checks."""
-
-    peer: Any = None
-    made: Any = None
-
-    def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
-        """Check, then fold."""
-        peer = self.peer()
-        if not bool(torch.isfinite(message.model).all()) or message.model.shape != (SIZE,):
-            raise Violation(f"peer {peer.id} folds a model that does not fit")
-        lineage = self.made.get(id(message.model))
-        if lineage is not None and isinstance(peer, Peer):
-            mine, theirs = origin(peer.lineage, message.cluster), origin(lineage[0], message.cluster)
-            if mine != theirs:
-                raise Violation(f"peer {peer.id} folds cluster {message.cluster} of another lineage")
-        return super().receive_(state, message, weight)
-
-
-class TinyWork:
-    """The work of one peer on samples (n, SIZE) around a point: loss |theta - x|^2, steps towards the samples' mean."""
-
-    def __init__(self, seed: int, peer: int, group: int, start: str, models: int) -> None:
-        self.seed, self.peer, self.start, self.models = seed, peer, start, models
-        self.move_to(group)
-
-    def move_to(self, group: int) -> None:
-        """Hold samples of another group."""
-        spread = torch.randn(20, SIZE, generator=stream(self.seed, "samples", self.peer, group))
-        centre = 4.0 * torch.randn(SIZE, generator=stream(self.seed, "group", group))
-        self.x = (centre + 0.3 * spread).double()
-
-    def run(self, job: Job, bank: Tensor | None) -> Any:
-        """Do a job."""
-        if isinstance(job, Train):
-            assert bank is not None
-            losses = _losses(bank, self.x).mean(dim=1)
-            cluster = int(losses.argmin())
-            model = bank[cluster] + 0.5 * (self.x.mean(dim=0) - bank[cluster])
-            return Trained(cluster, True, model, float(losses[cluster]))
-        if isinstance(job, Rest):
-            return None
-        if isinstance(job, Draw):
-            who = () if self.start == "shared" else (self.peer,)
-            drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
-            return torch.stack(drawn).double()
-        stage = () if job.stage is None else (job.stage,)
-        parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
-        if isinstance(job, Score):
-            return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
-        own = self.x[parts.warm].mean(dim=0)
-        return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
-
-
-def _losses(models: Tensor, x: Tensor) -> Tensor:
-    return (models[:, None] - x[None]).square().sum(dim=2)
 
 
 class Event(NamedTuple):
@@ -280,6 +75,7 @@ class FaultRun:
         self.peers: dict[int, Machine] = {}
         self.lives: dict[int, int] = dict.fromkeys(self.ids, -1)
         self.saves: dict[int, list[Saved]] = {i: [] for i in self.ids}
+        self.wakes: dict[int, float] = {}
         self.banks: dict[int, Tensor] = {}
         self.links = {frozenset(edge): Link() for edge in self.graph.edges}
         self.known: dict[tuple[int, int], int] = {}
@@ -318,7 +114,7 @@ class FaultRun:
             tuple(sorted(self.graph.neighbors(i))),
             SIZE,
             self._start,  # type: ignore[arg-type]
-            10**9,
+            ROUNDS,
             world.number,
             world.clusters if elected else self._models,
             torch.float64,
@@ -345,7 +141,7 @@ class FaultRun:
         while True:
             while self.queue and self.queue[0].time <= self.now:
                 self._handle(heapq.heappop(self.queue))
-            due = [i for i in self.ids if i in self.peers and self._due(i) <= self.now]
+            due = [i for i in sorted(self.peers) if self._due(i) <= self.now]
             if due:
                 self._count(len(due))
                 for i in due:
@@ -362,8 +158,7 @@ class FaultRun:
             self.now = max(self.now, soonest)
 
     def _due(self, i: int) -> float:
-        wake = self.peers[i].next_wake()
-        return math.inf if wake is None else wake - self.offsets[i]
+        return self.wakes[i] - self.offsets[i]
 
     def _plan(self) -> None:
         world = self.world
@@ -483,6 +278,8 @@ class FaultRun:
             raise
         except Exception as error:
             raise Violation(f"{type(error).__name__} out of peer {i} at {what}: {error}") from error
+        wake = peer.next_wake()
+        self.wakes[i] = math.inf if wake is None else wake
         ready = peer.ready()
         if i == self.log_of:
             self.jobs += ready.work
@@ -497,7 +294,8 @@ class FaultRun:
                 del self.pending[i]
                 self._crash(i, crash)
                 return
-        self._check(peer)
+        if what != "receive":  # what a message brings is folded in `wake`
+            self._check(peer)
         for to, message in ready.messages:
             self._send(i, to, message)
         for job in ready.work:
@@ -534,7 +332,8 @@ class FaultRun:
             return
         twin = Peer(peer.options, self._allocate(i), peer.incarnation)
         twin.restore(peer.state_of())
-        self.peers[i] = twin
+        self.peers[i], wake = twin, twin.next_wake()
+        self.wakes[i] = math.inf if wake is None else wake
 
     def _stop(self) -> None:
         """End all faults."""
@@ -612,7 +411,7 @@ class FaultRun:
             message = lie(message, rnd)
         if not link.up or self.known.get((i, to)) != link.epoch:
             return
-        delay = world.delay_s * (min(20.0, math.exp(world.spread * rnd.gauss(0, 1))) if world.spread else 1.0)
+        delay = world.delay_s * (min(8.0, math.exp(world.spread * rnd.gauss(0, 1))) if world.spread else 1.0)
         if isinstance(message, LARGE):
             delay *= rnd.choice((1.0, 1.0, 3.0)) if world.spread else 1.0
             if isinstance(message, Update):
@@ -647,7 +446,7 @@ class FaultRun:
 
     def _check(self, peer: Machine) -> None:
         """Check what must hold at every moment."""
-        if peer.bank is not None and not bool(torch.isfinite(peer.bank).all()):
+        if peer.bank is not None and not is_finite(peer.bank):
             raise Violation(f"peer {peer.id} has a model that is not finite")
         if not isinstance(peer, Peer):
             return
@@ -666,7 +465,7 @@ class FaultRun:
             peer = self.peers.get(i)
             if peer is None or peer.bank is None:
                 yield f"peer {i} has no models ({'away' if peer is None else peer.waits()})"
-            elif peer.round < self.rounds_at_stop.get(i, 0) + MORE_ROUNDS:
+            elif peer.round < min(ROUNDS, self.rounds_at_stop.get(i, 0) + MORE_ROUNDS):
                 yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"
         for part in self._parts():
             found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
@@ -680,134 +479,3 @@ class FaultRun:
 
     def _unwell(self) -> str:
         return "; ".join(list(self._problems())[:4])
-
-
-# What bad links and bad peers send.
-
-
-def corrupt(update: Update, rnd: random.Random) -> Any:
-    """Break a model as a bad link does."""
-    model = update.message.model.clone()
-    kind = rnd.randrange(4)
-    if kind == 0:
-        model[rnd.randrange(len(model))] = math.nan
-    elif kind == 1:
-        model = model[:-1]
-    elif kind == 2:
-        model = model.float()
-    else:
-        return update._replace(message=replace(update.message, cluster=update.message.cluster + 100))
-    return update._replace(message=replace(update.message, model=model))
-
-
-_JUNK: Sequence[Any] = (None, 7, "x", -1, 2**70, (), (1, 2), math.nan, math.inf, [1], {"a": 1}, b"z")
-
-
-def garble(message: Any, rnd: random.Random) -> Any:
-    """Make something else of a message: junk, or the message with one field changed."""
-    if rnd.random() < 0.3:
-        return rnd.choice(_JUNK)
-    names = message._fields
-    name = rnd.choice(names)
-    value = getattr(message, name)
-    if type(value) is int and rnd.random() < 0.6:
-        return message._replace(**{name: value + rnd.choice((-1, 1, 5, 10**6))})
-    if isinstance(value, Tensor) and rnd.random() < 0.6:
-        return message._replace(**{name: torch.full_like(value, rnd.choice((math.nan, 1e300, 0.0)))})
-    if isinstance(value, Message):
-        part = rnd.choice([each.name for each in fields(value)])
-        return message._replace(**{name: replace(value, **{part: rnd.choice(_JUNK)})})
-    return message._replace(**{name: rnd.choice(_JUNK)})
-
-
-def lie(message: Any, rnd: random.Random) -> Any:
-    """Claim a lineage with more voters than there are."""
-    fake = (Entry(rnd.choice((1, 50, 10**6)), rnd.randrange(3), 0, 0, rnd.randrange(100), (0, 1)),)
-    if isinstance(message, Hello):
-        return message._replace(lineage=fake, clusters=2)
-    if isinstance(message, Update | Copy | BankCopy | Alarm):
-        return message._replace(lineage=fake)
-    if isinstance(message, Candidate | Centre) and rnd.random() < 0.2:
-        return message._replace(model=torch.full_like(message.model, 1e6))
-    return message
-
-
-# Worlds, one after the other.
-
-
-def check_world(world: FaultWorld) -> str | None:
-    """Carry a world out; return what is wrong, None if nothing is."""
-    watched = world.number % world.peers if world.number % 5 == 0 else None
-    run = FaultRun(world, watched)
-    try:
-        run.run()
-        if watched is not None and not run.server:
-            replay(run, watched)
-    except Violation as violation:
-        return str(violation)
-    return None
-
-
-def replay(run: FaultRun, i: int) -> None:
-    """Drive the inputs of a peer's last life again: the same bits."""
-    peer, (_, life, saved) = run.peers[i], run.inputs[0]
-    banks: dict[int, Tensor] = {}
-
-    def allocate(models: int) -> Tensor:
-        bank, old = torch.zeros(models, SIZE, dtype=torch.float64), banks.get(0)
-        if old is not None:
-            bank[: min(models, len(old))] = old[:models]
-        banks[0] = bank
-        return bank
-
-    options = replace(run.options(i), rules=Rules(**{f.name: getattr(peer.rules, f.name) for f in fields(Rules)}))
-    twin, jobs = Peer(options, allocate, life, saved), list[Job]()
-    for what, arguments, now in run.inputs[1:]:
-        if what == "begin":
-            twin.begin(now, *arguments)
-        elif what == "finished":
-            number, result = arguments
-            if number >= len(jobs):
-                raise Violation(f"the replay of peer {i} asks for less work")
-            twin.finished(jobs[number], result, now)
-        else:
-            getattr(twin, what)(*arguments, now)
-        jobs += twin.ready().work
-    same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)
-    if not same or peer.round != twin.round or getattr(peer, "lineage", None) != twin.lineage:
-        raise Violation(f"the replay of peer {i} gives other models")
-
-
-def shrink(world: FaultWorld, tries: int = 200) -> FaultWorld:
-    """Take faults away as long as the world still fails."""
-    bare = FaultWorld(world.number)
-    for _ in range(tries):
-        for name in (each.name for each in fields(FaultWorld)):
-            if name in ("number", "peers", "edges", "algorithm", "aggregation", "clusters", "groups"):
-                continue
-            value, zero = getattr(world, name), getattr(bare, name)
-            options = [zero]
-            if isinstance(value, tuple) and len(value) > 1:
-                options += [value[:place] + value[place + 1 :] for place in range(len(value))]
-            smaller = next(
-                (less for less in (replace(world, **{name: o}) for o in options if o != value) if check_world(less)),
-                None,
-            )
-            if smaller is not None:
-                world = smaller
-                break
-        else:
-            return world
-    return world
-
-
-def describe(world: FaultWorld) -> str:
-    """Write a world as one line that makes it again: the fields that differ from the simplest world."""
-    bare = FaultWorld(world.number)
-    shown = [f"{each.name}={getattr(world, each.name)!r}" for each in fields(FaultWorld)]
-    kept = [
-        s
-        for s, each in zip(shown, fields(FaultWorld), strict=True)
-        if getattr(world, each.name) != getattr(bare, each.name)
-    ]
-    return f"FaultWorld({', '.join([str(world.number), *kept])})"

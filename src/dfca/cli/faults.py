@@ -1,0 +1,104 @@
+"""`dfca faults`: look for a world of faults in which a peer is not safe, or not alive once they have stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dfca.cli.console import make_console
+from dfca.errors import ConfigError, RunError
+from dfca.report.wording import count
+
+if TYPE_CHECKING:
+    from dfca.sim.faults.world import FaultWorld
+
+commands = typer.Typer()
+SHRINK_S = 60.0
+"""For so long a world that fails is made smaller."""
+
+
+@commands.command()
+def faults(
+    worlds: Annotated[int, typer.Option(metavar="N", min=1, help="How many worlds.")] = 200,
+    seed: Annotated[int, typer.Option(metavar="S", help="Other worlds for every seed.")] = 0,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="M", min=0, help="Begin no world after so many minutes.")
+    ] = None,
+    first: Annotated[int, typer.Option(metavar="K", min=0, help="The number of the first world.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="W", min=1, help="Processes.")] = 1,
+    world: Annotated[
+        str | None, typer.Option(metavar="LINE", help="Repeat the world of this line instead, as printed before.")
+    ] = None,
+) -> None:
+    """Run peers through random worlds: loss, partitions, crashes, late joiners, clocks that jump, garbage and lies.
+
+    In every world all models must stay whole, and once the faults stop, the peers of a connected part must agree on
+    their models and go on. A world that fails is made smaller and printed as one line that repeats it.
+
+    [bold]Examples[/bold]
+
+      dfca faults --worlds 10000 --workers 2
+
+      dfca faults --first 231 --worlds 1
+
+      dfca faults --world 'FaultWorld(231, peers=2, edges=((0, 1),), garbage=(1,))'
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from dfca.sim.faults.world import describe, draw_world, read_world
+
+    if world is not None and (first or worlds != 200):
+        raise ConfigError("--world repeats one world; leave out --first and --worlds")
+    drawn = [read_world(world)] if world else [draw_world(number, seed) for number in range(first, first + worlds)]
+    console = make_console()
+    columns = (TextColumn("worlds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    done, failed = 0, 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("worlds", total=len(drawn))
+        for smallest, problem in _check_all(drawn, workers, minutes):
+            done += 1
+            progress.advance(task)
+            if problem:
+                failed += 1
+                console.print(f"{problem}\n  {describe(smallest)}", highlight=False, markup=False, soft_wrap=True)
+    if failed:
+        raise RunError(f"{failed} of {count(done, 'world')} failed")
+    console.print(f"{count(done, 'world')}, none failed", highlight=False)
+
+
+def _check_all(
+    worlds: list[FaultWorld], workers: int, minutes: float | None
+) -> Iterator[tuple[FaultWorld, str | None]]:
+    """Check worlds one after the other, or in several processes, until the time is over."""
+    import time
+    from multiprocessing import get_context
+
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    jobs = [(world, end) for world in worlds]
+    if workers == 1:
+        results = map(_check, jobs)
+        yield from (each for each in results if each is not None)
+        return
+    with get_context("spawn").Pool(workers) as pool:
+        yield from (each for each in pool.imap_unordered(_check, jobs, chunksize=4) if each is not None)
+
+
+def _check(job: tuple[FaultWorld, float | None]) -> tuple[FaultWorld, str | None] | None:
+    """Check a world, and make it smaller if it fails; None: too late to begin."""
+    import time
+
+    import torch
+
+    from dfca.sim.faults.check import check_world, shrink
+
+    torch.set_num_threads(1)  # the tensors are tiny
+    world, end = job
+    if end is not None and time.monotonic() >= end:
+        return None
+    problem = check_world(world)
+    if problem is None:
+        return world, None
+    world = shrink(world, SHRINK_S)
+    return world, check_world(world) or problem
