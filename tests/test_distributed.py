@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
+from conftest import make_once
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
 
@@ -58,15 +58,15 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Launch three ranks once for all workers of pytest; they run everything in `ranked.py`."""
-    base = tmp_path_factory.getbasetemp()
-    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranked"
-    with FileLock(f"{out}.lock"):
-        if not out.exists():
-            out.mkdir()
-            command = torchrun(3, HERE / "ranked.py", out)
-            subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
-    return out
+    """Start three ranks once for all workers of pytest; they run everything in `ranked.py`."""
+
+    def start(out: Path) -> None:
+        out.mkdir(parents=True)
+        ranks = start_ranks(3, HERE / "ranked.py", out)
+        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+
+    return make_once(tmp_path_factory, "ranked", start)
 
 
 @pytest.mark.parametrize("world", worlds())
@@ -148,35 +148,31 @@ def dfca(*arguments: str | Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
 def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes(tmp_path: Path) -> None:
-    experiment = write_experiment(tmp_path, rounds=120)
-    run = ["run", experiment, "--quiet", "--out"]
-    launchers = [
-        subprocess.Popen(
-            torchrun(2, "-m", "dfca", *run, tmp_path / f"killed-{victim}"),
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for victim in (0, 1)
-    ]
+    """Rank 0 is killed under torchrun, rank 1 among ranks that were started one by one."""
+    run = ["run", write_experiment(tmp_path, rounds=120), "--quiet", "--out"]
+    launcher = subprocess.Popen(
+        torchrun(2, "-m", "dfca", *run, tmp_path / "killed-0"), env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    survivor, victim = start_ranks(2, "-m", "dfca", *run, tmp_path / "killed-1")
     dfca(*run, tmp_path / "whole")
-    for victim, launcher in enumerate(launchers):
-        begun = tmp_path / f"killed-{victim}" / "checkpoint" / "dfca-li-0"
+    for number, process in enumerate((launcher, survivor)):
+        begun = tmp_path / f"killed-{number}" / "checkpoint" / "dfca-li-0"
         deadline = time.monotonic() + 120
-        while not list(begun.glob("round-*.json")) and time.monotonic() < deadline and launcher.poll() is None:
+        while not list(begun.glob("round-*.json")) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
-        assert launcher.poll() is None
-        os.kill(find_rank(launcher.pid, victim), signal.SIGKILL)
-    for victim, launcher in enumerate(launchers):
-        _, said = launcher.communicate(timeout=120)
-        assert launcher.returncode != 0
+        assert process.poll() is None
+        os.kill(find_rank(launcher.pid, 0) if process is launcher else victim.pid, signal.SIGKILL)
+    for number, process in enumerate((launcher, survivor)):
+        _, said = process.communicate(timeout=120)
+        assert process.returncode != 0
         sentences = [line for line in said.splitlines() if line.startswith("error:")]
         assert len(sentences) == 1, said
-        assert f"rank {1 - victim} lost another rank (it was killed, ran out of memory" in sentences[0]
-        killed = tmp_path / f"killed-{victim}"
+        assert f"rank {1 - number} lost another rank (it was killed, ran out of memory" in sentences[0]
+        killed = tmp_path / f"killed-{number}"
         assert list((killed / "checkpoint" / "dfca-li-0").glob("round-*.json"))
         dfca(*run, killed)
         assert accuracy(killed) == pytest.approx(accuracy(tmp_path / "whole"), abs=0.02)
+    victim.communicate()
 
 
 HANGING = """

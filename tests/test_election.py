@@ -12,6 +12,8 @@ from dfca.core.election import ElectionOptions, Verdict, Vote, bid, cast, divide
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
+from dfca.peer.election import Standing, standing
+from dfca.peer.messages import Turn
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -146,6 +148,19 @@ def test_patience_begins_anew_after_an_acceptance(monkeypatch: pytest.MonkeyPatc
     (result,) = Simulation(setting).elections
     assert [turn.accepted for turn in result.turns] == [True, *script]
     assert calls == script
+
+
+def test_the_log_of_a_peer_counts_patience_alike() -> None:
+    options = ElectionOptions(patience=2)
+
+    def read(*accepted: bool, clusters: int | None = None) -> Standing:
+        return standing([Turn(i, each) for i, each in enumerate(accepted)], clusters, None, options)
+
+    assert read(True, False, True, False) == (frozenset(range(4)), 1, False, False)
+    assert read(True, False, True, False, False).over
+    assert read(True, False, False, clusters=3) == (frozenset({0}), 2, True, False)  # the refused may stand again
+    assert read(True, False, False, True, clusters=3).forced  # and patience does not begin anew
+    assert read(True, False, True, True, clusters=3).over
 
 
 def test_a_number_that_is_asked_for_is_filled_by_bids_once_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
