@@ -208,8 +208,9 @@ class EventSimulation:
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
         self.pool.restore(Unpacker({}).unpack(facts["pool"]), tensors["bank"])
         unpacker = Unpacker(tensors, self.pool.banks)
-        for name, value in unpacker.unpack(facts["own"]).items():
-            setattr(self, name, value)
+        own = unpacker.unpack(facts["own"])
+        for name in _FACTS:
+            setattr(self, name, own.get(name, getattr(self, name)))  # one that is added later has its first value
         self.books.restore(unpacker.unpack(facts["books"]))
         self.links.restore(unpacker.unpack(facts["links"]))
         self.host.restore(unpacker.unpack(facts["host"]))
