@@ -148,6 +148,12 @@ class Voting(Relay):
         if election.opened and isinstance(self.job, WarmUp):
             self._stop_warming()
             self.state = State.PAUSED
+        elif self.state is State.PAUSED and not election.opened and self.job is None:
+            # Begun again, perhaps without anybody that can vote: there is time to warm up.
+            if self.bank is None:
+                self._warm_up(None)
+            else:
+                self._pause()
         if election.outcome is not None and not isinstance(self.job, Train | Rest):
             self._conclude(election.outcome)
 
