@@ -20,7 +20,7 @@ from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.shards import Shards, keep
 
-ROUNDS = 4
+ROUNDS = 3
 STOP = 2
 RESUMED = ("dfca", "ifca", "relay", "drift")
 """Worlds that also go on, after round STOP, from the state of one process."""
