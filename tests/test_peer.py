@@ -6,7 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from peer_script import Script
+
+from dfca.core.client import Message, Rules
+from dfca.core.relay import Offer
+from dfca.peer.lineage import Entry
+from dfca.peer.messages import BankCopy, BankRequest, Hello, Update
+from dfca.peer.options import PeerOptions
+from dfca.peer.peer import Peer
+from dfca.peer.state import VERSION, Saved
+from dfca.peer.work import Train, Trained
 
 SCRIPTS = sorted((Path(__file__).parent / "peer_scripts").glob("*.txt"))
 
@@ -18,3 +28,45 @@ def test_a_peer_does_what_its_script_says(path: Path) -> None:
     if "DFCA_REWRITE" in os.environ:
         path.write_text(done)
     assert done == text
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+def test_a_model_leaves_with_the_lineage_that_it_was_trained_in(aggregation: str) -> None:
+    # While the peer trains cluster 0, its neighbour sends the cluster 0 that a by-election has opened anew.
+    first, second = Entry(5, 0, 1, 0, 7, (0, 1)), Entry(4, 0, 1, 0, 8, (0,))
+    options = PeerOptions(
+        Rules(0, 1),
+        (1,),
+        2,
+        "elected",
+        9,
+        0,
+        None,
+        torch.float64,
+        aggregation,
+        revives=True,  # type: ignore[arg-type]
+    )
+    memory = torch.zeros(4, 2, dtype=torch.float64)
+    bank = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    stamps = (0, 0)
+    saved = Saved(VERSION, 0, 0, 3, (first,), bank, 0, stamps, stamps, stamps, stamps)
+    peer = Peer(options, lambda models: memory[:models], 1, saved)
+    peer.begin(0.0)
+    peer.connected(1, 0.0)
+    peer.receive(1, Hello(0, 3, 2, (first,)), 0.0)
+    peer.wake(0.0)
+    job = peer.job
+    assert isinstance(job, Train)
+    peer.receive(1, Hello(0, 4, 2, (first, second)), 1.0)
+    assert (1, BankRequest((0,))) in peer.ready().messages
+    opened = torch.tensor([9.0, 9.0], dtype=torch.float64)
+    peer.receive(1, BankCopy(Message(1, 0, 4, 1, opened, Offer(1, 3, 1)), 4, 2, (first, second)), 2.0)
+    assert peer.lineage == (first,)  # the bank does not change while it trains
+    peer.finished(job, Trained(0, True, torch.tensor([3.0, 3.0], dtype=torch.float64), 1.0), 3.0)
+    (update,) = [message for _, message in peer.ready().messages if isinstance(message, Update)]
+    assert update.lineage == (first,)
+    assert peer.lineage == (first, second)
+    assert memory[0].tolist() == [9.0, 9.0]
+    for _ in range(4):
+        peer.wake(3.0)
+    assert isinstance(peer.job, Train) or aggregation == "batch"

@@ -131,8 +131,10 @@ class Joining(Voting):
         self.lineage = pursuit.lineage
         self.detector.close(self.round - 1, len(self.bank), opened)
         self._end_pursuit()
-        if self.job is None and self.step is None:
-            self._wait_for(Step.CLOSE if self.ending is not None else Step.BEGIN)
+        if self.ending is not None:
+            self._check_wait()
+        elif self.job is None and self.step is None:
+            self._wait_for(Step.BEGIN)
 
     def _end_pursuit(self) -> None:
         assert self.pursuit is not None

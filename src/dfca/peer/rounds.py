@@ -83,7 +83,6 @@ class Rounds(Joining):
         if self.rules.exchange == "none":
             self._wait_for(Step.CLOSE)
             return
-        self._adopt()  # what came while it trained
         fresh = tuple(self.detector.newest) if self.options.revives else ()
         offers = tuple(self.rules.offers(self.copies).items())
         updates = [Update(each, len(messages), self.lineage, 0.0, fresh, offers) for each in messages]
@@ -92,6 +91,9 @@ class Rounds(Joining):
                 self._send(neighbour, update)
             if not updates:
                 self._send(neighbour, Nothing(now, self.lineage, fresh, offers))
+        self._adopt()  # what came while it trained; the trained model has left with the lineage that it is of
+        if self.ending is None:
+            return  # it has begun anew with the models of others
         if self.options.aggregation == "sequential":
             self._wait_for(Step.ASK if self.relays else Step.FOLD)
         else:
