@@ -112,7 +112,7 @@ class Voting(Relay):
             self._check_wait()
         elif self.job is None and self.checking is None and self.step is None:
             self._pause()
-        elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election will tell
+        elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election decides that
             self._stop_warming()
             self._pause()
 

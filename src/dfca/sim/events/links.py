@@ -1,7 +1,7 @@
 """What the world does to messages: links that go down and up, uplinks that queue, loss, repeats, delays.
 
 **Links.** A pair of neighbours has a link, which is up while both are there and no partition separates them. Each time
-that it comes up it begins a new epoch; what is on its way in an older one is lost. Both ends are told at once when it
+that it comes up it begins a new epoch; what is on its way in an older one is lost. Both ends notice at once when it
 comes up, and `Link.retry_s` after it went down (the time of a failure detector).
 
 **Small messages** (all but `messages.LARGE`) arrive in order within an epoch. A lost one is repeated after `retry_s`;
@@ -34,7 +34,7 @@ REOPEN_S = 1.0
 """After how long a link that broke comes up again, where `retry_s` is 0."""
 _LARGE = frozenset(LARGE)
 _new = tuple.__new__
-_FACTS = ("live", "told", "here", "cuts", "outboxes", "sending", "arrivals", "epochs")
+_FACTS = ("live", "believed", "here", "cuts", "outboxes", "sending", "arrivals", "epochs")
 
 
 class Ends(Protocol):
@@ -62,7 +62,7 @@ class Parcel(NamedTuple):
 class Links:
     """The links between clients, and between clients and a server.
 
-    live: the epoch of each link that is up, told: the epoch that each end believes to be up, by (end, other end);
+    live: the epoch of each link that is up, believed: the epoch that each end believes to be up, by (end, other end);
     outboxes: what waits for each uplink; arrivals: when the last small message arrives, by (sender, receiver).
     """
 
@@ -80,7 +80,7 @@ class Links:
         self._harmless = not (self._fails or self.faults.duplication)
         self._ordered = self._fails or self.link.spread > 0
         self.live: dict[tuple[int, int], int] = {}
-        self.told: dict[tuple[int, int], int] = {}
+        self.believed: dict[tuple[int, int], int] = {}
         self.here = [False] * len(near)
         self.cuts: set[int] = set()
         self.epochs = 0
@@ -103,7 +103,7 @@ class Links:
         self.outboxes[i].clear()
         self.sending[i] = 0
         for peer in self.near[i]:
-            self.told.pop((i, peer), None)
+            self.believed.pop((i, peer), None)
             self._review(i, peer)
 
     def cut(self, number: int, closed: bool) -> None:
@@ -135,10 +135,10 @@ class Links:
             self.live[end] = self.epochs
             self.arrivals.pop(end, None)
         for end in ends:
-            if end in self.told:
+            if end in self.believed:
                 self.ends.disconnected(*end)
         for end in ends:
-            self.told[end] = self.epochs
+            self.believed[end] = self.epochs
             self.ends.connected(*end)
 
     def _close(self, i: int, peer: int, at_once: bool = False) -> None:
@@ -150,13 +150,13 @@ class Links:
                 self._lose(outbox.pop(key))
             if at_once or not self.retry_s:
                 self._notice(*end, epoch)
-            elif self.told.get(end) == epoch:
+            elif self.believed.get(end) == epoch:
                 self.clock.push(self.clock.now + self.retry_s, NOTICE, "down", *end, epoch)
 
     def _notice(self, i: int, peer: int, epoch: int) -> None:
         """Notify a participant that a link went down, unless it knows, or has left."""
-        if self.told.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
-            del self.told[i, peer]
+        if self.believed.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
+            del self.believed[i, peer]
             self.ends.disconnected(i, peer)
 
     def on_notice(self, event: Event) -> None:
