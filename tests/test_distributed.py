@@ -154,7 +154,6 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
         torchrun(2, "-m", "dfca", *run, tmp_path / "killed-0"), env=environment(), stderr=subprocess.PIPE, text=True
     )
     survivor, victim = start_ranks(2, "-m", "dfca", *run, tmp_path / "killed-1")
-    dfca(*run, tmp_path / "whole")
     for number, process in enumerate((launcher, survivor)):
         begun = tmp_path / f"killed-{number}" / "checkpoint" / "dfca-li-0"
         deadline = time.monotonic() + 120
@@ -162,6 +161,7 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
             time.sleep(0.02)
         assert process.poll() is None
         os.kill(find_rank(launcher.pid, 0) if process is launcher else victim.pid, signal.SIGKILL)
+    dfca(*run, tmp_path / "whole")
     for number, process in enumerate((launcher, survivor)):
         _, said = process.communicate(timeout=120)
         assert process.returncode != 0
