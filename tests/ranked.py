@@ -22,17 +22,19 @@ from dfca.sim.shards import Shards, keep
 
 ROUNDS = 3
 STOP = 2
+ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg")
+"""Algorithms that other worlds have, or that differ from one of them by the number of models alone."""
 RESUMED = ("dfca", "ifca", "relay", "drift")
 """Worlds that also go on, after round STOP, from the state of one process."""
 
 
 def worlds() -> dict[str, Setting]:
-    """List the settings: every algorithm, and every way in which models travel."""
+    """List the settings: every kind of algorithm, and every way in which models travel."""
     three = {"split": make_toy_split(clients=9, clusters=3, samples=10), "graph": nx.path_graph(9), "clusters": 3}
     torn = nx.disjoint_union(nx.path_graph(3), nx.empty_graph(3))
     drift = (1, make_toy_split(clusters=3, seed=0))
     batches = LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4)
-    changes: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ALGORITHMS}
+    changes: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ALGORITHMS if name not in ELSEWHERE}
     changes |= {
         "relay": ("dfca-li", {"share": "relay", **three}),
         "relay, half of the clients": ("dfca-li", {"share": "relay", "participation": 0.6, **three}),
