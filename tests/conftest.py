@@ -188,16 +188,3 @@ def run_virtual(out: Path, values: dict[str, Any], sweep: Any) -> None:
     sweep = sweep or NO_SWEEP
     run(Experiment("tiny", "default", sweep.base(values), sweep), out, workers=1)
     write_report(out)
-
-
-COVERING = ("algorithms", "client", "election", "layers", "local", "mixing", "params", "relay", "simulate")
-"""The test files whose coverage of `core` and `algorithms` is measured: tracing lines makes tests half as slow again.
-
-`pytest tests/test_drivers.py tests/test_engine.py tests/test_mixing.py` took 48 s of a core without `--cov`, 72 s with.
-"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem.removeprefix("test_") not in COVERING:
-            item.add_marker(pytest.mark.no_cover)

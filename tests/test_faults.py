@@ -32,7 +32,7 @@ from dfca.sim.faults.run import FaultRun
 from dfca.sim.faults.tiny import Violation
 from dfca.sim.faults.world import Crash, Cut, FaultWorld, describe, draw_world, read_world
 
-FRESH_WORLDS = 120
+FRESH_WORLDS = 80
 CHUNK = 20
 PATH = ((0, 1), (1, 2), (2, 3))
 RING = (*PATH, (3, 4), (4, 5), (0, 5))
