@@ -11,11 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dfca.peer.work import NOTES
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics
+from dfca.sim.traffic import Traffic
 
 WORLD_KINDS = frozenset(("absent", "leave", "return", "split", "heal", "drift", "evaluate"))
 """What happens to the world, and to the run."""
@@ -158,18 +160,16 @@ class Books:
         return shares
 
     def traffic(self, model_bytes: int, models: int) -> dict[str, Any]:
-        """Return what was sent so far, as `sim.rounds.exchange` counts it."""
-        messages, by_cluster = sum(self.sent_by_client), list(self.sent_by_cluster)
-        return {
-            "messages_sent": messages,
-            "bytes_sent": (messages + self.start_models) * model_bytes + 4 * self.scalars,
-            "start_bytes": self.start_models * model_bytes,
-            "scalars_sent": self.scalars,
-            "server_bytes_sent": self.server_models * model_bytes,
-            "messages_by_client": list(self.sent_by_client),
-            "messages_by_cluster": by_cluster + [0] * (models - len(by_cluster)),
-            "model_bytes": model_bytes,
-        }
+        """Return the metrics of what was sent so far; models: how many clusters the row lists."""
+        by_cluster = self.sent_by_cluster + [0] * (models - len(self.sent_by_cluster))
+        sent = Traffic(
+            torch.tensor(self.sent_by_client),
+            torch.tensor(by_cluster),
+            self.server_models,
+            self.start_models,
+            self.scalars,
+        )
+        return sent.row(model_bytes)
 
     def times(self) -> dict[str, Any]:
         """Return how the clients spent their time so far."""
