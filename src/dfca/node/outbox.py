@@ -1,6 +1,6 @@
 """Save before send: messages wait until what they rest on is on the disk.
 
-A save runs in a thread, so that a slow disk does not stop the event loop. Saves that are asked for meanwhile become one:
+A save runs in a thread, so that a slow disk does not stop the event loop. Saves that are asked for meanwhile are one:
 the newest state. Where the disk refuses, the node goes on, says so in `problem`, tries again every `retry_s` seconds,
 and sends nothing that rests on what could not be saved. Everything behind it waits too, because links keep the order.
 """
@@ -96,7 +96,8 @@ class Outbox:
 
     def _save_inline(self) -> None:
         saved, self._newest = self._newest, None
-        assert saved is not None and self._store is not None
+        assert saved is not None
+        assert self._store is not None
         try:
             self._store.save(saved)
         except CannotSave as error:

@@ -1,4 +1,4 @@
-"""What a device keeps of its peer: two generations of one file, so that after a power cut the newest whole one is there.
+"""What a device keeps of its peer: two generations of one file; after a power cut the newest whole one is loaded.
 
     state/peer.0.safetensors  peer.1.safetensors   the last two saves, written in turn
     state/life.json                                the incarnation of the last start, written before anything is sent
