@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from dfca.core.client import Message
 from dfca.node import store as store_module
-from dfca.node.outbox import Outbox
+from dfca.node.saving import SaveThenSend
 from dfca.node.store import CannotSave, DiskStore, _parts, read_save
 from dfca.node.threads import OneThread
 from dfca.peer.lineage import Entry
@@ -188,21 +188,21 @@ def update(round: int, cluster: int = 0) -> Update:
 def test_nothing_leaves_before_what_it_rests_on_is_saved_and_a_full_disk_stops_no_node() -> None:
     async def scenario() -> None:
         store, sent, thread = SlowStore(), list[tuple[int, Any]](), OneThread("disk")
-        outbox = Outbox(store, lambda neighbour, message: sent.append((neighbour, message)), thread, retry_s=0.01)
-        outbox.put(None, [(1, "first")])
+        saving = SaveThenSend(store, lambda neighbour, message: sent.append((neighbour, message)), thread, retry_s=0.01)
+        saving.put(None, [(1, "first")])
         assert sent == [(1, "first")]
         store.full = True
-        outbox.put(make_saved(1), [(1, update(1)), (2, update(1))])
-        outbox.put(None, [(1, Hello(0, 1, 1, ()))])
-        outbox.put(make_saved(2), [(1, update(2)), (2, update(2))])
-        while outbox.problem is None:
+        saving.put(make_saved(1), [(1, update(1)), (2, update(1))])
+        saving.put(None, [(1, Hello(0, 1, 1, ()))])
+        saving.put(make_saved(2), [(1, update(2)), (2, update(2))])
+        while saving.problem is None:
             await asyncio.sleep(0.001)
-        assert outbox.problem == "no space left"
+        assert saving.problem == "no space left"
         assert len(sent) == 1
-        outbox.forget(2)  # its link went down
+        saving.forget(2)  # its link went down
         store.full = False
-        assert await outbox.flush(5)
-        assert outbox.problem is None
+        assert await saving.flush(5)
+        assert saving.problem is None
         assert store.rounds == [2]  # the newest is enough
         assert [(n, type(each).__name__) for n, each in sent[1:]] == [(1, "Hello"), (1, "Update")]
         assert sent[-1][1].message.round == 2

@@ -1,7 +1,7 @@
 """One node: drives a peer with a transport, a worker and a store, in an asyncio event loop.
 
 The node carries out what the peer wants, in the order that keeps it safe: what must be saved is saved before a message
-leaves (`outbox`). Work runs in a thread, one job at a time; the event loop goes on serving messages. Every input of the
+leaves (`saving`). Work runs in a thread, one job at a time; the event loop goes on serving messages. Every input of the
 peer passes through `_input`, where it can be recorded (`record`).
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dfca.node.outbox import RETRY_S, Outbox, Store
+from dfca.node.saving import RETRY_S, SaveThenSend, Store
 from dfca.node.threads import OneThread
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
@@ -82,7 +82,7 @@ class Node:
         self._duration, self._note, self.pace = duration, note, pace or Pace()
         self._executor: Executor | None = None if duration else OneThread("work")
         self._disk: Executor | None = None if duration or store is None else OneThread("disk")
-        self.outbox = Outbox(store, transport.send, self._disk, self.pace.retry_s)
+        self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: Record | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
@@ -111,8 +111,8 @@ class Node:
         A round in progress is abandoned. Returns whether it is all on the disk.
         """
         if isinstance(self.machine, Peer) and not self._stopped:
-            self.outbox.put(self.machine.save(), ())
-        saved = await self.outbox.flush(timeout_s)
+            self.saving.put(self.machine.save(), ())
+        saved = await self.saving.flush(timeout_s)
         self.stop()
         return saved
 
@@ -122,7 +122,7 @@ class Node:
             return
         self._stopped = True
         self._transport.close()
-        self.outbox.close()
+        self.saving.close()
         for task in self._tasks:
             task.cancel()
         if self._timer is not None:
@@ -142,12 +142,12 @@ class Node:
 
     def connected(self, neighbour: int) -> None:
         """A neighbour is in reach."""
-        self.outbox.forget(neighbour)
+        self.saving.forget(neighbour)
         self._input("connected", neighbour)
 
     def disconnected(self, neighbour: int) -> None:
         """A neighbour is out of reach."""
-        self.outbox.forget(neighbour)
+        self.saving.forget(neighbour)
         self._input("disconnected", neighbour)
 
     def received(self, sender: int, message: Any) -> None:
@@ -175,7 +175,7 @@ class Node:
         saved = self.machine.save() if wanted and isinstance(self.machine, Peer) else None
         if self.record is not None:
             self.record.output(ready, saved)
-        self.outbox.put(saved, ready.messages)
+        self.saving.put(saved, ready.messages)
         for note in ready.notes:
             self._note(note)
         for job in ready.work:

@@ -29,7 +29,7 @@ class Store(Protocol):
         """Keep a save; it is durable when this returns. Raises CannotSave."""
 
 
-class Outbox:
+class SaveThenSend:
     """What is to be saved and sent. executor: where saves run; None: in the call itself, for virtual time.
 
     problem: why the last save failed, None where it did not. lost: messages that could not wait any longer.
