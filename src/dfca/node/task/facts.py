@@ -19,11 +19,13 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dfca.errors import ConfigError
+from dfca.files import atomic_write
 from dfca.node.task.problems import explain, sentences
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from dfca.node.task.learner import Architecture
     from dfca.peer.options import PeerOptions
 
+FILE = "facts.json"
 VERSION = 1
 """Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
 ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
@@ -85,6 +88,7 @@ class InputFacts(Section):
 
     features: tuple[Name, ...] = Field(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
     shape: tuple[Size, ...] = Field(default=(), strict=False, max_length=4, description="of an array without names")
+    ignored: tuple[Name, ...] = Field(default=(), strict=False, max_length=1000, description="columns to leave out")
     kind: Literal["table", "array", "images"] = Field(default="table", description="images: 0..255, channels first")
 
     @model_validator(mode="after")
@@ -170,6 +174,7 @@ class Facts(Section):
     rounds: int = Field(default=0, ge=0, le=FOREVER, description="0: for ever")
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
+    label: Name = Field(default="label", description="the column with the class, where a device names no other")
     classes: tuple[Name, ...] = Field(strict=False, min_length=2, max_length=65_536)
     scaling: ScalingFacts = ScalingFacts()
     local: LocalFacts = LocalFacts()
@@ -230,6 +235,25 @@ class Facts(Section):
             return cls.model_validate(content)
         except ValidationError as error:
             raise explain("the swarm's facts", sentences(error, cls)) from None
+
+    @classmethod
+    def load(cls, folder: Path) -> Facts:
+        """Read the facts in a node's folder. Raises ConfigError where there are none, or no good ones."""
+        path = folder / FILE
+        try:
+            with open(path, "rb") as file:
+                data = file.read(LARGEST + 1)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no swarm in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+        return cls.from_bytes(data)
+
+    def save(self, folder: Path) -> None:
+        """Write the facts into a node's folder. Raises RunError where it cannot be written."""
+        atomic_write(folder / FILE, self.to_bytes())
 
     @property
     def swarm_id(self) -> str:
