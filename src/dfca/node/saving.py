@@ -42,7 +42,7 @@ class SaveThenSend:
         executor: Executor | None,
         retry_s: float = RETRY_S,
     ) -> None:
-        self._store, self._send, self._executor, self._retry_s = store, send, executor, retry_s
+        self.store, self._send, self._executor, self._retry_s = store, send, executor, retry_s
         self._held: deque[tuple[int, int, Any]] = deque()
         self._newest: Saved | None = None
         self._asked = self._done = 0
@@ -52,7 +52,7 @@ class SaveThenSend:
 
     def put(self, saved: Saved | None, messages: Sequence[tuple[int, Any]]) -> None:
         """Save, where there is something to save, then send; in this order."""
-        if saved is not None and self._store is not None:
+        if saved is not None and self.store is not None:
             self._asked += 1
             self._newest = saved
             if self._executor is None:
@@ -97,22 +97,22 @@ class SaveThenSend:
     def _save_inline(self) -> None:
         saved, self._newest = self._newest, None
         assert saved is not None
-        assert self._store is not None
+        assert self.store is not None
         try:
-            self._store.save(saved)
+            self.store.save(saved)
         except CannotSave as error:
             self.problem = str(error)
             return
         self._release(self._asked)
 
     async def _save_all(self) -> None:
-        assert self._store is not None
+        assert self.store is not None
         loop = asyncio.get_running_loop()
         while self._newest is not None:
             saved, ticket = self._newest, self._asked
             self._newest = None
             try:
-                await loop.run_in_executor(self._executor, self._store.save, saved)
+                await loop.run_in_executor(self._executor, self.store.save, saved)
             except CannotSave as error:
                 self.problem = str(error)
                 self._newest = saved if self._newest is None else self._newest

@@ -107,7 +107,7 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
             connection.settimeout(timeout_s)
             connection.sendall(json.dumps({"token": token, "command": command, **values}).encode() + b"\n")
             with connection.makefile("rb") as lines:
-                answer = json.loads(lines.readline(64 * MOST_BYTES))
+                answer: dict[str, Any] = json.loads(lines.readline(64 * MOST_BYTES))
     except PermissionError as error:
         raise RunError(
             f"{folder / FILE} belongs to another user; run the command as the user that runs the node"
