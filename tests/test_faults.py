@@ -94,6 +94,21 @@ def test_named_worlds(name: str, aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("algorithm", ["dfca", "dfca-gi"])
+def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) -> None:
+    world = FaultWorld(9, 6, RING, algorithm, aggregation, weights="metropolis", clusters=2, swap=3, rewires=40)
+    run = FaultRun(world)
+    before = {frozenset(edge) for edge in run.graph.edges}
+    run.run()
+    assert {frozenset(edge) for edge in run.graph.edges} != before
+    for i, peer in run.peers.items():
+        assert isinstance(peer, Peer)
+        assert set(peer.neighbours) == set(peer.links) == set(run.graph.neighbors(i))
+        assert peer.rules.degree == run.graph.degree(i)
+        assert run.rounds_at_stop[i] > 20  # 60 s of rounds of 1 s: no peer was held up by an edge that went
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
 def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
     # 15 s: half of the peers get samples of other groups, with the network whole or parted.
