@@ -27,7 +27,9 @@ STATES = {"done": "green", "training": "cyan", "waiting": "cyan", "down": "red",
 def swarm(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset or the path of a TOML file.")],
     nodes: Annotated[int, typer.Option(metavar="N", min=2, help="How many nodes.")] = 8,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder.", show_default="runs/swarm-NAME")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A new folder.", show_default="runs/swarm-NAME")
+    ] = None,
     algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Which one; default: the first.")] = None,
     seed: Annotated[str | None, typer.Option(metavar="S", help="Which one; default: the first.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key.")] = None,
@@ -65,7 +67,11 @@ def swarm(
         raise ConfigError(f'--transport must be grpc or memory, got "{transport}"')
     seeds = parse_seeds(seed)
     chosen = load_experiment(
-        experiment, None, [f"clients={nodes}", *(set_ or ())], parse_names(algorithm), [seeds] if isinstance(seeds, int) else seeds
+        experiment,
+        None,
+        [f"clients={nodes}", *(set_ or ())],
+        parse_names(algorithm),
+        [seeds] if isinstance(seeds, int) else seeds,
     )
     faults = FaultOptions(kill_every, cut, chosen.config.seeds[0])
     options = SwarmOptions(nodes, transport, faults, limit)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
     OUT/                     a run folder, like a simulation's
     OUT/nodes/node-00/       node.toml, key, certificate, roster, state, log: what a device has
-    OUT/nodes/node-00/train.npz, test.npz    the samples of client 0
+    OUT/samples/node-00/     train.npz, test.npz: the samples of client 0
 
 Nothing else crosses from one node to another but what nodes send each other.
 """
@@ -46,13 +46,17 @@ class Plan:
         """Return the folder of a node."""
         return self.out / "nodes" / self.names[client]
 
+    def samples(self, client: int) -> Path:
+        """Return the folder of a node's samples."""
+        return self.out / "samples" / self.names[client]
+
     def neighbours(self, client: int) -> list[str]:
         """Name the neighbours of a client on the experiment's graph."""
         return [self.names[j] for j in sorted(self.setting.graph.neighbors(client))]
 
     def write_samples(self, client: int) -> None:
-        """Write the samples of a client into the folder of its node."""
-        folder = self.folder(client)
+        """Write the samples of a client."""
+        folder = self.samples(client)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in (("train", self.setting.split.train), ("test", self.setting.split.test)):
             x, y = data.of(client)
@@ -61,11 +65,10 @@ class Plan:
     def node_config(self, client: int, host: str = "127.0.0.1") -> NodeConfig:
         """Make the settings of a node: any free port on the loopback, and its neighbours by name."""
         network = {"host": host, "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
-        data = {"path": "train.npz", "test": "test.npz", "held_out": 0.0}
+        samples = self.samples(client).absolute()
+        data = {"path": str(samples / "train.npz"), "test": str(samples / "test.npz"), "held_out": 0.0}
         training = {"reread_s": 0.0}
-        return NodeConfig.checked(
-            {"name": self.names[client], "data": data, "network": network, "training": training}
-        )
+        return NodeConfig.checked({"name": self.names[client], "data": data, "network": network, "training": training})
 
     def facts(self, founder: str) -> Facts:
         """Make the facts of the swarm from the experiment."""
@@ -132,4 +135,3 @@ def _model_facts(options: Any) -> dict[str, Any]:
 
 def _plain(samples: Tensor) -> np.ndarray[Any, Any]:
     return samples.detach().cpu().numpy()
-

@@ -1,9 +1,9 @@
 """Run a swarm: start its nodes, watch them, do to them what was asked for, and leave a run folder like a simulation's.
 
-    plan        who holds what; the facts of the swarm
-    fleet       starts, asks, kills and stops nodes (`processes` or `memory`)
-    scores      the saves of all nodes, scored by the one evaluator
-    faults      whom to kill and which links to cut
+plan        who holds what; the facts of the swarm
+fleet       starts, asks, kills and stops nodes (`processes` or `memory`)
+scores      the saves of all nodes, scored by the one evaluator
+faults      whom to kill and which links to cut
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ class _Run:
         trial, config = self.plan.trial, self.plan.trial.point.config
         members = [dict(node._asdict(), name=name) for name, node in zip(self.plan.names, nodes, strict=True)]
         atomic_write(self.plan.out / "nodes.json", json.dumps(members, indent=1) + "\n")
-        row = trial.head | {"digest": trial.point.digest} | {key: self.row[key] for key in IN_SUMMARY if key in self.row}
+        row = (
+            trial.head | {"digest": trial.point.digest} | {key: self.row[key] for key in IN_SUMMARY if key in self.row}
+        )
         return row | {
             "clusters": config.distributions,
             "rounds": config.rounds,
