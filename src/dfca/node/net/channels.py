@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +23,7 @@ from dfca.errors import ConfigError, DataError
 from dfca.node.net.options import NetOptions, is_loopback, join_address, split_address
 from dfca.node.trust.identity import Identity, device_id
 from dfca.node.trust.roster import Roster
-from dfca.node.wire.frames import MOST_CHUNK_BYTES, MOST_FRAME_BYTES
+from dfca.node.wire.frames import MOST_CHUNK_BYTES, MOST_FRAME_BYTES, SERVICE
 
 ID_HEADER = "dfca-device"
 """Metadata with the caller's ID where there is no TLS."""
@@ -47,37 +49,40 @@ SERVER_OPTIONS = [
 
 
 class Handshakes:
-    """Counts connections that began, in gRPC's threads, against those that made a call.
+    """Counts handshakes after which no call came: no certificate, a foreign one, no TLS at all.
 
-    gRPC tells nobody about a handshake that failed: no certificate, a foreign one, no TLS at all.
+    gRPC says nothing about a handshake that failed, but asks for the certificates when one begins, in its own threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 6.0) -> None:
+        self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._begun = 0
-        self._peers: dict[str, None] = {}
-        self._called = 0
+        self._begun: deque[float] = deque(maxlen=1 << 16)
+        self._connections: OrderedDict[str, None] = OrderedDict()
 
     def begin(self) -> None:
         """Note that a handshake begins."""
         with self._lock:
-            self._begun += 1
+            self._begun.append(time.monotonic())
 
-    def call(self, peer: str) -> None:
-        """Note a call; peer: the caller's address and port, which name its connection."""
+    def call(self, connection: str) -> None:
+        """Note a call; connection: the caller's address and port."""
         with self._lock:
-            if peer not in self._peers:
-                self._called += 1
-                self._peers[peer] = None
-                if len(self._peers) > 1024:
-                    self._peers.pop(next(iter(self._peers)))
+            if connection not in self._connections:
+                self._connections[connection] = None
+                if self._begun:
+                    self._begun.popleft()
+                if len(self._connections) > 1024:
+                    self._connections.popitem(last=False)
 
-    def take_unused(self) -> int:
-        """Return how many handshakes led to no call, and begin to count anew."""
+    def take_failed(self) -> int:
+        """Return how many handshakes have failed since the last time."""
+        failed = 0
         with self._lock:
-            unused = max(0, self._begun - self._called)
-            self._begun = self._called = 0
-            return unused
+            while self._begun and time.monotonic() - self._begun[0] > self._patience_s:
+                self._begun.popleft()
+                failed += 1
+        return failed
 
 
 def make_server(
@@ -157,8 +162,6 @@ def caller_of(context: Any, insecure: bool) -> str | None:
 
 def handlers_of(talk: Callable[..., Any], read: Callable[..., Any]) -> Any:
     """Make the handlers of the service; requests and answers are bytes."""
-    from dfca.node.wire.frames import SERVICE
-
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {

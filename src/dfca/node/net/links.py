@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +23,10 @@ from dfca.node.net.outbox import Outbox, Overflow
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
+
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What reading from or writing to a stream that has ended raises."""
 
 
 class Stream(Protocol):
@@ -97,7 +100,7 @@ async def read_frame(stream: Stream) -> pb.Frame:
     """
     try:
         data = await stream.read()
-    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+    except _BROKEN as error:
         raise LinkDown("broken", _details(error)) from error
     if data is grpc.aio.EOF:
         raise LinkDown("closed")
@@ -108,7 +111,7 @@ async def write_frame(stream: Stream, frame: bytes) -> None:
     """Write a frame; raises LinkDown where the stream has ended."""
     try:
         await stream.write(frame)
-    except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+    except _BROKEN as error:
         raise LinkDown("broken", _details(error)) from error
 
 
@@ -148,8 +151,12 @@ class Link:
     def send(self, frame: pb.Frame) -> None:
         """Queue a frame that must arrive; where too much waits, the link goes down."""
         data = frame.SerializeToString()
+        self.send_made(lambda: data, len(data))
+
+    def send_made(self, make: Callable[[], bytes | None], size: int) -> None:
+        """Queue a frame that is made when it leaves."""
         try:
-            self._outbox.put(lambda: data, len(data))
+            self._outbox.put(make, size)
         except Overflow as error:
             self.end(LinkDown("slow", str(error)))
         self._something.set()
@@ -177,20 +184,25 @@ class Link:
 
     # The life of a link.
 
-    async def run(self, handle: Callable[[pb.Frame], None]) -> LinkDown:
-        """Exchange frames until the link goes down; returns why. handle may raise Refused."""
+    async def run(self, handle: Callable[[pb.Frame], None], report: Callable[[LinkDown], None]) -> LinkDown:
+        """Exchange frames until the link goes down; returns why, after it was reported. handle may raise Refused."""
         tasks = [asyncio.ensure_future(part) for part in (self._read(handle), self._write(), self._beat())]
         try:
             await asyncio.wait([*tasks, self._end], return_when=asyncio.FIRST_COMPLETED)
-            return self._why(tasks)
+            why = self._why(tasks)
+            self.down = True
+            report(why)
+            self._something.set()
+            # By the task that writes: a read or write that is cancelled would end the call at once.
+            await asyncio.wait(tasks[1:2], timeout=0.5)
+            return why
         finally:
             self.down = True
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._end.done():
-                self._end.exception()  # it is reported once, here
-            await self._say_goodbye()
+            if not self._end.done():
+                self._end.cancel()
 
     def _why(self, tasks: list[asyncio.Future[None]]) -> LinkDown:
         for ended in (self._end, *tasks):
@@ -203,11 +215,6 @@ class Link:
             if error is not None:
                 raise error
         return LinkDown("closed")
-
-    async def _say_goodbye(self) -> None:
-        if self._last_frame is not None:
-            with suppress(LinkDown, TimeoutError):
-                await asyncio.wait_for(write_frame(self._stream, self._last_frame), 0.5)
 
     async def _read(self, handle: Callable[[pb.Frame], None]) -> None:
         while True:
@@ -228,7 +235,7 @@ class Link:
             handle(frame)
 
     async def _write(self) -> None:
-        while True:
+        while not self.down:
             make = self._outbox.get()
             if make is None:
                 self._something.clear()
@@ -238,6 +245,8 @@ class Link:
             if data is not None:
                 self.bytes_out += len(data)
                 await write_frame(self._stream, data)
+        if self._last_frame is not None:
+            await write_frame(self._stream, self._last_frame)
 
     async def _beat(self) -> None:
         while True:
