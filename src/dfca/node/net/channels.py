@@ -1,4 +1,4 @@
-"""gRPC channels and servers with mutual TLS: who may connect is decided by certificates, and by the roster on every call.
+"""gRPC channels and servers with mutual TLS: certificates decide who may connect, and the roster on every call.
 
 A channel trusts the certificate of one member and no other; the server trusts those of all members, as they are when a
 connection begins. IDs of callers are digests of the keys in their certificates, never what a message says.

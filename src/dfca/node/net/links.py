@@ -24,7 +24,6 @@ from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What reading from or writing to a stream that has ended raises."""
 
@@ -66,7 +65,7 @@ class Greeting:
             epoch=epoch,
             software=self.software,
         )
-        return pb.Frame(hello=hello).SerializeToString()
+        return serialize(pb.Frame(hello=hello))
 
     def check(self, frame: pb.Frame) -> int:
         """Check the other one's first frame; returns its epoch.
@@ -87,10 +86,16 @@ class Greeting:
         return hello.epoch
 
 
+def serialize(frame: pb.Frame) -> bytes:
+    """Serialise a frame."""
+    data: bytes = frame.SerializeToString()
+    return data
+
+
 def close_frame(reason: str, text: str = "") -> bytes:
     """Serialise the last frame of a stream."""
     known = reason if reason in REASONS else ""
-    return pb.Frame(close=pb.Close(reason=known, text=text[: frames.MOST_TEXT])).SerializeToString()
+    return serialize(pb.Frame(close=pb.Close(reason=known, text=text[: frames.MOST_TEXT])))
 
 
 async def read_frame(stream: Stream) -> pb.Frame:
@@ -150,7 +155,7 @@ class Link:
 
     def send(self, frame: pb.Frame) -> None:
         """Queue a frame that must arrive; where too much waits, the link goes down."""
-        data = frame.SerializeToString()
+        data = serialize(frame)
         self.send_made(lambda: data, len(data))
 
     def send_made(self, make: Callable[[], bytes | None], size: int) -> None:
@@ -204,7 +209,7 @@ class Link:
             if not self._end.done():
                 self._end.cancel()
 
-    def _why(self, tasks: list[asyncio.Future[None]]) -> LinkDown:
+    def _why(self, tasks: list[asyncio.Task[None]]) -> LinkDown:
         for ended in (self._end, *tasks):
             error = ended.exception() if ended.done() and not ended.cancelled() else None
             if isinstance(error, LinkDown):
@@ -261,7 +266,7 @@ class Link:
             self._sent_beats.popitem(last=False)
         held = max(0, round(1e6 * (now - self._heard_at)))
         beat = pb.Heartbeat(number=self._beats, echo=self._heard_beat, held_us=held)
-        return pb.Frame(heartbeat=beat).SerializeToString()
+        return serialize(pb.Frame(heartbeat=beat))
 
     def _hear_beat(self, beat: pb.Heartbeat, now: float) -> None:
         self.detector.beat(now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, fields
 
+import torch
+
 from dfca.errors import ConfigError
 
 MB = 1_000_000
@@ -73,6 +75,21 @@ class NetOptions:
                 f'insecure = true sends plain text and is for loopback only, got host "{self.host}"; '
                 'use host = "127.0.0.1" or drop insecure'
             )
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What the network must know of a swarm: its ID, the P floats of a model, and how models are encoded.
+
+    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact.
+    """
+
+    swarm_id: str
+    size: int
+    dtype: torch.dtype = torch.float32
+    encoding: str = "float32"
+    compress: bool | None = None
+    tail: int = 0
 
 
 def is_loopback(host: str) -> bool:

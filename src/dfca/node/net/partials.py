@@ -1,7 +1,7 @@
 """Models that are being read from neighbours, on the disk: a break or a crash costs what had not been written.
 
-A file is named by the digest of the whole and by the neighbour that it comes from, so that nobody can spoil what another
-one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of the whole
+A file is named by the digest of the whole and by the neighbour that it comes from, so that nobody can spoil what
+another one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of the whole
 makes it a model. What is small stays in memory.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -91,6 +92,7 @@ class Partials:
     def __init__(self, folder: Path, most_bytes: int, in_memory: int) -> None:
         self.folder, self.most_bytes, self.in_memory = folder, most_bytes, in_memory
         self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
     def prepare(self) -> None:
         """Make the folder, and delete what is old or not ours."""
@@ -108,17 +110,21 @@ class Partials:
     def open(self, name: bytes, member: str, size: int) -> Partial | None:
         """Open a payload to be read, where an earlier attempt ended; None if there is no room for it."""
         path = self.path(name, member)
-        if path in self._open:
+        with self._lock:
+            if path in self._open or (size > self.in_memory and not self._make_room(size, path)):
+                return None
+            self._open[path] = size
+        try:
+            return Partial(path, size, self.in_memory)
+        except OSError:
+            with self._lock:
+                del self._open[path]
             return None
-        if size > self.in_memory and not self._make_room(size, path):
-            return None
-        partial = Partial(path, size, self.in_memory)
-        self._open[path] = size
-        return partial
 
     def close(self, name: bytes, member: str, partial: Partial, done: bool) -> None:
         """End a read: what is done is deleted, the rest kept for later."""
-        self._open.pop(self.path(name, member), None)
+        with self._lock:
+            self._open.pop(self.path(name, member), None)
         if done:
             partial.discard()
         else:

@@ -26,6 +26,7 @@ class Pull:
     name: bytes
     size: int
     rows: int
+    encoding: str
     cluster: int | None
     decoded: Any
     got: int = 0
@@ -58,7 +59,8 @@ class Pulls:
                 del member.waiting[old.number]
                 needless.append(old)
             for old in member.running:
-                if old.cluster == pull.cluster and old.got * 2 <= old.size and old.name != pull.name:
+                same = old.cluster == pull.cluster and old.link is pull.link and not old.cancelled
+                if same and old.got * 2 <= old.size and old.name != pull.name:
                     old.cancelled = True
                     needless.append(old)
         if len(member.waiting) >= self.most_waiting:
@@ -73,7 +75,7 @@ class Pulls:
             return None
         found.waiting.pop(number, None)
         for pull in found.running:
-            if pull.number == number:
+            if pull.number == number and not pull.cancelled:
                 pull.cancelled = True
                 return pull
         return None

@@ -16,10 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from dfca.errors import ConfigError, DataError
 from dfca.files import atomic_write
 from dfca.node.trust import records
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
+from dfca.node.trust.membership import Member, find_depths, find_members
 from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
 
 MAX_RECORDS = 8 * MAX_MEMBERS
@@ -57,23 +56,6 @@ REASONS = (
 """Why `merge` refuses a record."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A device that belongs to the swarm."""
-
-    id: str
-    name: str
-    """Unique: where two have the same name, both have a part of their ID behind it."""
-    certificate: bytes
-    addresses: tuple[str, ...]
-    may_introduce: bool
-
-    @property
-    def number(self) -> int:
-        """What the peer protocol calls it."""
-        return peer_number(self.id)
-
-
 class Roster:
     """The records of one swarm and who is a member by them."""
 
@@ -87,9 +69,8 @@ class Roster:
         self._keys: dict[str, bytes] = {}
         """A certificate of everybody who has an introduction; all of an ID have the same key."""
         self._may_sign: set[str] = set()
-        self._members: dict[str, Member] = {}
+        self._membership = find_members(root, ())
         self._by_number: dict[int, Member] = {}
-        self._depths: dict[str, int] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -106,11 +87,11 @@ class Roster:
 
     def members(self) -> dict[str, Member]:
         """Return the members by ID, in order of their IDs."""
-        return dict(self._members)
+        return dict(self._membership.members)
 
     def member(self, id: str) -> Member | None:
         """Return the member with this ID."""
-        return self._members.get(id)
+        return self._membership.members.get(id)
 
     def by_number(self, number: int) -> Member | None:
         """Return the member with this number."""
@@ -118,23 +99,25 @@ class Roster:
 
     def by_name(self, name: str) -> Member | None:
         """Return the member with this name, ID or beginning of an ID (7 characters or more)."""
-        for member in self._members.values():
+        for member in self._membership.members.values():
             if name in (member.name, member.id):
                 return member
-        begun = [m for m in self._members.values() if len(name) >= len(short(m.id)) and m.id.startswith(name)]
+        begun = [
+            m for m in self._membership.members.values() if len(name) >= len(short(m.id)) and m.id.startswith(name)
+        ]
         return begun[0] if len(begun) == 1 else None
 
     def is_removed(self, id: str) -> bool:
         """Return whether a device was removed: it never comes back."""
-        return any(record.id == id for record in self._removals())
+        return id in self._membership.removed
 
     def may_introduce(self, id: str) -> bool:
         """Return whether this member, or the authority, may introduce others now."""
-        return id in self._depths and not self.is_removed(id)
+        return id in self._membership.introducers and not self.is_removed(id)
 
     def records(self) -> list[Record]:
         """Return all records, each after those that it needs: they can be sent in parts, in this order."""
-        depths = self._held_depths()
+        depths = find_depths(self.root, (each for each in self._held.values() if isinstance(each, Introduction)))
         kinds = {"introduction": 0, "removal": 1, "contact": 2}
 
         def order(record: Record) -> tuple[int, int, tuple[str, str, str]]:
@@ -194,21 +177,22 @@ class Roster:
             id_ = check_certificate(certificate)
         except ValueError as error:
             raise ConfigError(f"the certificate of {name!r} cannot be used: {error}") from error
-        if not self.may_introduce(identity.id):
+        if not self.may_introduce(identity.id) and not id_ == identity.id == self.root:
             raise ConfigError(
                 f"device {short(identity.id)} may not introduce others to this swarm; invite from one that may: "
-                + ", ".join(member.name for member in self._members.values() if member.may_introduce)
+                + ", ".join(member.name for member in self._membership.members.values() if member.may_introduce)
             )
         if self.is_removed(id_):
             raise ConfigError(
                 f"device {short(id_)} was removed from this swarm, which is final; give it a new identity: make its "
                 "folder again with another name"
             )
-        if any(peer_number(other) == peer_number(id_) for other in self._members if other != id_):
+        if any(peer_number(other) == peer_number(id_) for other in self._membership.members if other != id_):
             raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
+        may_introduce = may_introduce or id_ == self.root
         new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id)
         self._add_own(identity, new)
-        return self._members[id_]
+        return self._membership.members[id_]
 
     def remove(self, identity: Identity, id: str, keep: Iterable[str] | None = None) -> None:
         """Remove a member for ever; by default those that it introduced stay (`keep=()`: they go too).
@@ -216,16 +200,16 @@ class Roster:
         Raises:
             ConfigError: if it is no member, or this identity may not remove it.
         """
-        if id not in self._members and id not in self._depths:
+        if id not in self._membership.members and id not in self._membership.introducers:
             raise ConfigError(
                 f"{id[:52]!r} is not a member of this swarm; members: "
-                + ", ".join(member.name for member in self._members.values())
+                + ", ".join(member.name for member in self._membership.members.values())
             )
         if id != identity.id and not self.may_introduce(identity.id):
             raise ConfigError(f"device {short(identity.id)} may not remove others; only members that may introduce can")
         if id == self.root and identity.id != id:
             raise ConfigError(f"device {short(id)} founded this swarm and can only be removed by itself")
-        counting = {record.id for record in self._counting() if record.introducer == id and record.id != id}
+        counting = {record.id for record in self._membership.counting if record.introducer == id and record.id != id}
         kept = counting if keep is None else counting & set(keep)
         self._add_own(identity, Removal(id, identity.id, tuple(sorted(kept))))
 
@@ -356,77 +340,12 @@ class Roster:
             raise ConfigError(f"device {short(identity.id)} cannot add this to the roster: {reason}")
         self._update()
 
-    def _removals(self) -> list[Removal]:
-        return [record for record in self._held.values() if isinstance(record, Removal)]
-
-    def _kept(self) -> dict[str, set[str]]:
-        """Return for every removed device those that it introduced and that stay.
-
-        Its own word counts only if nobody else has removed it: else it could keep friends.
-        """
-        lists: dict[str, list[set[str]]] = defaultdict(list)
-        own: dict[str, set[str]] = {}
-        for removal in self._removals():
-            if removal.by == removal.id:
-                own[removal.id] = set(removal.kept)
-            else:
-                lists[removal.id].append(set(removal.kept))
-        return own | {id_: set.intersection(*each) for id_, each in lists.items()}
-
-    def _counting(self) -> list[Introduction]:
-        """Return the introductions that count, and note how far from the root each one that may introduce is."""
-        kept = self._kept()
-        by_introducer: dict[str, list[Introduction]] = defaultdict(list)
-        for record in self._held.values():
-            if isinstance(record, Introduction) and (
-                record.introducer not in kept or record.id == record.introducer or record.id in kept[record.introducer]
-            ):
-                by_introducer[record.introducer].append(record)
-        depths = {self.root: 0} if by_introducer[self.root] else {}
-        frontier = list(depths)
-        while frontier:
-            found = {r.id for id_ in frontier for r in by_introducer[id_] if r.may_introduce and r.id not in depths}
-            depths.update(dict.fromkeys(found, depths[frontier[0]] + 1))
-            frontier = sorted(found)
-        self._depths = depths
-        return [record for id_ in depths for record in by_introducer[id_]]
-
-    def _held_depths(self) -> dict[str, int]:
-        """Return how many introductions from the root every signer is, whatever was removed since."""
-        introduced: dict[str, list[str]] = defaultdict(list)
-        for record in self._held.values():
-            if isinstance(record, Introduction) and record.may_introduce:
-                introduced[record.introducer].append(record.id)
-        depths = {self.root: 0}
-        frontier = [self.root]
-        while frontier:
-            found = {id_ for each in frontier for id_ in introduced[each] if id_ not in depths}
-            depths.update(dict.fromkeys(found, depths[frontier[0]] + 1))
-            frontier = list(found)
-        return depths
-
     def _update(self) -> None:
         """Work out the members from all records; call back if they changed."""
-        removed = {removal.id for removal in self._removals()}
-        best: dict[str, tuple[int, str, Introduction]] = {}
-        for record in self._counting():
-            if record.id not in removed and record.is_device:
-                candidate = (self._depths[record.introducer], record.introducer, record)
-                if record.id not in best or candidate[:2] < best[record.id][:2]:
-                    best[record.id] = candidate
-        chosen: dict[int, Introduction] = {}
-        for _, id_ in sorted((depth, id_) for id_, (depth, _, _) in best.items()):
-            chosen.setdefault(peer_number(id_), best[id_][2])
-        names = _unique_names({record.id: record.name for record in chosen.values()})
-        members = {}
-        for record in sorted(chosen.values(), key=lambda record: record.id):
-            contact = self._held.get(("contact", record.id, record.id))
-            addresses = contact.addresses if isinstance(contact, Contact) else record.addresses
-            members[record.id] = Member(
-                record.id, names[record.id], record.certificate, addresses, record.id in self._depths
-            )
-        if members != self._members:
-            self._members, self._by_number = members, {member.number: member for member in members.values()}
+        before = self._membership.members
+        self._membership = find_members(self.root, self._held.values())
+        if self._membership.members != before:
+            self._by_number = {member.number: member for member in self._membership.members.values()}
             for callback in tuple(self._callbacks):
                 callback()
 
@@ -444,22 +363,3 @@ def _certified_id(certificate: bytes) -> str | None:
         return check_certificate(certificate)
     except ValueError:
         return None
-
-
-def _unique_names(names: dict[str, str]) -> dict[str, str]:
-    """Put a part of the ID behind every name that two have; letters of either case are the same.
-
-    >>> _unique_names({"abcdefgh": "Pi", "bcdefghi": "pi", "cdefghij": "nas"})
-    {'abcdefgh': 'Pi~abcdefg', 'bcdefghi': 'pi~bcdefgh', 'cdefghij': 'nas'}
-    """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for id_, name in names.items():
-        groups[unicodedata.normalize("NFKC", name).casefold()].append(id_)
-    unique = {}
-    for ids in groups.values():
-        length = len(short(ids[0]))
-        while len({id_[:length] for id_ in ids}) < len(ids):
-            length += 1
-        for id_ in ids:
-            unique[id_] = names[id_] if len(ids) == 1 else f"{names[id_]}{records.SUFFIX_SIGN}{id_[:length]}"
-    return unique
