@@ -52,5 +52,25 @@ def _is_computing() -> bool:
 
 
 def make_grpc_transport(folder: NodeFolder) -> ServiceTransport:
-    """Make the transport of a node from its settings."""
-    raise NotImplementedError
+    """Make the transport of a node from its settings and the swarm's facts."""
+    from dfca.node.net.options import NetOptions, Swarm
+    from dfca.node.net.transport import GrpcTransport
+
+    config, facts = folder.config, folder.facts
+    network, limits = config.network, config.limits
+    options = NetOptions(
+        host=network.host,
+        port=network.port,
+        neighbours=network.neighbours,
+        degree=network.degree,
+        insecure=network.insecure,
+        discovery=network.discovery,
+        max_links=limits.links,
+        frames_per_s=limits.frames_per_s,
+        pulls=limits.pulls,
+        cache_bytes=limits.cache_bytes,
+        disk_bytes=limits.disk_bytes,
+    )
+    encoding = facts.payload if config.payload == "swarm" else config.payload
+    swarm = Swarm(facts.swarm_id, facts.model_size, encoding=encoding, compress=facts.compression == "zstd")
+    return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path)

@@ -37,7 +37,7 @@ from dfca.node.record import Recorder
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
-from dfca.node.trust.identity import short
+from dfca.node.trust.identity import peer_number, short
 from dfca.peer.peer import Peer
 
 TICK_S = 1.0
@@ -53,13 +53,13 @@ class ServiceTransport(Transport, Protocol):
     on_neighbours: Callable[[tuple[int, ...]], None]
 
     async def start(self) -> str:
-        """Listen; returns "host:port". The wanted neighbours are known when this returns (`on_neighbours`)."""
+        """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
 
     async def stop(self) -> None:
         """End everything."""
 
-    def status(self) -> dict[int, dict[str, Any]]:
-        """Describe the link to every neighbour, by its number."""
+    def status(self) -> dict[str, Any]:
+        """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,12 @@ class Service:
         for warning in store.warnings:
             self.log.warning(warning)
         life = store.next_life(saved)
-        wanted: list[tuple[int, ...]] = [()]
         self.transport = self._make_transport(folder)
-        self.transport.on_neighbours = wanted.append
         address = await self.transport.start()
         self._closers.append(self.transport.stop)
         self.port = int(address.rpartition(":")[2])
-        peer_options = folder.facts.peer_options(folder.identity.number, wanted[-1])
+        wanted = tuple(sorted(peer_number(id) for id in self.transport.status()["neighbours"]))
+        peer_options = folder.facts.peer_options(folder.identity.number, wanted)
         peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
         for reason, count in peer.refused.items():
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
@@ -260,10 +259,9 @@ class Service:
         """Describe the node: see `operate.status`."""
         folder, node = self.folder, self.node
         names = {member.number: member.name for member in folder.roster.members().values()}
-        links = self.transport.status()
-        refused = Counter(node.machine.refused)
-        for each in links.values():
-            refused.update(each.get("refused") or {})
+        net = self.transport.status()
+        links = {peer_number(id): {"id": id, **each} for id, each in net["neighbours"].items()}
+        refused = Counter({**node.machine.refused}) + Counter(net["refused"])
         refused.update({f"roster: {reason}": count for reason, count in folder.roster.refused.items()})
         if self._pairing is not None:
             refused.update({f"pairing: {reason}": count for reason, count in self._pairing.refused.items()})

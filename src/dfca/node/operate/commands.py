@@ -166,4 +166,3 @@ def predict_file(path: Path, data: str, cluster: int | None = None) -> tuple[str
     x = load_inputs(folder.config.model_copy(update={"data": wanted}), path, folder.facts)
     scaling = Scaling.of(folder.facts.scaling, folder.facts.inputs)
     return predictions_csv(folder.facts, predict(exported.model, exported.vector, x, scaling)), exported
-
