@@ -150,6 +150,7 @@ class Link:
         self._sent_beats: OrderedDict[int, float] = OrderedDict()
         self._heard_beat, self._heard_at = 0, now()
         self._last_frame: bytes | None = None
+        self._outbox.put(self._make_beat, 0)  # first of all: it completes the handshake
 
     # What others call.
 
@@ -255,8 +256,8 @@ class Link:
 
     async def _beat(self) -> None:
         while True:
-            self.send_newest("heartbeat", self._make_beat)
             await asyncio.sleep(self._options.heartbeat_s)
+            self.send_newest("heartbeat", self._make_beat)
 
     def _make_beat(self) -> bytes:
         now = self._now()

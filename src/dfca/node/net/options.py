@@ -81,7 +81,8 @@ class NetOptions:
 class Swarm:
     """What the network must know of a swarm: its ID, the P floats of a model, and how models are encoded.
 
-    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact.
+    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact. software: what
+    neighbours are told, for people.
     """
 
     swarm_id: str
@@ -90,6 +91,7 @@ class Swarm:
     encoding: str = "float32"
     compress: bool | None = None
     tail: int = 0
+    software: str = "dfca"
 
 
 def is_loopback(host: str) -> bool:

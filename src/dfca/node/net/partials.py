@@ -1,8 +1,8 @@
 """Models that are being read from neighbours, on the disk: a break or a crash costs what had not been written.
 
 A file is named by the digest of the whole and by the neighbour that it comes from, so that nobody can spoil what
-another one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of the whole
-makes it a model. What is small stays in memory.
+another one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of
+the whole makes it a model. What is small stays in memory.
 """
 
 from __future__ import annotations

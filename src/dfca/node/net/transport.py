@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from dfca import __version__
 from dfca.node.net.channels import handlers_of, make_server
 from dfca.node.net.detector import SteadyClock
 from dfca.node.net.dialer import Dialer
@@ -73,7 +72,7 @@ class GrpcTransport:
         """
         options, loop = self._options, asyncio.get_running_loop()
         clock = self._clock = SteadyClock(TICK_S, loop.time())
-        greeting = Greeting(self._swarm.swarm_id, self._swarm.size, DTYPES[self._swarm.dtype], f"dfca {__version__}")
+        greeting = Greeting(self._swarm.swarm_id, self._swarm.size, DTYPES[self._swarm.dtype], self._swarm.software)
         self._local = Local(
             self._identity,
             self._roster,
