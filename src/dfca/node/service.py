@@ -43,6 +43,8 @@ from dfca.peer.peer import Peer
 TICK_S = 1.0
 STATUS_S = 15.0
 ADDRESSES_S = 30.0
+LEAST_ROUND_S = 0.05
+"""A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
 END_S = 4.0
 """How long the end may wait for the disk; the process ends within 10 s of a signal."""
 
@@ -137,9 +139,8 @@ class Service:
         peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
         for reason, count in peer.refused.items():
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
-        self.node = Node(
-            peer, self.work, self.transport, store, note=self.books.note, pace=Pace(config.training.pause_s)
-        )
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S)
+        self.node = Node(peer, self.work, self.transport, store, note=self.books.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
