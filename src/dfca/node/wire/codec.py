@@ -271,7 +271,7 @@ def _count(value: int) -> int:
 
 
 def _sum_bytes(value: int) -> bytes:
-    length = value.bit_length() // 8 + 1
+    length = (value + (value < 0)).bit_length() // 8 + 1  # -128 fits into one byte
     if length > MOST_SUM_BYTES:
         raise Refused("number", f"a sum of {length} bytes, at most {MOST_SUM_BYTES}")
     return value.to_bytes(length, "big", signed=True) if value else b""
