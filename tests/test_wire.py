@@ -21,7 +21,7 @@ from torch import Tensor
 from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.relay import Offer
-from dfca.node.wire import codec, frames
+from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 from dfca.peer import messages
@@ -277,15 +277,20 @@ def test_frames_are_refused(frame: Any, reason: str) -> None:
     assert refusal(frames.parse, frame.SerializeToString()) == reason
 
 
+def test_every_encoding_can_be_announced() -> None:
+    assert tuple(frames.ENCODINGS) == payload.ENCODINGS
+    assert set(frames.ENCODINGS.values()) == set(pb.Encoding.values()) - {pb.ENCODING_UNSPECIFIED}
+
+
 def test_chunks_make_up_the_payload() -> None:
-    payload = bytes(range(256)) * 10
+    whole = bytes(range(256)) * 10
     got, at = b"", 0
-    while at < len(payload):
-        found = frames.parse_chunk(frames.chunk(payload, at, 1000))
+    while at < len(whole):
+        found = frames.parse_chunk(frames.chunk(whole, at, 1000))
         assert found.offset == at
         got, at = got + found.data, at + len(found.data)
-    assert got == payload
-    assert refusal(frames.parse_chunk, frames.chunk(payload, len(payload))) == "field"
+    assert got == whole
+    assert refusal(frames.parse_chunk, frames.chunk(whole, len(whole))) == "field"
     assert refusal(frames.parse_chunk, pb.Chunk(data=bytes(2**21)).SerializeToString()) == "too_large"
     assert refusal(frames.parse_read, pb.ReadRequest(name=b"n").SerializeToString()) == "field"
     assert frames.parse_read(pb.ReadRequest(name=bytes(32), offset=9).SerializeToString()).offset == 9

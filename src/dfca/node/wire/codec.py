@@ -33,6 +33,9 @@ MOST_ITEMS = 4096
 MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}
 """Items of a list, by the field's name; `MOST_ITEMS` for the others."""
 
+EXACT = (messages.Candidate, messages.Centre)
+"""Messages whose models never travel rounded: an election digests them, and all peers must hold the same bits."""
+
 _NO_MODEL, _NO_BANK = torch.empty(0), torch.empty(0, 0)
 
 
