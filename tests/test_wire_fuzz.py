@@ -135,7 +135,55 @@ def noise(data: bytes, rng: random.Random) -> bytes:
     return found
 
 
-MUTATIONS = (flip, flip, truncate, duplicate, lie, remove, splice, noise)
+def inside(data: bytes, rng: random.Random) -> bytes:
+    """Change the message inside a frame, and keep the frame whole."""
+    frame = pb.Frame.FromString(rng.choice(FRAMES))
+    within = frame.announce if frame.HasField("announce") else frame
+    if within.message:
+        within.message = rng.choice(BYTES)(within.message, rng)
+    return frame.SerializeToString()
+
+
+NUMBERS = (0, 1, -1, 2, 4095, 4096, 2**31, 2**53, 2**53 + 1, -(2**53), 2**63 - 1, -(2**63))
+FLOATS = (0.0, -0.0, 1.5, -1.0, 1e308, float("inf"), float("-inf"), float("nan"))
+
+
+def fill(message: Any, rng: random.Random) -> None:
+    """Give a protobuf message random fields of the right types, many of them extreme or missing."""
+    for field in message.DESCRIPTOR.fields:
+        several = hasattr(getattr(message, field.name), "extend")
+        count = rng.choice((0, 1, 2, 5)) if several else rng.random() < 0.9
+        for _ in range(int(count)):
+            if field.message_type is not None:
+                part = getattr(message, field.name).add() if several else getattr(message, field.name)
+                part.SetInParent()
+                fill(part, rng)
+                continue
+            value = {
+                field.TYPE_DOUBLE: rng.choice(FLOATS),
+                field.TYPE_BOOL: rng.random() < 0.5,
+                field.TYPE_BYTES: rng.randbytes(rng.choice((0, 1, 16, 17))),
+            }.get(field.type, rng.choice(NUMBERS[:5]) if rng.random() < 0.8 else rng.choice(NUMBERS))
+            if several:
+                getattr(message, field.name).append(value)
+            else:
+                setattr(message, field.name, value)
+
+
+def wild(data: bytes, rng: random.Random) -> bytes:
+    """Make a message of a random kind with random values."""
+    message = pb.PeerMessage()
+    part = getattr(message, rng.choice(message.DESCRIPTOR.fields).name)
+    part.SetInParent()
+    fill(part, rng)
+    inner = message.SerializeToString()
+    large = pb.Announce(number=1, message=inner, name=bytes(32), size=9, encoding=1, rows=rng.choice((0, 2)))
+    return (pb.Frame(announce=large) if rng.random() < 0.5 else pb.Frame(message=inner)).SerializeToString()
+
+
+BYTES = (flip, flip, truncate, duplicate, lie, remove)
+MUTATIONS = (*BYTES, splice, noise)
+FRAME_MUTATIONS = (*MUTATIONS, *[inside] * 4, *[wild] * 4)
 
 
 # The way in.
@@ -179,9 +227,9 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         data = original
         if not as_frame and original[:4] == payload._MAGIC and rng.random() < 0.5:  # beneath the compression
             inner = zstandard.ZstdDecompressor().decompress(original)
-            data = zstandard.ZstdCompressor().compress(rng.choice(MUTATIONS[:6])(inner, rng))
+            data = zstandard.ZstdCompressor().compress(rng.choice(BYTES)(inner, rng))
         else:
-            data = rng.choice(MUTATIONS)(original, rng)
+            data = rng.choice(FRAME_MUTATIONS if as_frame else MUTATIONS)(original, rng)
         try:
             if as_frame:
                 take_frame(data)
