@@ -33,6 +33,9 @@ MOST_ITEMS = 4096
 MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}
 """Items of a list, by the field's name; `MOST_ITEMS` for the others."""
 
+EXACT = (messages.Candidate, messages.Centre)
+"""Messages whose models never travel rounded: an election digests them, and all peers must hold the same bits."""
+
 _NO_MODEL, _NO_BANK = torch.empty(0), torch.empty(0, 0)
 
 
@@ -271,7 +274,7 @@ def _count(value: int) -> int:
 
 
 def _sum_bytes(value: int) -> bytes:
-    length = value.bit_length() // 8 + 1
+    length = (value + (value < 0)).bit_length() // 8 + 1  # -128 fits into one byte
     if length > MOST_SUM_BYTES:
         raise Refused("number", f"a sum of {length} bytes, at most {MOST_SUM_BYTES}")
     return value.to_bytes(length, "big", signed=True) if value else b""

@@ -127,10 +127,14 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
     planes = np.empty((width, len(values)), np.uint8)
     for place in range(width):
         planes[place] = values[:, place]
-    shape = (width, *floats.shape)
-    file = _file({"planes": ("U8", shape, planes.reshape(-1))}, {"encoding": encoding})
-    found = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(file)
-    return found if len(found) <= WORTH * len(file) else None
+    file = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, {"encoding": encoding})
+    start = len(file) - planes.size
+    stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=len(file))
+    found = [stream.compress(file[:start]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    for plane in planes:  # its own blocks: exponents and digits have nothing in common
+        found += [stream.compress(plane.data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    whole = b"".join([*found, stream.flush()])
+    return whole if len(whole) <= WORTH * len(file) else None
 
 
 def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
