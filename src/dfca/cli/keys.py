@@ -94,7 +94,7 @@ def sign(
         _print_fingerprint(asked.id)
         _confirm("Does the device show the same fingerprint?", yes)
         member, bundle = sign_request(authority, asked, Introduce(name, tuple(address or ()), may_introduce))
-        path = out or Path(f"{member.name}.bundle.json")
+        path = out or Path(f"{request.name.removesuffix('.json').removesuffix('.request')}.bundle.json")
         _write(path, bundle)
         _print(f"{member.name} is a member; bundle in {path}; on the device: dfca keys accept NODE {path}")
 
@@ -126,10 +126,11 @@ def remove(
     """Remove a member of the fleet for ever; one other member accepts the bundle and hands the news on."""
     with _libraries():
         from dfca.node.trust.authority import remove_member
+        from dfca.node.trust.identity import short
 
         _confirm(f"Remove {member}? This is final.", yes)
         removed, bundle = remove_member(authority, member)
-        path = out or Path(f"{removed.name}.removed.json")
+        path = out or Path(f"{short(removed.id)}.removed.json")
         _write(path, bundle)
         _print(f"{removed.name} is removed; bundle in {path}; on any other device: dfca keys accept NODE {path}")
 
@@ -146,7 +147,11 @@ def _libraries() -> Iterator[None]:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    if not yes and not typer.confirm(question):
+    try:
+        agreed = yes or typer.confirm(question)
+    except typer.Abort as error:
+        raise RunError("nothing was changed; where nobody can answer, use --yes") from error
+    if not agreed:
         raise RunError("nothing was changed")
 
 

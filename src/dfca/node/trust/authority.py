@@ -91,7 +91,7 @@ def make_request(folder: Path, name: str | None = None, addresses: Iterable[str]
     folder = Path(folder)
     given = _check_given(name, list(addresses))
     identity = Identity.load(folder) if (folder / KEY_FILE).exists() else Identity.create(folder)
-    values = {
+    values: dict[str, Any] = {
         "version": REQUEST_VERSION,
         "request": _signing_request(identity).decode(),
         "certificate": identity.certificate.decode(),

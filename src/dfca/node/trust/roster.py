@@ -121,7 +121,9 @@ class Roster:
         kinds = {"introduction": 0, "removal": 1, "contact": 2}
 
         def order(record: Record) -> tuple[int, int, tuple[str, str, str]]:
-            depth = depths[record.signer] if isinstance(record, Introduction) else 0
+            depth = 0
+            if isinstance(record, Introduction) and record.introducer != record.id:
+                depth = 1 + depths[record.introducer]
             return (kinds[record.kind], depth, record.slot)
 
         return sorted(self._held.values(), key=order)
@@ -189,8 +191,12 @@ class Roster:
             )
         if any(peer_number(other) == peer_number(id_) for other in self._membership.members if other != id_):
             raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
+        held = self._held.get(("introduction", id_, identity.id))
+        serial = 0
+        if isinstance(held, Introduction):  # what was allowed once stays allowed, so that order never matters
+            may_introduce, serial = may_introduce or held.may_introduce, held.serial + 1
         may_introduce = may_introduce or id_ == self.root
-        new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id)
+        new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id, serial)
         self._add_own(identity, new)
         return self._membership.members[id_]
 
