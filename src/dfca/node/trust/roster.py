@@ -71,6 +71,7 @@ class Roster:
         self._may_sign: set[str] = set()
         self._membership = find_members(root, ())
         self._by_number: dict[int, Member] = {}
+        self._digest: str | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -130,9 +131,12 @@ class Roster:
 
     def digest(self) -> str:
         """Return a digest that is equal if and only if swarm, root and records are."""
+        if self._digest is not None:
+            return self._digest
         parts = sorted(hashlib.sha256(records.to_bytes(record)).digest() for record in self._held.values())
         head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
-        return hashlib.sha256(head + b"".join(parts)).hexdigest()
+        self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
+        return self._digest
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back whenever the members have changed; the result ends it."""
@@ -305,7 +309,7 @@ class Roster:
         if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
             return SIGNATURE
         self._held[record.slot] = record
-        self.changed = True
+        self.changed, self._digest = True, None
         if isinstance(record, Introduction):
             self._keys.setdefault(record.id, record.certificate)
             if record.may_introduce:
