@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import ssl
 import time
@@ -19,12 +20,13 @@ from hypothesis import strategies as st
 from dfca.errors import ConfigError, DataError
 from dfca.node.trust import handshake, pairing
 from dfca.node.trust.handshake import Transcript
-from dfca.node.trust.identity import Identity, encode_id
+from dfca.node.trust.identity import Identity, encode_id, peer_number
 from dfca.node.trust.invite import Invite, qr
+from dfca.node.trust.joining import CURES
 from dfca.node.trust.membership import Member
 from dfca.node.trust.pairing import PairingError, PairingServer, PairingSettings, join
-from dfca.node.trust.records import Removal, sign_record
-from dfca.node.trust.roster import Roster
+from dfca.node.trust.records import Contact, Introduction, Removal, sign_record
+from dfca.node.trust.roster import REASONS, Roster
 
 SWARM = "s" * 52
 FACTS = b'{"name":"home"}' * 20_000  # 300 kB: more than a line may have
@@ -432,3 +434,26 @@ def test_a_bad_name_or_address_is_refused_before_anything_is_sent(people: list[I
     for name, address in (("", "192.0.2.1:1"), ("a", "nowhere")):
         with pytest.raises(ConfigError, match="must"):
             asyncio.run(join(invite, people[1], name, [address], lambda facts: None))
+
+
+def test_the_vectors_of_the_protocol_page() -> None:
+    """What another language is tested with is what this one does."""
+    page = (Path(__file__).parent.parent / "docs" / "protocol-trust.md").read_text()
+    values = json.loads(page.rpartition("```json\n")[2].partition("```")[0])
+    a, b, swarm = values["inviter"], values["joiner"], values["swarm"]
+    nonces = [bytes.fromhex(values[f"{who}_nonce"]) for who in ("inviter", "joiner")]
+    transcript = Transcript(a, b, *nonces)
+    certificate = b"CERTIFICATE\n"
+    introduction = Introduction(b, "garage", certificate, ("192.0.2.2:7447",), True, True, a, 3)
+    contact = Contact(b, ("[2001:db8::1]:1",), 7).signed_bytes(swarm)
+    assert values == values | {
+        "number_of_joiner": peer_number(b),
+        "code": transcript.code(),
+        "accept": transcript.proof(bytes.fromhex(values["secret"]), "accept").hex(),
+        "introduction": hashlib.sha256(introduction.signed_bytes(swarm)).hexdigest(),
+        "removal": hashlib.sha256(Removal(b, a, (a, b)).signed_bytes(swarm)).hexdigest(),
+        "contact": hashlib.sha256(contact).hexdigest(),
+        "contact_bytes": contact.hex(),
+    }
+    for reason in (*REASONS, *CURES):
+        assert reason in " ".join(page.split()), reason

@@ -133,7 +133,8 @@ class Roster:
         """Return a digest that is equal if and only if swarm, root and records are."""
         if self._digest is not None:
             return self._digest
-        parts = sorted(hashlib.sha256(records.to_bytes(record)).digest() for record in self._held.values())
+        signed = (records.canonical(each.signed_bytes(self.swarm), each.signature) for each in self._held.values())
+        parts = sorted(hashlib.sha256(each).digest() for each in signed)
         head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
         self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
         return self._digest
