@@ -160,12 +160,13 @@ def caller_of(context: Any, insecure: bool) -> str | None:
         return None
 
 
-def handlers_of(talk: Callable[..., Any], read: Callable[..., Any]) -> Any:
+def handlers_of(talk: Callable[..., Any], read: Callable[..., Any], probe: Callable[..., Any]) -> Any:
     """Make the handlers of the service; requests and answers are bytes."""
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
             "Talk": grpc.stream_stream_rpc_method_handler(talk),
             "Read": grpc.unary_stream_rpc_method_handler(read),
+            "Probe": grpc.unary_unary_rpc_method_handler(probe),
         },
     )

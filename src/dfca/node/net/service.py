@@ -16,6 +16,7 @@ from dfca.node.net.links import Link, LinkDown, close_frame, read_frame, write_f
 from dfca.node.net.local import Local
 from dfca.node.net.neighbours import Neighbours
 from dfca.node.net.offers import Offers
+from dfca.node.net.probe import answer_probe
 from dfca.node.wire.frames import parse_read
 from dfca.node.wire.refused import Refused
 
@@ -36,6 +37,7 @@ class Service:
         self._neighbours, self._dialer, self._offers = neighbours, dialer, offers
         self._calls: dict[str, Bucket] = {}
         self._reads: Counter[str] = Counter()
+        self._probing: set[str] = set()
 
     def forget(self, member: str) -> None:
         """Forget one that is no longer a member."""
@@ -66,6 +68,20 @@ class Service:
             await self._send_payload(member, request, context)
         finally:
             self._reads[member] -= 1
+
+    async def probe(self, request: bytes, context: Any) -> bytes:
+        """Say what time it is here, and whether the caller can be reached from here."""
+        member = await self._admit(context)
+        if member in self._probing:  # each one makes this node dial: one at a time
+            await self._refuse(context, "rate", member, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self._probing.add(member)
+        try:
+            return await answer_probe(self._local, member, request)
+        except Refused as error:
+            await self._refuse(context, error.reason, member, grpc.StatusCode.INVALID_ARGUMENT)
+            return b""
+        finally:
+            self._probing.discard(member)
 
     async def _send_payload(self, member: str, request: bytes, context: Any) -> None:
         try:

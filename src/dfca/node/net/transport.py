@@ -91,7 +91,7 @@ class GrpcTransport:
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
         self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values())
         self._service = Service(self._local, self._neighbours, self._dialer, self._sender.offers)
-        handlers = handlers_of(self._service.talk, self._service.read)
+        handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
         self._server, port = make_server(self._identity, self._roster, options, self._service.handshakes, handlers)
         await self._server.start()
         self.address = join_address(options.host, port)

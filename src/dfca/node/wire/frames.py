@@ -18,6 +18,7 @@ PROTOCOL = 1
 SERVICE = "dfca.wire.v1.Peer"
 TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
+PROBE = f"/{SERVICE}/Probe"
 
 ENCODINGS: dict[str, int] = {
     "float32": pb.ENCODING_FLOAT32,
@@ -38,7 +39,7 @@ CHUNK_BYTES = 2**18
 MOST_ROWS = 4096
 NAME_BYTES = 32
 
-_Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk)
+_Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk, pb.ProbeRequest, pb.ProbeReply)
 
 
 def parse(data: bytes) -> pb.Frame:
@@ -64,6 +65,22 @@ def parse_read(data: bytes) -> pb.ReadRequest:
     request = _parse(pb.ReadRequest(), data, 64)
     _check_name(request.name)
     return request
+
+
+def parse_probe(data: bytes) -> pb.ProbeRequest:
+    """Parse a probe.
+
+    Raises Refused.
+    """
+    return _parse(pb.ProbeRequest(), data, 64)
+
+
+def parse_probe_reply(data: bytes) -> pb.ProbeReply:
+    """Parse the answer to a probe.
+
+    Raises Refused.
+    """
+    return _parse(pb.ProbeReply(), data, 2**14)
 
 
 def chunk(payload: bytes | memoryview, offset: int, size: int = CHUNK_BYTES) -> bytes:

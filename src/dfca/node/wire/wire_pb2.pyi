@@ -143,6 +143,28 @@ class ReadRequest(_message.Message):
     offset: int
     def __init__(self, name: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("dial_back",)
+    DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
+    dial_back: bool
+    def __init__(self, dial_back: _Optional[bool] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("time_s", "dialled")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    dialled: _containers.RepeatedCompositeFieldContainer[DialBack]
+    def __init__(self, time_s: _Optional[float] = ..., dialled: _Optional[_Iterable[_Union[DialBack, _Mapping]]] = ...) -> None: ...
+
+class DialBack(_message.Message):
+    __slots__ = ("address", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    error: str
+    def __init__(self, address: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
 class Chunk(_message.Message):
     __slots__ = ("data", "offset")
     DATA_FIELD_NUMBER: _ClassVar[int]
