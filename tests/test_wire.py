@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 import subprocess
 import sys
@@ -305,3 +306,13 @@ def test_what_is_generated_is_what_make_proto_makes(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     for name in ("wire_pb2.py", "wire_pb2.pyi"):
         assert (tmp_path / "dfca/node/wire" / name).read_text() == (source / name).read_text(), name
+
+
+def test_the_page_names_every_frame_message_and_reason() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
+    quoted = set(re.findall(r"`(\w+)`", page))
+    assert set(REASONS) <= quoted
+    assert set(TYPES) <= quoted
+    assert {field.name for field in pb.Frame.DESCRIPTOR.fields} <= quoted
+    assert {field.name for field in pb.Announce.DESCRIPTOR.fields} <= quoted
+    assert f"version: **{frames.PROTOCOL}**" in page

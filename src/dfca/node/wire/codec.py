@@ -236,6 +236,11 @@ def _repeated(hint: Any, field: FieldDescriptor) -> _Field:
     def read_all(source: Any) -> tuple[Any, ...]:
         values = getattr(source, name)
         check(len(values))
+        if field.type == FieldDescriptor.TYPE_SINT64:  # many and often: the extremes say it for all
+            found = tuple(values)
+            _count(min(found, default=0))
+            _count(max(found, default=0))
+            return found
         return tuple([read(value) for value in values])
 
     return _Field(write_all, read_all)
