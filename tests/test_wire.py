@@ -226,6 +226,20 @@ def test_a_model_of_another_shape_is_refused() -> None:
     assert refusal(hello.message, torch.zeros(3)) == "shape"
 
 
+def test_announcements_must_fit_their_messages() -> None:
+    model = torch.zeros(3)
+    update = codec.decode(codec.encode(Update(Message(0, 0, 0, 0, model), 1))[0])
+    served = codec.decode(codec.encode(Served(1, torch.zeros(2, 3)))[0])
+    candidate = codec.decode(codec.encode(messages.Candidate(KEY, 0, 0, 0.0, model))[0])
+    codec.check_announced(update, 0, "int8")
+    codec.check_announced(served, 2, "bf16")
+    codec.check_announced(candidate, 0, "float32")
+    assert refusal(codec.check_announced, update, 4096, "float32") == "shape"
+    assert refusal(codec.check_announced, served, 0, "float32") == "shape"
+    assert refusal(codec.check_announced, candidate, 0, "bf16") == "encoding"
+    assert refusal(codec.check_announced, codec.decode(codec.encode(Declined(1))[0]), 0, "float32") == "unasked"
+
+
 def test_unknown_fields_are_ignored() -> None:
     data, _ = codec.encode(Declined(3))
     assert codec.decode(data + b"\xf8\x7f\x01").message() == Declined(3)

@@ -103,6 +103,19 @@ def decode(data: bytes) -> Decoded:
     return Decoded(message, _model_of(message) is not None)
 
 
+def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
+    """Check that an announcement fits its message: one that needs a model, of that shape, and exact where it must be.
+
+    Raises Refused.
+    """
+    if not decoded.needs_model:
+        raise Refused("unasked", f"a model for {decoded.kind.__name__}, which has none")
+    if (rows > 0) != (decoded.kind is messages.Served):
+        raise Refused("shape", f"{rows} models for {decoded.kind.__name__}")
+    if decoded.kind in EXACT and encoding not in ("float32", "float64"):
+        raise Refused("encoding", f"{decoded.kind.__name__} with a model rounded to {encoding}")
+
+
 # Models inside messages.
 
 
