@@ -235,6 +235,38 @@ def test_files_that_are_refused(data: bytes, reason: str) -> None:
     assert refusal(unpack, compressed, WANTED) == reason
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["F32", "int8"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    value=JSON,
+    place=st.sampled_from(["", "__metadata__", "model", "form", "encoding", "dtype", "shape", "data_offsets"]),
+)
+def test_headers_with_anything_in_them_are_refused(value: Any, place: str) -> None:
+    good = pack(torch.ones(3))
+    length = int.from_bytes(good[:8], "little")
+    header = json.loads(good[8 : 8 + length])
+    holder = (
+        header["__metadata__"]
+        if place in header["__metadata__"]
+        else header["model"]
+        if place in header["model"]
+        else header
+    )
+    before = holder.get(place)
+    holder[place] = value
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + good[8 + length :]
+    if value == before and type(value) is type(before):
+        return
+    assert refusal(unpack, data, WANTED)
+
+
 def test_overlapping_tensors_are_refused() -> None:
     good = file({"model": ("F32", [3], raw(1, 2, 3)), "more": ("F32", [3], raw(1, 2, 3))})
     length = int.from_bytes(good[:8], "little")

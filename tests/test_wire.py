@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 import subprocess
 import sys
@@ -225,6 +226,20 @@ def test_a_model_of_another_shape_is_refused() -> None:
     assert refusal(hello.message, torch.zeros(3)) == "shape"
 
 
+def test_announcements_must_fit_their_messages() -> None:
+    model = torch.zeros(3)
+    update = codec.decode(codec.encode(Update(Message(0, 0, 0, 0, model), 1))[0])
+    served = codec.decode(codec.encode(Served(1, torch.zeros(2, 3)))[0])
+    candidate = codec.decode(codec.encode(messages.Candidate(KEY, 0, 0, 0.0, model))[0])
+    codec.check_announced(update, 0, "int8")
+    codec.check_announced(served, 2, "bf16")
+    codec.check_announced(candidate, 0, "float32")
+    assert refusal(codec.check_announced, update, 4096, "float32") == "shape"
+    assert refusal(codec.check_announced, served, 0, "float32") == "shape"
+    assert refusal(codec.check_announced, candidate, 0, "bf16") == "encoding"
+    assert refusal(codec.check_announced, codec.decode(codec.encode(Declined(1))[0]), 0, "float32") == "unasked"
+
+
 def test_unknown_fields_are_ignored() -> None:
     data, _ = codec.encode(Declined(3))
     assert codec.decode(data + b"\xf8\x7f\x01").message() == Declined(3)
@@ -305,3 +320,13 @@ def test_what_is_generated_is_what_make_proto_makes(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     for name in ("wire_pb2.py", "wire_pb2.pyi"):
         assert (tmp_path / "dfca/node/wire" / name).read_text() == (source / name).read_text(), name
+
+
+def test_the_page_names_every_frame_message_and_reason() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
+    quoted = set(re.findall(r"`(\w+)`", page))
+    assert set(REASONS) <= quoted
+    assert set(TYPES) <= quoted
+    assert {field.name for field in pb.Frame.DESCRIPTOR.fields} <= quoted
+    assert {field.name for field in pb.Announce.DESCRIPTOR.fields} <= quoted
+    assert f"version: **{frames.PROTOCOL}**" in page

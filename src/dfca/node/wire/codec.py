@@ -103,6 +103,19 @@ def decode(data: bytes) -> Decoded:
     return Decoded(message, _model_of(message) is not None)
 
 
+def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
+    """Check that an announcement fits its message: one that needs a model, of that shape, and exact where it must be.
+
+    Raises Refused.
+    """
+    if not decoded.needs_model:
+        raise Refused("unasked", f"a model for {decoded.kind.__name__}, which has none")
+    if (rows > 0) != (decoded.kind is messages.Served):
+        raise Refused("shape", f"{rows} models for {decoded.kind.__name__}")
+    if decoded.kind in EXACT and encoding not in ("float32", "float64"):
+        raise Refused("encoding", f"{decoded.kind.__name__} with a model rounded to {encoding}")
+
+
 # Models inside messages.
 
 
@@ -236,6 +249,11 @@ def _repeated(hint: Any, field: FieldDescriptor) -> _Field:
     def read_all(source: Any) -> tuple[Any, ...]:
         values = getattr(source, name)
         check(len(values))
+        if field.type == FieldDescriptor.TYPE_SINT64:  # many and often: the extremes say it for all
+            found = tuple(values)
+            _count(min(found, default=0))
+            _count(max(found, default=0))
+            return found
         return tuple([read(value) for value in values])
 
     return _Field(write_all, read_all)
