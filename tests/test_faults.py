@@ -125,6 +125,16 @@ def test_a_cluster_is_opened_for_peers_that_met_models_without_theirs() -> None:
     assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {3}
 
 
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+def test_two_halves_that_elected_one_cluster_each_open_the_second_when_they_meet(aggregation: str) -> None:
+    # Both train the only model of the winner, which then fits neither: nobody stays at it in the by-election.
+    edges = tuple((i, j) for i in range(6) for j in range(i))
+    run = finish(FaultWorld(8, 6, edges, "dfca", aggregation, cuts=(Cut(0.0, 20.0, (0, 2, 4)),)))
+    assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {2}
+    assert len({run.peers[i].assignment for i in (0, 2, 4)}) == 1
+    assert {run.peers[i].assignment for i in range(6)} == {0, 1}
+
+
 def test_a_lost_copy_request_does_not_stop_the_relay() -> None:
     setting = quick("dfca", split=make_toy_split(clients=6), graph=nx.path_graph(6), rounds=16)
     world = World(link=Link(0.05), partitions=(Partition(7.0, 10.0, ((0, 1, 2),)),))

@@ -16,7 +16,7 @@ def own_addresses(config: Config, port: int) -> tuple[str, ...]:
     network = config.network
     if network.advertise:
         return network.advertise
-    if not _is_unspecified(network.host):
+    if not is_unspecified(network.host):
         return (_joined(network.host, port),)
     hosts = [host for target, family in _ANYWHERE if (host := _source_for(target, family)) is not None]
     return tuple(_joined(host, port) for host in hosts) or (_joined("127.0.0.1", port),)
@@ -34,7 +34,8 @@ def _source_for(target: str, family: socket.AddressFamily) -> str | None:
     return None if address.is_loopback or address.is_link_local or address.is_unspecified else host
 
 
-def _is_unspecified(host: str) -> bool:
+def is_unspecified(host: str) -> bool:
+    """Return whether a host means every address of this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:

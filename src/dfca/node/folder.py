@@ -59,8 +59,8 @@ class NodeFolder:
             return
         if self.roster.is_removed(self.identity.id):
             raise ConfigError(
-                f"this device ({short(self.identity.id)}) was removed from the swarm {self.facts.name}, and that is final; "
-                "make a new one in an empty folder and pair it, if it may come back"
+                f"this device ({short(self.identity.id)}) was removed from the swarm {self.facts.name}; that is "
+                "final: make a new one in an empty folder and pair it, if it may come back"
             )
         raise ConfigError(
             f"this device ({short(self.identity.id)}) is not in the roster of the swarm {self.facts.name}; restore "

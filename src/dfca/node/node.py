@@ -8,6 +8,7 @@ peer passes through `_input`, where it can be recorded (`record`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -54,10 +55,12 @@ class MemoryStore:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a node runs. pause_s: between two rounds, so that a device has time for something else; retry_s: until a save
-    that failed is tried again."""
+    """How a node runs. pause_s: between two rounds, so that a device has time for something else; least_round_s: from
+    the begin of a round to that of the next, so that rounds of a millisecond do not flood the neighbours; retry_s:
+    until a save that failed is tried again."""
 
     pause_s: float = 0.0
+    least_round_s: float = 0.0
     retry_s: float = RETRY_S
 
 
@@ -86,6 +89,7 @@ class Node:
         self.record: Record | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
+        self._round_began = -math.inf
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
@@ -204,8 +208,8 @@ class Node:
     async def _compute(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         try:
-            if isinstance(job, Train | Rest) and self.pace.pause_s > 0:
-                await asyncio.sleep(self.pace.pause_s)
+            if isinstance(job, Train | Rest):
+                await self._pause()
             if isinstance(job, Train | Rest | WarmUp) and self.machine.job is not job:
                 return  # it was cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
@@ -214,6 +218,13 @@ class Node:
                 self._done.set_exception(error)
             return
         self._input("finished", job, result)
+
+    async def _pause(self) -> None:
+        """Wait until the next round may begin."""
+        pause = max(self.pace.pause_s, self._round_began + self.pace.least_round_s - self._now())
+        if pause > 0:
+            await asyncio.sleep(pause)
+        self._round_began = self._now()
 
     def _plan_wake(self) -> None:
         due = self.machine.next_wake()

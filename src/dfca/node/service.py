@@ -18,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from dfca import __version__
 from dfca.errors import ConfigError, DataError, DfcaError
-from dfca.node.addresses import own_addresses
+from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
 from dfca.node.local_work import LocalWork, Samples
 from dfca.node.node import Node, Pace
@@ -37,12 +37,14 @@ from dfca.node.record import Recorder
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
-from dfca.node.trust.identity import short
+from dfca.node.trust.identity import peer_number, short
 from dfca.peer.peer import Peer
 
 TICK_S = 1.0
 STATUS_S = 15.0
 ADDRESSES_S = 30.0
+LEAST_ROUND_S = 0.05
+"""A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
 END_S = 4.0
 """How long the end may wait for the disk; the process ends within 10 s of a signal."""
 
@@ -53,13 +55,13 @@ class ServiceTransport(Transport, Protocol):
     on_neighbours: Callable[[tuple[int, ...]], None]
 
     async def start(self) -> str:
-        """Listen; returns "host:port". The wanted neighbours are known when this returns (`on_neighbours`)."""
+        """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
 
     async def stop(self) -> None:
         """End everything."""
 
-    def status(self) -> dict[int, dict[str, Any]]:
-        """Describe the link to every neighbour, by its number."""
+    def status(self) -> dict[str, Any]:
+        """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ServiceOptions:
     """What the command line decides. record: where the peer's inputs are written down; until_done: end when all rounds
     are done, instead of serving on."""
 
-    log_format: str | None = None
+    log_format: Literal["human", "json"] | None = None
     log_stream: Any = None
     record: Path | None = None
     until_done: bool = False
@@ -90,7 +92,7 @@ class Service:
         self.books = Books(self.log, self._name)
         self._stop: asyncio.Event | None = None
         self._pairing: Any = None
-        self._joined: dict[str, str] = {}
+        self._joined: list[dict[str, str]] = []
         self._began = time.time()
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
@@ -128,19 +130,17 @@ class Service:
         for warning in store.warnings:
             self.log.warning(warning)
         life = store.next_life(saved)
-        wanted: list[tuple[int, ...]] = [()]
         self.transport = self._make_transport(folder)
-        self.transport.on_neighbours = wanted.append
         address = await self.transport.start()
         self._closers.append(self.transport.stop)
         self.port = int(address.rpartition(":")[2])
-        peer_options = folder.facts.peer_options(folder.identity.number, wanted[-1])
+        wanted = tuple(sorted(peer_number(id) for id in self.transport.status()["neighbours"]))
+        peer_options = folder.facts.peer_options(folder.identity.number, wanted)
         peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
         for reason, count in peer.refused.items():
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
-        self.node = Node(
-            peer, self.work, self.transport, store, note=self.books.note, pace=Pace(config.training.pause_s)
-        )
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S)
+        self.node = Node(peer, self.work, self.transport, store, note=self.books.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
@@ -260,10 +260,9 @@ class Service:
         """Describe the node: see `operate.status`."""
         folder, node = self.folder, self.node
         names = {member.number: member.name for member in folder.roster.members().values()}
-        links = self.transport.status()
-        refused = Counter(node.machine.refused)
-        for each in links.values():
-            refused.update(each.get("refused") or {})
+        net = self.transport.status()
+        links = {peer_number(id): {"id": id, **each} for id, each in net["neighbours"].items()}
+        refused = Counter({**node.machine.refused}) + Counter(net["refused"])
         refused.update({f"roster: {reason}": count for reason, count in folder.roster.refused.items()})
         if self._pairing is not None:
             refused.update({f"pairing: {reason}": count for reason, count in self._pairing.refused.items()})
@@ -319,39 +318,36 @@ class Service:
         return {}
 
     async def _on_invite(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Open an invite; the one before is closed."""
+        """Open an invite for one device."""
         from dfca.node.trust.invite import LIFETIME_S
-        from dfca.node.trust.pairing import PairingServer
+        from dfca.node.trust.pairing import PairingServer, PairingSettings
 
         folder, network = self.folder, self.folder.config.network
-        if self._pairing is None:
-            self._pairing = PairingServer()
-            self._pairing.on_joined = self._note_joined
         host = self.addresses[0].rpartition(":")[0].strip("[]")
-        lifetime = float(request.get("lifetime_s") or LIFETIME_S)
-        invite = await self._pairing.open(
-            folder.identity,
-            folder.roster,
-            folder.facts.to_bytes(),
-            network.invite_port,
-            lifetime,
-            listen=network.host,
-            host=host,
-            may_introduce=bool(request.get("may_introduce")),
-        )
+        bind = "" if is_unspecified(network.host) else network.host
+        settings = PairingSettings(host=host, bind=bind, may_introduce=bool(request.get("may_introduce")))
+        if self._pairing is not None and self._pairing.settings != settings:
+            await self._pairing.close()
+            self._pairing = None
+        if self._pairing is None:
+            self._pairing = PairingServer(settings, self._note_joined)
+        lifetime = min(float(request.get("lifetime_s") or LIFETIME_S), 86_400.0)
+        data = folder.facts.to_bytes()
+        invite = await self._pairing.open(folder.identity, folder.roster, data, network.invite_port, lifetime)
         self.log.info(f"an invite is open for {lifetime:g} s at {invite.host} port {invite.port}", event="invite")
-        return {"invite": str(invite), "lifetime_s": lifetime}
+        return {"invite": str(invite), "lifetime_s": lifetime, "joined": len(self._joined)}
 
     def _note_joined(self, member: Any, code: str) -> None:
-        self._joined = {"name": member.name, "id": member.id, "code": code}
+        self._joined.append({"name": member.name, "id": member.id, "code": code})
         self.log.info(
             f"{member.name} ({short(member.id)}) has joined; the code on both screens is {code}", event="joined"
         )
         self._watch("roster", self._save_roster)
 
     async def _on_joined(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Say who joined last by an invite, and whether the invite is still open."""
-        return {"joined": self._joined or None, "open": self._pairing is not None and self._pairing.is_open}
+        """Say who has joined since, and whether an invite is still open."""
+        since = max(0, int(request.get("since") or 0))
+        return {"joined": self._joined[since:], "open": bool(self._pairing and self._pairing.invites)}
 
     async def _on_remove(self, request: dict[str, Any]) -> dict[str, Any]:
         name = remove_member(self.folder, str(request.get("member")))

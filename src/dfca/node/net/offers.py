@@ -1,7 +1,7 @@
 """The encoded models that neighbours may read from this node: one copy each, whoever may read it.
 
-An offer is one announcement to one member. Of updates the newest per member and cluster is kept, also while the member is
-out of reach: it is announced again when the link is back, and the member goes on reading where it was cut off.
+An offer is one announcement to one member. Of updates the newest per member and cluster is kept, also while the member
+is out of reach: it is announced again when the link is back, and the member goes on reading where it was cut off.
 """
 
 from __future__ import annotations
@@ -91,6 +91,10 @@ class Offers:
         """Return the offers of a member, oldest first."""
         found = [offer for payload in self._payloads.values() for offer in payload.offers if offer.member == member]
         return sorted(found, key=lambda offer: offer.since)
+
+    def all(self) -> list[Offer]:
+        """Return all offers."""
+        return [offer for payload in self._payloads.values() for offer in payload.offers]
 
     def lose_link(self, member: str) -> None:
         """Forget what belonged to a link that went down; updates stay, for its next epoch."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, fields
 
+import torch
+
 from dfca.errors import ConfigError
 
 MB = 1_000_000
@@ -30,7 +32,7 @@ class NetOptions:
     heartbeat_s: float = 1.0
     least_silence_s: float = 2.5
     most_silence_s: float = 4.5
-    dead_after_s: float = 10.0
+    dead_after_s: float = 6.0
     dial_s: float = 1.5
     most_dial_s: float = 5.0
     most_backoff_s: float = 30.0
@@ -40,18 +42,19 @@ class NetOptions:
     least_chunk_bytes: int = 1 << 16
     least_read_s: float = 1.5
     most_read_s: float = 10.0
-    read_attempts: int = 8
+    read_attempts: int = 4
     cache_bytes: int = 512 * MB
     disk_bytes: int = 1024 * MB
 
     max_links: int = 64
-    frame_bytes: int = 1 << 20
     frames_per_s: float = 200.0
     frames_burst: int = 2000
     queued_frames: int = 1024
     queued_bytes: int = 16 * MB
     announced: int = 256
-    pulls: int = 4
+    pulls: int = 16
+    pulls_per_member: int = 2
+    least_progress_bytes: int = 1 << 14
     reads_per_member: int = 4
     penalty_s: float = 5.0
     most_penalty_s: float = 60.0
@@ -72,6 +75,23 @@ class NetOptions:
                 f'insecure = true sends plain text and is for loopback only, got host "{self.host}"; '
                 'use host = "127.0.0.1" or drop insecure'
             )
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What the network must know of a swarm: its ID, the P floats of a model, and how models are encoded.
+
+    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact. software: what
+    neighbours are told, for people.
+    """
+
+    swarm_id: str
+    size: int
+    dtype: torch.dtype = torch.float32
+    encoding: str = "float32"
+    compress: bool | None = None
+    tail: int = 0
+    software: str = "dfca"
 
 
 def is_loopback(host: str) -> bool:

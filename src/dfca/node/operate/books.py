@@ -46,8 +46,8 @@ class Books:
             (self.log.debug if note.kind in ("timeout", "warmed") else self.log.info)(text, event=note.kind)
 
     def _log_round(self, note: Note) -> None:
-        """Log rounds: each of the first, and then fewer and fewer; all of them where everything is logged."""
-        seldom = note.round >= 10 and note.round % 10 != 0
+        """Log rounds: each of the first ten, then every tenth, then every hundredth; all of them as debugging."""
+        seldom = note.round % 10 ** (len(str(note.round)) - 1) != 0
         text = f"round {note.round} is done, cluster {note.cluster}"
         if note.cluster < 0:
             self.log.warning(f"round {note.round}: training diverged, the model is left as it was; is the data scaled?")

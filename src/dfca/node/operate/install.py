@@ -25,9 +25,10 @@ Type=exec
 User={user}
 WorkingDirectory={folder}
 ExecStart={command} node run {quoted} --log-format json
-# Exit status 2 is a mistake in the settings: starting again would not mend it.
+# Later and later, where it ends again and again (systemd 254 and newer).
 Restart=always
-RestartPreventExitStatus=2
+RestartSteps=6
+RestartMaxDelaySec=300
 RestartSec=5
 TimeoutStopSec=15
 Nice=5

@@ -8,7 +8,7 @@ from typing import Any
 
 from dfca.errors import ConfigError
 
-STATES = ("connected", "connecting", "down")
+STATES = ("up", "down", "dead")
 
 
 def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str = "127.0.0.1") -> Callable[[], None]:

@@ -61,7 +61,7 @@ def describe_neighbours(node: Node, links: Mapping[int, Mapping[str, Any]], name
         said = known.get(number)
         hello = said.hello if said is not None else None
         entry: dict[str, Any] = {"name": names.get(number, str(number)), "number": number}
-        entry |= {"state": "connected" if number in known else "down"} | dict(links.get(number, {}))
+        entry |= {"state": "up" if number in known else "down"} | dict(links.get(number, {}))
         entry["round"] = None if said is None or hello is None else max(hello.round - 1, said.round)
         entry["clusters"] = None if hello is None else hello.clusters
         found.append(entry)
@@ -106,7 +106,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     for name, value in _facts(status):
         facts.add_row(name, Text(value))
     links = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "refused"):
+    for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error"):
         links.add_column(name, justify="right" if name in ("round", "seen", "rtt", "received", "sent") else "left")
     for each in status.get("neighbours", ()):
         links.add_row(*(Text(cell) for cell in _cells(each)))
@@ -146,11 +146,10 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
     def shown(key: str, form: str = "{}") -> str:
         return "" if each.get(key) is None else form.format(each[key])
 
-    refused = ", ".join(f"{reason} {count}" for reason, count in sorted((each.get("refused") or {}).items()))
     rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
     return [
-        *(shown("name"), shown("state"), shown("round"), shown("last_seen_s", "{:.1f} s ago"), rtt),
-        *(_bytes(each.get("bytes_in") or 0), _bytes(each.get("bytes_out") or 0), shown("address"), refused),
+        *(shown("name"), shown("state"), shown("round"), shown("silent_s", "{:.1f} s ago"), rtt),
+        *(_bytes(each.get("bytes_in") or 0), _bytes(each.get("bytes_out") or 0), shown("address"), shown("last_error")),
     ]
 
 

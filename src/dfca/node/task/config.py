@@ -248,6 +248,11 @@ def found_format(path: str) -> str:
     return suffixes.get(Path(path).suffix.lower(), "images")
 
 
+def absolute(path: str) -> str:
+    """Make a path that the user typed independent of where the node starts; "module:function" stays."""
+    return path if MODULE.match(path) else str(Path(path).expanduser().absolute())
+
+
 def check_address(address: str) -> tuple[str, int]:
     """Part "host:port" or "[IPv6]:port"; raises ValueError with a sentence."""
     host, _, port = address.rpartition(":")

@@ -110,12 +110,14 @@ class InputFacts(Section):
 
 
 class ScalingFacts(Section):
-    """x' = (x - mean) / scale: one number for all, one per feature, or one per channel (first dimension)."""
+    """x' = curve((x - mean) / scale): one number for all, one per feature, or one per channel (first dimension)."""
 
     mean: tuple[Number, ...] = Field(default=(0.0,), strict=False, min_length=1, max_length=MOST_FEATURES)
     scale: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
         default=(1.0,), strict=False, min_length=1, max_length=MOST_FEATURES
     )
+
+    curve: Literal["asinh", "linear"] = "asinh"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -130,9 +132,9 @@ class ScalingFacts(Section):
 class LocalFacts(Section):
     """How a member trains between two exchanges."""
 
-    steps: int = Field(default=10, ge=1, le=100_000, description="gradient steps of a round")
+    steps: int = Field(default=20, ge=1, le=100_000, description="gradient steps of a round")
     learning_rate: Number = Field(default=0.1, gt=0, le=1e6)
-    batch_size: int | None = Field(default=None, ge=1, description="samples of a step; none: all of them")
+    batch_size: int | None = Field(default=32, ge=1, description="samples of a step; none: all of them")
     momentum: Number = Field(default=0.0, ge=0, lt=1)
     weight_decay: Number = Field(default=0.0, ge=0, le=1e6)
 

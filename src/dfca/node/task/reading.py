@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dfca.node.task.facts import InputFacts
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+LARGEST = 1e30
+"""A number beyond it is no measurement, and its square no float."""
 MOST_CLASSES = 65_536
 
 
@@ -83,6 +85,17 @@ class Request:
 
 def read(request: Request) -> Raw:
     """Read samples. Raises DataError with a sentence, whatever the file holds."""
+    raw = _read(request)
+    if raw.x.dtype.kind == "f" and float(np.abs(raw.x).max()) > LARGEST:
+        row = int((np.abs(raw.x).reshape(len(raw.x), -1) > LARGEST).any(axis=1).argmax())
+        raise DataError(
+            f"{request.data.path}: sample {row + 1} holds a number beyond {LARGEST:g}; is it a missing value? "
+            "Correct it"
+        )
+    return raw
+
+
+def _read(request: Request) -> Raw:
     kind = request.data.kind
     if kind == "factory":
         return _from_factory(request)

@@ -148,7 +148,7 @@ async def _join(joining: Joining, request: tuple[str, tuple[str, ...]], check_fa
         raise BadMessage("malformed")
     if not is_device_id(root) or not isinstance(size, int) or not 0 <= size <= MAX_FACTS_BYTES:
         raise BadMessage("malformed")
-    async with asyncio.timeout(ANSWER_S):
+    async with asyncio.timeout(ROSTER_S):
         facts = await reader.readexactly(size)
     expected = transcript.proof(invite.secret, "welcome", swarm.encode(), root.encode(), facts)
     _compare(invite, decode(welcome, "proof", PROOF_BYTES), expected)

@@ -18,6 +18,16 @@ PROTOCOL = 1
 SERVICE = "dfca.wire.v1.Peer"
 TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
+PROBE = f"/{SERVICE}/Probe"
+
+ENCODINGS: dict[str, int] = {
+    "float32": pb.ENCODING_FLOAT32,
+    "float64": pb.ENCODING_FLOAT64,
+    "bf16": pb.ENCODING_BF16,
+    "int8": pb.ENCODING_INT8,
+}
+"""What an announcement calls the encodings of `payload`."""
+ENCODING_NAMES: dict[int, str] = {number: name for name, number in ENCODINGS.items()}
 
 MOST_FRAME_BYTES = 2**18
 MOST_RECORDS = 256
@@ -29,7 +39,7 @@ CHUNK_BYTES = 2**18
 MOST_ROWS = 4096
 NAME_BYTES = 32
 
-_Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk)
+_Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk, pb.ProbeRequest, pb.ProbeReply)
 
 
 def parse(data: bytes) -> pb.Frame:
@@ -55,6 +65,22 @@ def parse_read(data: bytes) -> pb.ReadRequest:
     request = _parse(pb.ReadRequest(), data, 64)
     _check_name(request.name)
     return request
+
+
+def parse_probe(data: bytes) -> pb.ProbeRequest:
+    """Parse a probe.
+
+    Raises Refused.
+    """
+    return _parse(pb.ProbeRequest(), data, 64)
+
+
+def parse_probe_reply(data: bytes) -> pb.ProbeReply:
+    """Parse the answer to a probe.
+
+    Raises Refused.
+    """
+    return _parse(pb.ProbeReply(), data, 2**14)
 
 
 def chunk(payload: bytes | memoryview, offset: int, size: int = CHUNK_BYTES) -> bytes:
@@ -112,7 +138,7 @@ def _check_announce(announce: pb.Announce) -> None:
     _check_name(announce.name)
     if not announce.size or not announce.number:
         raise Refused("field", "an announcement needs a number and a size")
-    if announce.encoding not in (pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT64, pb.ENCODING_BF16, pb.ENCODING_INT8):
+    if announce.encoding not in ENCODING_NAMES:
         raise Refused("encoding", f"unknown encoding {announce.encoding}")
     if announce.rows > MOST_ROWS:
         raise Refused("number", f"{announce.rows} models in one payload, at most {MOST_ROWS}")

@@ -143,6 +143,28 @@ class ReadRequest(_message.Message):
     offset: int
     def __init__(self, name: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("dial_back",)
+    DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
+    dial_back: bool
+    def __init__(self, dial_back: _Optional[bool] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("time_s", "dialled")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    dialled: _containers.RepeatedCompositeFieldContainer[DialBack]
+    def __init__(self, time_s: _Optional[float] = ..., dialled: _Optional[_Iterable[_Union[DialBack, _Mapping]]] = ...) -> None: ...
+
+class DialBack(_message.Message):
+    __slots__ = ("address", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    error: str
+    def __init__(self, address: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
 class Chunk(_message.Message):
     __slots__ = ("data", "offset")
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +470,7 @@ class Candidate(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., turn: _Optional[int] = ..., candidate: _Optional[int] = ..., gain: _Optional[float] = ...) -> None: ...
 
 class Tally(_message.Message):
-    __slots__ = ("voters", "movers", "samples", "totals", "squares", "followers", "stay_samples", "stay_totals", "stay_squares")
+    __slots__ = ("voters", "movers", "samples", "totals", "squares", "followers", "stay_samples", "stay_totals", "stay_squares", "unfit", "unfit_samples", "unfit_totals", "unfit_squares")
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     MOVERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +480,10 @@ class Tally(_message.Message):
     STAY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STAY_TOTALS_FIELD_NUMBER: _ClassVar[int]
     STAY_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_TOTALS_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_SQUARES_FIELD_NUMBER: _ClassVar[int]
     voters: int
     movers: int
     samples: int
@@ -467,7 +493,11 @@ class Tally(_message.Message):
     stay_samples: _containers.RepeatedScalarFieldContainer[int]
     stay_totals: _containers.RepeatedScalarFieldContainer[bytes]
     stay_squares: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, voters: _Optional[int] = ..., movers: _Optional[int] = ..., samples: _Optional[int] = ..., totals: _Optional[_Iterable[bytes]] = ..., squares: _Optional[_Iterable[bytes]] = ..., followers: _Optional[_Iterable[int]] = ..., stay_samples: _Optional[_Iterable[int]] = ..., stay_totals: _Optional[_Iterable[bytes]] = ..., stay_squares: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    unfit: _containers.RepeatedScalarFieldContainer[int]
+    unfit_samples: _containers.RepeatedScalarFieldContainer[int]
+    unfit_totals: _containers.RepeatedScalarFieldContainer[bytes]
+    unfit_squares: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, voters: _Optional[int] = ..., movers: _Optional[int] = ..., samples: _Optional[int] = ..., totals: _Optional[_Iterable[bytes]] = ..., squares: _Optional[_Iterable[bytes]] = ..., followers: _Optional[_Iterable[int]] = ..., stay_samples: _Optional[_Iterable[int]] = ..., stay_totals: _Optional[_Iterable[bytes]] = ..., stay_squares: _Optional[_Iterable[bytes]] = ..., unfit: _Optional[_Iterable[int]] = ..., unfit_samples: _Optional[_Iterable[int]] = ..., unfit_totals: _Optional[_Iterable[bytes]] = ..., unfit_squares: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Votes(_message.Message):
     __slots__ = ("key", "turn", "tally")
