@@ -91,6 +91,7 @@ class Node:
         self._asked_for_quiet = False
         self._round_began = -math.inf
         self._stopped = False
+        self._neighbours: tuple[int, ...] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
 
@@ -106,6 +107,8 @@ class Node:
             self.record.input(now, "begin", late)
         self.machine.begin(now, late)
         self._carry_out()
+        if self._neighbours is not None:
+            self.rewire(self._neighbours)
         self._transport.open(self)
         await self._done
 
@@ -138,8 +141,10 @@ class Node:
             self._done.set_result(None)
 
     def rewire(self, neighbours: tuple[int, ...]) -> None:
-        """Take in that the graph around the node changed."""
-        if not self._stopped and isinstance(self.machine, Peer):
+        """Take in that the graph around the node changed; before `run`, it begins with that."""
+        if self._done is None:
+            self._neighbours = neighbours
+        elif not self._stopped and isinstance(self.machine, Peer):
             self._input("rewire", neighbours)
 
     # What the transport calls.

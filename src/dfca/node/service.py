@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -164,7 +164,7 @@ class Service:
 
     async def _serve(self) -> None:
         assert self._stop is not None
-        running = asyncio.create_task(self.node.run(late=True))
+        running = asyncio.create_task(self._run_node())
         stopping = asyncio.create_task(self._stop.wait())
         ticking = asyncio.create_task(self._tick())
         try:
@@ -181,6 +181,18 @@ class Service:
             for task in (running, stopping, ticking):
                 task.cancel()
             await asyncio.gather(running, stopping, ticking, return_exceptions=True)
+
+    async def _run_node(self) -> None:
+        """Run the node once enough members have joined; one that has models goes on at once."""
+        wanted = self.folder.facts.starts_with
+        if self.node.machine.bank is None and len(self.folder.roster.members()) < wanted:
+            self.log.info(f"waits until {wanted} members have joined the swarm", event="wait")
+            self.transport.open(Idle())  # the roster travels over links
+            while len(self.folder.roster.members()) < wanted:
+                await asyncio.sleep(TICK_S / 4)
+            await asyncio.sleep(TICK_S)  # for the neighbours, which learn of the last one from here
+            self.transport.close()
+        await self.node.run(late=True)
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -308,6 +320,7 @@ class Service:
             "invite": self._on_invite,
             "joined": self._on_joined,
             "remove": self._on_remove,
+            "block": self._on_block,
         }
 
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -352,6 +365,26 @@ class Service:
     async def _on_remove(self, request: dict[str, Any]) -> dict[str, Any]:
         name = remove_member(self.folder, str(request.get("member")))
         return {"removed": name}
+
+    async def _on_block(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have no links with some members for a time: for experiments."""
+        names, seconds = request.get("members") or (), float(request.get("seconds") or 0.0)
+        found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
+        self.transport.block(found, seconds)
+        return {"blocked": len(found)}
+
+
+class Idle:
+    """Takes part in nothing: for the time before a node begins."""
+
+    def connected(self, neighbour: int) -> None:
+        """Ignore it."""
+
+    def disconnected(self, neighbour: int) -> None:
+        """Ignore it."""
+
+    def received(self, sender: int, message: Any) -> None:
+        """Ignore it."""
 
 
 class Memory:

@@ -12,7 +12,7 @@ encoding and checking of models, which two threads do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,14 @@ class GrpcTransport:
             self._service.is_open = False
             self._dialer.want(set())
             self._neighbours.end_all(LinkDown("closed"))
+
+    def block(self, members: Collection[str], seconds: float) -> None:
+        """Cut the links with some members, and have none with them for some seconds: what a broken network does."""
+        for member in members:
+            self._local.penalties.keep_out(member, self._local.now() + seconds)
+            link = self._neighbours.links.get(member)
+            if link is not None:
+                self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
 
     # For screens and metrics.
 
