@@ -37,6 +37,7 @@ class Sender:
         self.packed = 0
         """How many models have been encoded."""
         self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
+        self._newest: dict[tuple[str, int], Offer] = {}
         self._packing: dict[int, tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
     def send(self, link: Link, message: Any) -> None:
@@ -59,6 +60,8 @@ class Sender:
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
         )
+        if offer.cluster is not None:
+            self._newest[link.member, offer.cluster] = offer
         self._pack(model).add_done_callback(partial(self._announce_packed, link, offer))
 
     def greet(self, link: Link) -> None:
@@ -114,6 +117,10 @@ class Sender:
                 link.end(LinkDown("own", str(error)))
             return
         self.packed += 1
+        if offer.cluster is not None:
+            if self._newest.get((link.member, offer.cluster)) is not offer:
+                return  # a newer one was sent while this one was encoded
+            del self._newest[link.member, offer.cluster]
         if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
             return
         offer.name, data = packed.result()
