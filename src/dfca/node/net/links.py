@@ -194,7 +194,8 @@ class Link:
         """Exchange frames until the link goes down; returns why, after it was reported. handle may raise Refused."""
         tasks = [asyncio.ensure_future(part) for part in (self._read(handle), self._write(), self._beat())]
         try:
-            await asyncio.wait([*tasks, self._end], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [*tasks, self._end]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             why = self._why(tasks)
             self.down = True
             report(why)

@@ -97,6 +97,7 @@ class Sender:
         found = self._packing.get(id(model))
         if found is not None and found[0] is model and found[1] == model._version:
             return found[2]
+        self.packed += 1
         loop = asyncio.get_running_loop()
         future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model))
         self._packing[id(model)] = (model, model._version, future)  # which keeps the id from being used again
@@ -116,7 +117,6 @@ class Sender:
             if offer.cluster is None:
                 link.end(LinkDown("own", str(error)))
             return
-        self.packed += 1
         if offer.cluster is not None:
             if self._newest.get((link.member, offer.cluster)) is not offer:
                 return  # a newer one was sent while this one was encoded
