@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from dfca import __version__
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
@@ -67,12 +66,13 @@ class ServiceTransport(Transport, Protocol):
 @dataclass(frozen=True)
 class ServiceOptions:
     """What the command line decides. record: where the peer's inputs are written down; until_done: end when all rounds
-    are done, instead of serving on."""
+    are done, instead of serving on; version: of this program, for its status."""
 
     log_format: Literal["human", "json"] | None = None
     log_stream: Any = None
     record: Path | None = None
     until_done: bool = False
+    version: str = ""
 
 
 class Service:
@@ -269,7 +269,7 @@ class Service:
         store = node.saving.store
         return {
             "running": True,
-            "version": __version__,
+            "version": self.options.version,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
             "up_s": time.time() - self._began,
