@@ -10,6 +10,7 @@ asked for, and a pairing server while an invite is open.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
@@ -207,9 +208,8 @@ class Service:
 
     async def _tick(self) -> None:
         """See to what changes slowly: the roster, addresses, problems; raises where the node cannot go on."""
-        status_at = addresses_at = time.monotonic()
+        status_at, addresses_at = -math.inf, time.monotonic()
         while True:
-            await asyncio.sleep(TICK_S)
             self.folder.check_member()
             self._watch("roster", self._save_roster)
             self._report("disk", self.node.saving.problem)
@@ -221,6 +221,7 @@ class Service:
             if now - status_at >= STATUS_S:
                 status_at = now
                 self._watch("status", lambda: save_status(self.folder.path, self.status()))
+            await asyncio.sleep(TICK_S)
 
     def _save_roster(self) -> None:
         self.folder.save_roster()
