@@ -161,7 +161,7 @@ class Proxy:
     async def start(cls, target: str) -> Proxy:
         proxy = cls(target)
         proxy._server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
-        proxy.address = "127.0.0.1:%d" % proxy._server.sockets[0].getsockname()[1]
+        proxy.address = f"127.0.0.1:{proxy._server.sockets[0].getsockname()[1]}"
         return proxy
 
     def stall(self) -> None:

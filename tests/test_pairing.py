@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dfca.errors import ConfigError, DataError
 from dfca.node.trust import handshake, pairing
-from dfca.node.trust.handshake import Transcript
+from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import Identity, encode_id, peer_number
 from dfca.node.trust.invite import Invite, qr
 from dfca.node.trust.joining import CURES
@@ -135,7 +135,7 @@ def test_a_device_joins(people: list[Identity]) -> None:
     at_home(people[0], act)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=2, max_size=4, unique=True))
 def test_six_characters_for_every_pairing(nonces: list[bytes]) -> None:
     """Other nonces or IDs, other characters (up to one chance in a thousand million)."""
@@ -204,7 +204,7 @@ def test_who_may_invite_and_where(people: list[Identity]) -> None:
 # Invites
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["192.0.2.1", "kitchen.local", "2001:db8::7", "fe80::1%eth0", "localhost"]),
     st.integers(1, 65535),
@@ -355,6 +355,20 @@ def test_garbage_is_refused_and_the_server_lives(people: list[Identity]) -> None
         assert home.server.refused["no TLS"] == 1
 
     at_home(people[0], act, HASTY)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from([field.name for field in fields(JoinRequest)]), VALUES, max_size=3))
+def test_a_request_is_read_or_refused(changes: dict[str, Any]) -> None:
+    good = JoinRequest(b"certificate", "garage", ("192.0.2.1:1",), "1", bytes(32), bytes(32), b"signature")
+    assert JoinRequest.from_message(good.to_message()) == good
+    with suppress(BadMessage):  # and nothing else
+        read = JoinRequest.from_message(good.to_message() | changes)
+        assert JoinRequest.from_message(read.to_message()) == read
+        assert read.fields()
 
 
 def test_many_connections_do_not_keep_a_device_out(people: list[Identity]) -> None:

@@ -299,6 +299,16 @@ def test_what_is_forged_is_refused_with_a_reason(founded: Roster, people: list[I
     assert founded.merge([signed]) == []
 
 
+def test_forged_records_cost_little(founded: Roster, people: list[Identity]) -> None:
+    forged = [
+        sign_record(Contact(people[2].id, (), serial), people[3], SWARM) for serial in range(2 * roster.MAX_FORGED)
+    ]
+    good = sign_record(Contact(people[2].id, ("192.0.2.9:1",), 1), people[2], SWARM)
+    reasons = founded.merge([*forged, good])
+    assert reasons == [roster.SIGNATURE] * roster.MAX_FORGED + [roster.NOT_READ] * (roster.MAX_FORGED + 1)
+    assert founded.merge([good]) == []
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from dfca import __version__
 from dfca.cli.arguments import parse_names
 from dfca.cli.console import make_console
 from dfca.errors import ConfigError, DfcaError
@@ -133,7 +134,7 @@ def run(
         from dfca.node.run import run_node
         from dfca.node.service import ServiceOptions
 
-        run_node(folder, ServiceOptions(log_format, None, record, until_done))  # type: ignore[arg-type]
+        run_node(folder, ServiceOptions(log_format, None, record, until_done, __version__))  # type: ignore[arg-type]
 
 
 @commands.command()

@@ -90,7 +90,7 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
         self._round_began = -math.inf
-        self._stopped = False
+        self._stopped = self._ending = False
         self._neighbours: tuple[int, ...] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
@@ -117,7 +117,8 @@ class Node:
 
         A round in progress is abandoned. Returns whether it is all on the disk.
         """
-        if isinstance(self.machine, Peer) and not self._stopped:
+        if isinstance(self.machine, Peer) and not self._stopped and not self._ending:
+            self._ending = True  # what comes now would ask for the next save
             self.saving.put(self.machine.save(), ())
         saved = await self.saving.flush(timeout_s)
         self.stop()
@@ -170,7 +171,7 @@ class Node:
 
     def _input(self, kind: str, *values: Any, now: float | None = None) -> None:
         """Hand the machine an input, and carry out what it wants then."""
-        if self._stopped:  # a successor may speak for this participant
+        if self._stopped or self._ending:  # a successor may speak for this participant
             return
         now = self._now() if now is None else now
         if self.record is not None:

@@ -10,6 +10,7 @@ asked for, and a pairing server while an invite is open.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
@@ -23,7 +24,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from dfca import __version__
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
@@ -67,12 +67,13 @@ class ServiceTransport(Transport, Protocol):
 @dataclass(frozen=True)
 class ServiceOptions:
     """What the command line decides. record: where the peer's inputs are written down; until_done: end when all rounds
-    are done, instead of serving on."""
+    are done, instead of serving on; version: of this program, for its status."""
 
     log_format: Literal["human", "json"] | None = None
     log_stream: Any = None
     record: Path | None = None
     until_done: bool = False
+    version: str = ""
 
 
 class Service:
@@ -219,9 +220,8 @@ class Service:
 
     async def _tick(self) -> None:
         """See to what changes slowly: the roster, addresses, problems; raises where the node cannot go on."""
-        status_at = addresses_at = time.monotonic()
+        status_at, addresses_at = -math.inf, time.monotonic()
         while True:
-            await asyncio.sleep(TICK_S)
             self.folder.check_member()
             self._watch("roster", self._save_roster)
             self._report("disk", self.node.saving.problem)
@@ -233,6 +233,7 @@ class Service:
             if now - status_at >= STATUS_S:
                 status_at = now
                 self._watch("status", lambda: save_status(self.folder.path, self.status()))
+            await asyncio.sleep(TICK_S)
 
     def _save_roster(self) -> None:
         self.folder.save_roster()
@@ -281,7 +282,7 @@ class Service:
         store = node.saving.store
         return {
             "running": True,
-            "version": __version__,
+            "version": self.options.version,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
             "up_s": time.time() - self._began,

@@ -25,6 +25,10 @@ LASTING_S = 10.0
 """A link that lasted so long was a good one: the next pauses begin with the shortest."""
 
 
+SHORT_S, SHORT_PAUSE_S = 30.0, 0.75
+"""Most breaks are short: in the first seconds pauses stay short too."""
+
+
 class Dialer:
     """Dials members."""
 
@@ -96,7 +100,9 @@ class Dialer:
             if member not in self._neighbours.links:
                 await self._dial(member)
             if member not in self._neighbours.links:
-                await self._wait_for(member, backoff.next())
+                away = self._local.now() - self._unreached.get(member, self._local.now())
+                pause = backoff.next()
+                await self._wait_for(member, pause if away > SHORT_S else min(pause, SHORT_PAUSE_S))
 
     async def _wait_for(self, member: str, seconds: float) -> None:
         """Wait, but not longer than until the member is linked."""

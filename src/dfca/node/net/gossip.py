@@ -47,11 +47,11 @@ class Gossip:
             self.greet(link)
 
     def take_digest(self, link: Link, digest: str) -> None:
-        """Send the own digest and all records to a neighbour that has others; once for each pair of digests."""
+        """Send all records to a neighbour that has others, and ask for its own; once for each pair of digests."""
         if digest == self._digest or self._sent.get(link) == (digest, self._digest):
             return
         self._sent[link] = (digest, self._digest)
-        self.greet(link)  # or it would not know that it has fewer
+        self.greet(link)
         batch: list[bytes] = []
         for record in map(to_bytes, self._roster.records()):
             full = sum(map(len, batch)) + len(record) + 8 * len(batch) > MOST_FRAME_BYTES - 1024

@@ -145,7 +145,7 @@ class Link:
         self._rate = Bucket(options.frames_per_s, options.frames_burst, now())
         self._outbox: Outbox[Callable[[], bytes | None]] = Outbox(options.queued_frames, options.queued_bytes)
         self._something = asyncio.Event()
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[LinkDown] = asyncio.get_running_loop().create_future()
         self._beats = 0
         self._sent_beats: OrderedDict[int, float] = OrderedDict()
         self._heard_beat, self._heard_at = 0, now()
@@ -176,7 +176,7 @@ class Link:
         """Let the link go down."""
         if not self._end.done():
             self._last_frame = close_frame(reason.reason, reason.text)
-            self._end.set_exception(reason)
+            self._end.set_result(reason)
 
     def check(self) -> None:
         """End the link if the neighbour has been silent for too long."""
@@ -194,7 +194,8 @@ class Link:
         """Exchange frames until the link goes down; returns why, after it was reported. handle may raise Refused."""
         tasks = [asyncio.ensure_future(part) for part in (self._read(handle), self._write(), self._beat())]
         try:
-            await asyncio.wait([*tasks, self._end], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [*tasks, self._end]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             why = self._why(tasks)
             self.down = True
             report(why)
@@ -211,7 +212,9 @@ class Link:
                 self._end.cancel()
 
     def _why(self, tasks: list[asyncio.Task[None]]) -> LinkDown:
-        for ended in (self._end, *tasks):
+        if self._end.done():
+            return self._end.result()
+        for ended in tasks:
             error = ended.exception() if ended.done() and not ended.cancelled() else None
             if isinstance(error, LinkDown):
                 return error

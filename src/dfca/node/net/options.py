@@ -81,8 +81,8 @@ class NetOptions:
 class Swarm:
     """What the network must know of a swarm: its ID, the P floats of a model, and how models are encoded.
 
-    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact. software: what
-    neighbours are told, for people.
+    compress: None for what pays with the encoding; tail: with int8, how many of the last floats stay exact. software:
+    what neighbours are told, for people.
     """
 
     swarm_id: str

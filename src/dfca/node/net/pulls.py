@@ -98,8 +98,10 @@ class Pulls:
         if sum(len(member.running) for member in self._members.values()) >= self.most:
             return None
         for name, member in self._members.items():
-            busy = {pull.name for pull in member.running}
-            ready = next((pull for pull in member.waiting.values() if pull.name not in busy), None)
+            names = {pull.name for pull in member.running}
+            clusters = {pull.cluster for pull in member.running} - {None}
+            free = (each for each in member.waiting.values() if each.name not in names)
+            ready = next((each for each in free if each.cluster not in clusters), None)
             if ready is not None and len(member.running) < self.most_each:
                 del member.waiting[ready.number]
                 member.running.append(ready)

@@ -37,6 +37,7 @@ class Sender:
         self.packed = 0
         """How many models have been encoded."""
         self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
+        self._newest: dict[tuple[str, int], Offer] = {}
         self._packing: dict[int, tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
     def send(self, link: Link, message: Any) -> None:
@@ -59,6 +60,8 @@ class Sender:
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
         )
+        if offer.cluster is not None:
+            self._newest[link.member, offer.cluster] = offer
         self._pack(model).add_done_callback(partial(self._announce_packed, link, offer))
 
     def greet(self, link: Link) -> None:
@@ -94,6 +97,7 @@ class Sender:
         found = self._packing.get(id(model))
         if found is not None and found[0] is model and found[1] == model._version:
             return found[2]
+        self.packed += 1
         loop = asyncio.get_running_loop()
         future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model))
         self._packing[id(model)] = (model, model._version, future)  # which keeps the id from being used again
@@ -113,7 +117,10 @@ class Sender:
             if offer.cluster is None:
                 link.end(LinkDown("own", str(error)))
             return
-        self.packed += 1
+        if offer.cluster is not None:
+            if self._newest.get((link.member, offer.cluster)) is not offer:
+                return  # a newer one was sent while this one was encoded
+            del self._newest[link.member, offer.cluster]
         if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
             return
         offer.name, data = packed.result()
