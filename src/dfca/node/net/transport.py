@@ -40,6 +40,8 @@ from dfca.node.wire import codec
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
 
+ASKED = 2
+"""Members that a node asks for others that it does not know."""
 TICK_S = 0.25
 DTYPES = {torch.float32: pb.FLOAT32, torch.float64: pb.FLOAT64}
 
@@ -197,8 +199,13 @@ class GrpcTransport:
             return set()
         if self._options.neighbours == "auto":
             return wanted_links(own, list(members), dead or set(), self._options.degree)
-        named = (self._roster.by_name(name) for name in self._options.neighbours)
-        return {member.id for member in named if member is not None} - {own}
+        named = [self._roster.by_name(name) for name in self._options.neighbours]
+        found = {member.id for member in named if member is not None} - {own}
+        if None in named or not all(self._dialer.addresses(id) for id in found):
+            # Somebody is not known yet, or not where it is: others know more, whom one can ask.
+            known = [id for id in sorted(members) if id != own and self._dialer.addresses(id)]
+            found |= set(known[:ASKED])
+        return found
 
     def _rewire(self) -> None:
         """Dial who is wanted, and report the neighbours if they changed."""
