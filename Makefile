@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow docs constraints clean
+.PHONY: help demo test check fast slow docs proto constraints clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -44,6 +44,9 @@ slow: $(VENV)/.ready    ## the long tests
 
 docs: $(VENV)/.ready    ## rewrite the measured tables and pictures from results/
 	$(BIN)/python docs/make_docs.py
+
+proto: $(VENV)/.ready   ## rewrite what is generated from wire.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/dfca/node/wire/wire.proto
 
 constraints:     ## rewrite constraints.txt from the present .venv
 	@{ echo "# The exact versions that CI, \`make demo\` and \`make test\` use; made by \`make constraints\`."; \

@@ -5,6 +5,7 @@
     receive 1 Hello(0, 3, 1)                       a message from neighbour 1
     trained 0 2.5 [loss]                           the job's result: cluster, model; also warmed, drawn, scored, rested
     wake                                           as often as something is due now
+    rewire 2 3                                     the neighbours from now on
     show                                           the state, its round and models
     restart [SAVE]                                 a new life, with the last save or a changed one, or None
 
@@ -114,6 +115,8 @@ class Script:
             self.peer.begin(self.now, late=rest == "late")
         elif what in ("connect", "disconnect"):
             {"connect": self.peer.connected, "disconnect": self.peer.disconnected}[what](int(rest), self.now)
+        elif what == "rewire":
+            self.peer.rewire(tuple(map(int, rest.split())), self.now)
         elif what == "receive":
             sender, _, message = rest.partition(" ")
             self.peer.receive(int(sender), eval(message, NAMES), self.now)

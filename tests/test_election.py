@@ -6,9 +6,24 @@ import networkx as nx
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dfca
-from dfca.core.election import ElectionOptions, Verdict, Vote, bid, cast, divide, follows, lot, verdict
+from dfca.core.election import (
+    ElectionOptions,
+    Verdict,
+    Vote,
+    add,
+    bid,
+    cast,
+    count,
+    decide,
+    divide,
+    follows,
+    lot,
+    verdict,
+)
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
@@ -87,6 +102,70 @@ def test_the_error_rate_is_the_stated_one() -> None:
         candidate = max(range(12), key=lambda i: votes[i].gain)
         accepted += verdict(votes, candidate, options).accepted
     assert 0.03 < accepted / 1000 < 0.07
+
+
+def test_a_held_model_that_fits_nobody_is_compared_by_those_whom_nothing_fits() -> None:
+    options = ElectionOptions()
+    move = [vote(0, 2.0, [2.0, 1.0, 3.0]) for _ in range(3)]
+    unfit = [vote(0, -2.0, [-2.0, -1.0, -3.0], left=9.0) for _ in range(3)]
+    found = verdict([*move, *unfit], 0, options, held=1)
+    assert found.accepted
+    assert found.z == pytest.approx(4 / math.sqrt(2 * 0.75 / 9))  # as if they stayed
+    assert (
+        verdict([*move, *(v._replace(gain=0.1) for v in unfit)], 0, options, held=1) == found
+    )  # it is the lesser evil
+    assert not verdict([*move, *unfit], 0, options).accepted  # at a start there is a client that each centre fits
+    assert not verdict([*move, unfit[0]], 0, options, held=1).accepted  # one that is odd says nothing
+    assert not verdict([*move, *(v._replace(totals=(6.0,)) for v in unfit)], 0, options, held=1).accepted  # alike
+    stay = vote(0, -2.0, [2.0, 1.0, 3.0])
+    assert not verdict([*move, *unfit, stay], 0, options, held=1).accepted  # who stays counts, where somebody does
+
+
+def test_a_better_model_of_the_same_kind_opens_nothing() -> None:
+    def on_two(follows: int, gain: float, d: tuple[float, float], left: float = 0.0) -> Vote:
+        return Vote(follows, gain, left, 2, (2 * d[0], 2 * d[1]), (2 * d[0] ** 2 + 0.1, 2 * d[1] ** 2 + 0.1))
+
+    options = ElectionOptions()
+    move = [on_two(1, 1.0, (5.0, 1.0)) for _ in range(3)]
+    stay = [on_two(0, -5.0, (-5.0, -1.0)) for _ in range(3)]
+    # All followers of centre 1 prefer the candidate: of their kind, whether centre 1 is new (held 1) or trained (2).
+    assert not verdict([*move, *stay], 0, options, held=1).accepted
+    assert not verdict([*move, *stay], 0, options, held=2).accepted
+    lost = [v._replace(follows=0) for v in move]
+    assert verdict([*lost, *stay], 0, options, held=2).accepted  # nobody follows centre 1
+
+
+def test_the_error_rate_is_the_stated_one_where_no_model_fits() -> None:
+    """One distribution, and a held model that is worse than all: who is fitted by the candidate is noise."""
+    generator = torch.Generator().manual_seed(1)
+    options = ElectionOptions(level=0.05)
+    accepted = 0
+    for _ in range(1000):
+        votes = []
+        for _client in range(12):
+            d = 3 + 2 * torch.randn(15, generator=generator)
+            noise = float(torch.randn((), generator=generator))
+            votes.append(vote(0, 3.0 + noise, d.tolist(), left=1.5 + noise))
+        assert any(each.left > 1.5 for each in votes)
+        accepted += verdict(votes, min(range(12), key=lambda i: votes[i].left), options, held=1).accepted
+    assert 0.03 < accepted / 1000 < 0.07
+
+
+@given(st.data())
+def test_any_tree_decides_as_the_closed_form(data: st.DataObject) -> None:
+    numbers = st.floats(-1e3, 1e3) | st.sampled_from([math.nan, math.inf])
+    centres = data.draw(st.integers(1, 3))
+    sums = st.tuples(*[numbers] * centres)
+    cast_votes = st.builds(Vote, st.integers(0, centres - 1), numbers, numbers, st.integers(1, 9), sums, sums)
+    votes = data.draw(st.lists(cast_votes, min_size=1, max_size=8))
+    gain = data.draw(st.floats(-1, 10))
+    votes[0] = votes[0]._replace(gain=gain)
+    subtrees = [count(each, gain) for each in votes]
+    while len(subtrees) > 1:  # any two subtrees meet
+        one, other = (subtrees.pop(data.draw(st.integers(0, len(subtrees) - 1))) for _ in range(2))
+        subtrees.append(add(one, other))
+    held, options = data.draw(st.integers(0, centres)), ElectionOptions()
+    assert decide(subtrees[0], gain, options, held) == verdict(votes, 0, options, held)
 
 
 @pytest.mark.parametrize(

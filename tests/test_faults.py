@@ -94,6 +94,21 @@ def test_named_worlds(name: str, aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("algorithm", ["dfca", "dfca-gi"])
+def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) -> None:
+    world = FaultWorld(9, 6, RING, algorithm, aggregation, weights="metropolis", clusters=2, swap=3, rewires=40)
+    run = FaultRun(world)
+    before = {frozenset(edge) for edge in run.graph.edges}
+    run.run()
+    assert {frozenset(edge) for edge in run.graph.edges} != before
+    for i, peer in run.peers.items():
+        assert isinstance(peer, Peer)
+        assert set(peer.neighbours) == set(peer.links) == set(run.graph.neighbors(i))
+        assert peer.rules.degree == run.graph.degree(i)
+        assert run.rounds_at_stop[i] > 20  # 60 s of rounds of 1 s: no peer was held up by an edge that went
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
 def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
     # 15 s: half of the peers get samples of other groups, with the network whole or parted.
@@ -108,6 +123,16 @@ def test_a_cluster_is_opened_for_peers_that_met_models_without_theirs() -> None:
     run = finish(FaultWorld(7, 9, edges, "dfca", groups=3, late=late))
     assert elections(run) == 2
     assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {3}
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+def test_two_halves_that_elected_one_cluster_each_open_the_second_when_they_meet(aggregation: str) -> None:
+    # Both train the only model of the winner, which then fits neither: nobody stays at it in the by-election.
+    edges = tuple((i, j) for i in range(6) for j in range(i))
+    run = finish(FaultWorld(8, 6, edges, "dfca", aggregation, cuts=(Cut(0.0, 20.0, (0, 2, 4)),)))
+    assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {2}
+    assert len({run.peers[i].assignment for i in (0, 2, 4)}) == 1
+    assert {run.peers[i].assignment for i in range(6)} == {0, 1}
 
 
 def test_a_lost_copy_request_does_not_stop_the_relay() -> None:

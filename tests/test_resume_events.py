@@ -14,9 +14,11 @@ from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 from dfca.errors import ConfigError, RunError
 from dfca.peer.inbox import Inbox
 from dfca.peer.messages import Hello
+from dfca.peer.packing import MODULES, records_of
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import State
-from dfca.sim.events.checkpoint import _MODULES, Packer, Unpacker, _records
+from dfca.sim.events import books, links
+from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World
 from dfca.sim.setting import Setting
@@ -110,7 +112,7 @@ def test_records_are_stored_by_the_names_of_their_fields() -> None:
         Unpacker({}).unpack({"~": "Inbox", "is": {"size": 1}})
     with pytest.raises(RunError, match=r"the checkpoint holds State\.ASLEEP, which this version does not know"):
         Unpacker({}).unpack({"~": "State", "is": "ASLEEP"})
-    names = [name for module in _MODULES for name in _records([module])]
+    names = [name for module in (*MODULES, books, links) for name in records_of([module])]
     assert len(names) == len(set(names))  # a name means one class
 
 

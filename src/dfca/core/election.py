@@ -25,6 +25,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ class Tally(NamedTuple):
     """The votes of some clients on a candidate, summed; sums of losses in fixed point, so that any order adds up alike.
 
     movers: clients that prefer the candidate; samples, totals, squares: theirs, for every centre; followers: of every
-    centre, movers included; stay_*: the same sums over the followers of each centre that stay.
+    centre, movers included; stay_*: the same sums over the followers of each centre that stay; unfit, unfit_*: the
+    followers of each centre that neither it nor the candidate fits, and the same sums over them.
     """
 
     voters: int
@@ -104,6 +106,10 @@ class Tally(NamedTuple):
     stay_samples: tuple[int, ...]
     stay_totals: tuple[int, ...]
     stay_squares: tuple[int, ...]
+    unfit: tuple[int, ...]
+    unfit_samples: tuple[int, ...]
+    unfit_totals: tuple[int, ...]
+    unfit_squares: tuple[int, ...]
 
 
 class Verdict(NamedTuple):
@@ -166,27 +172,29 @@ def fixed(value: float) -> int:
 def count(vote: Vote, gain: float) -> Tally:
     """Count one client's vote on a candidate whose own gain is `gain`.
 
-    A client that no model fits (what is left of its regret is more than half of the candidate's gain), or whose sums
-    are not finite, follows its centre and has no say.
+    A client whose sums are not finite follows its centre and has no say. One that no model fits (what is left of its
+    regret is more than half of the candidate's gain) is counted apart.
     """
     centres = len(vote.totals)
-    nothing = (0,) * centres
     followers = tuple(int(c == vote.follows) for c in range(centres))
-    finite = all(map(math.isfinite, (vote.gain, vote.left, *vote.totals, *vote.squares)))
-    if not finite or vote.left > max(0.0, gain) / 2:
-        return Tally(1, 0, 0, nothing, nothing, followers, nothing, nothing, nothing)
+    counted = no_votes(centres)._replace(voters=1, followers=followers)
+    if not all(map(math.isfinite, (vote.gain, vote.left, *vote.totals, *vote.squares))):
+        return counted
     totals, squares = tuple(map(fixed, vote.totals)), tuple(map(fixed, vote.squares))
-    if vote.gain > 0:
-        return Tally(1, 1, vote.samples, totals, squares, followers, nothing, nothing, nothing)
-    stays = [own * vote.samples for own in followers]
-    kept = [tuple(own * value for own, value in zip(followers, sums, strict=True)) for sums in (totals, squares)]
-    return Tally(1, 0, 0, nothing, nothing, followers, tuple(stays), *kept)
+    unfit = vote.left > max(0.0, gain) / 2
+    if vote.gain > 0 and not unfit:
+        return counted._replace(movers=1, samples=vote.samples, totals=totals, squares=squares)
+    samples = (vote.samples,) * centres
+    samples, totals, squares = (tuple(map(mul, followers, each)) for each in (samples, totals, squares))
+    if unfit:
+        return counted._replace(unfit=followers, unfit_samples=samples, unfit_totals=totals, unfit_squares=squares)
+    return counted._replace(stay_samples=samples, stay_totals=totals, stay_squares=squares)
 
 
 def no_votes(centres: int) -> Tally:
     """Count nobody, where there are so many centres."""
     nothing = (0,) * centres
-    return Tally(0, 0, 0, *[nothing] * 6)
+    return Tally(0, 0, 0, *[nothing] * 10)
 
 
 def add(one: Tally, other: Tally) -> Tally:
@@ -202,31 +210,40 @@ def _add(a: int | tuple[int, ...], b: int | tuple[int, ...]) -> int | tuple[int,
     return a + b
 
 
-def decide(tally: Tally, gain: float, options: ElectionOptions, followed_only: bool = False) -> Verdict:
+def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -> Verdict:
     """Decide whether a candidate, whose own gain is `gain`, opens a new cluster; tally: the votes of all clients.
-
-    With `followed_only`, centres that nobody follows any more need not differ from the candidate.
 
     For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
     stay, against the normal quantile of 1 - level.
+
+    The first `held` centres are models that the clients were training when the election was called. One of them may fit
+    nobody: two halves that had elected apart train the only model of one of them, which then fits neither. Where nobody
+    stays at such a centre, the movers are compared with its followers that no model fits, if there are at least
+    `support` of them: who is which is settled on the bidding part, so that the error rate is `level` here too. Where
+    all its followers move, the candidate is of their kind, and training will do what it would. One that nobody follows
+    need not differ from the candidate.
     """
     apart = []
     for c in range(len(tally.totals)):
-        if tally.stay_samples[c] or not followed_only:
-            movers = (tally.samples, tally.totals[c], tally.squares[c])
-            apart.append(_welch(movers, (tally.stay_samples[c], tally.stay_totals[c], tally.stay_squares[c])))
+        group = (tally.stay_samples[c], tally.stay_totals[c], tally.stay_squares[c])
+        if c < held:
+            if not tally.followers[c]:
+                continue
+            if not tally.stay_samples[c] and tally.unfit[c] >= options.support:
+                group = (tally.unfit_samples[c], tally.unfit_totals[c], tally.unfit_squares[c])
+        apart.append(_welch((tally.samples, tally.totals[c], tally.squares[c]), group))
     bound = NormalDist().inv_cdf(1 - options.level)
     z = min(apart, default=-math.inf)
     return Verdict(gain > 0 and tally.movers >= options.support and z > bound, tally.movers, z)
 
 
-def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, followed_only: bool = False) -> Verdict:
+def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, held: int = 0) -> Verdict:
     """Count the votes of all clients, of which one is the candidate's own, and decide."""
     gain = votes[candidate].gain
     total = no_votes(len(votes[candidate].totals))
     for vote in votes:
         total = add(total, count(vote, gain))
-    return decide(total, gain, options, followed_only)
+    return decide(total, gain, options, held)
 
 
 def _welch(movers: tuple[int, int, int], stayers: tuple[int, int, int]) -> float:

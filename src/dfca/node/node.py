@@ -1,23 +1,28 @@
 """One node: drives a peer with a transport, a worker and a store, in an asyncio event loop.
 
 The node carries out what the peer wants, in the order that keeps it safe: what must be saved is saved before a message
-leaves. Work runs in a thread, one job at a time; the event loop goes on serving messages.
+leaves (`saving`). Work runs in a thread, one job at a time; the event loop goes on serving messages. Every input of the
+peer passes through `_input`, where it can be recorded (`record`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from dfca.node.saving import RETRY_S, SaveThenSend, Store
+from dfca.node.threads import OneThread
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Note, Rest, Train, WarmUp
+from dfca.peer.work import Draw, Job, Note, Ready, Rest, Train, WarmUp
 
 
 class Work(Protocol):
@@ -25,6 +30,16 @@ class Work(Protocol):
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
+
+
+class Record(Protocol):
+    """Writes down what went into a peer and what left it: `node.record.Recorder`."""
+
+    def input(self, now: float, kind: str, *values: Any) -> None:
+        """Write down an input."""
+
+    def output(self, ready: Ready, saved: Saved | None) -> None:
+        """Write down what left it after the last input."""
 
 
 class MemoryStore:
@@ -36,6 +51,17 @@ class MemoryStore:
     def save(self, saved: Saved) -> None:
         """Keep a save; it is durable when this returns."""
         self.saved = saved
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a node runs. pause_s: between two rounds, so that a device has time for something else; least_round_s: from
+    the begin of a round to that of the next, so that rounds of a millisecond do not flood the neighbours; retry_s:
+    until a save that failed is tried again."""
+
+    pause_s: float = 0.0
+    least_round_s: float = 0.0
+    retry_s: float = RETRY_S
 
 
 class Node:
@@ -50,69 +76,116 @@ class Node:
         machine: Machine,
         work: Work,
         transport: Transport,
-        store: MemoryStore | None = None,
+        store: Store | None = None,
         duration: Callable[[Job], float] | None = None,
         note: Callable[[Note], None] = lambda note: None,
+        pace: Pace | None = None,
     ) -> None:
         self.machine, self._work, self._transport, self._store = machine, work, transport, store
-        self._duration, self._note = duration, note
-        self._executor: Executor | None = None if duration else ThreadPoolExecutor(1)
+        self._duration, self._note, self.pace = duration, note, pace or Pace()
+        self._executor: Executor | None = None if duration else OneThread("work")
+        self._disk: Executor | None = None if duration or store is None else OneThread("disk")
+        self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
+        self.record: Record | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
-        self._stopped = False
+        self._round_began = -math.inf
+        self._stopped = self._ending = False
+        self._neighbours: tuple[int, ...] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
 
     async def run(self, late: bool = False) -> None:
-        """Run until all rounds are done, or until `stop`. Raises what a job raised."""
+        """Run until all rounds are done, or until `stop`. Raises what a job raised.
+
+        Where all rounds are done the node goes on serving its neighbours until `stop`.
+        """
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
-        self.machine.begin(loop.time(), late)
+        now = loop.time()
+        if self.record is not None:
+            self.record.input(now, "begin", late)
+        self.machine.begin(now, late)
         self._carry_out()
+        if self._neighbours is not None:
+            self.rewire(self._neighbours)
         self._transport.open(self)
         await self._done
 
+    async def finish(self, timeout_s: float) -> bool:
+        """End with what the peer knows now: save it, wait for the disk at most for a time, then stop.
+
+        A round in progress is abandoned. Returns whether it is all on the disk.
+        """
+        if isinstance(self.machine, Peer) and not self._stopped and not self._ending:
+            self._ending = True  # what comes now would ask for the next save
+            self.saving.put(self.machine.save(), ())
+        saved = await self.saving.flush(timeout_s)
+        self.stop()
+        return saved
+
     def stop(self) -> None:
         """End, with what was saved last."""
+        if self._stopped:
+            return
         self._stopped = True
         self._transport.close()
+        self.saving.close()
         for task in self._tasks:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._disk):
+            if executor is not None:
+                executor.shutdown(wait=False, cancel_futures=True)
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
+
+    def rewire(self, neighbours: tuple[int, ...]) -> None:
+        """Take in that the graph around the node changed; before `run`, it begins with that."""
+        if self._done is None:
+            self._neighbours = neighbours
+        elif not self._stopped and isinstance(self.machine, Peer):
+            self._input("rewire", neighbours)
 
     # What the transport calls.
 
     def connected(self, neighbour: int) -> None:
         """A neighbour is in reach."""
-        self.machine.connected(neighbour, self._now())
-        self._carry_out()
+        self.saving.forget(neighbour)
+        self._input("connected", neighbour)
 
     def disconnected(self, neighbour: int) -> None:
         """A neighbour is out of reach."""
-        self.machine.disconnected(neighbour, self._now())
-        self._carry_out()
+        self.saving.forget(neighbour)
+        self._input("disconnected", neighbour)
 
     def received(self, sender: int, message: Any) -> None:
         """A message has come."""
-        self.machine.receive(sender, message, self._now())
-        self._carry_out()
+        self._input("receive", sender, message)
 
     # What the machine wants.
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def _input(self, kind: str, *values: Any, now: float | None = None) -> None:
+        """Hand the machine an input, and carry out what it wants then."""
+        if self._stopped or self._ending:  # a successor may speak for this participant
+            return
+        now = self._now() if now is None else now
+        if self.record is not None:
+            self.record.input(now, kind, *values)
+        getattr(self.machine, kind)(*values, now)
+        self._carry_out()
+
     def _carry_out(self) -> None:
         ready = self.machine.ready()
-        if ready.save and self._store is not None and isinstance(self.machine, Peer):
-            self._store.save(self.machine.save())
-        for neighbour, message in ready.messages:
-            self._transport.send(neighbour, message)
+        wanted = ready.save and self._store is not None and isinstance(self.machine, Peer)
+        saved = self.machine.save() if wanted and isinstance(self.machine, Peer) else None
+        if self.record is not None:
+            self.record.output(ready, saved)
+        self.saving.put(saved, ready.messages)
         for note in ready.notes:
             self._note(note)
         for job in ready.work:
@@ -135,24 +208,29 @@ class Node:
             self._finish_inline(job)
 
     def _finish_inline(self, job: Job) -> None:
-        if not isinstance(job, Train | Rest | WarmUp) or self.machine.job is job:
-            self._finish(job, self._work.run(job, self.machine.bank))
+        if not self._stopped and (not isinstance(job, Train | Rest | WarmUp) or self.machine.job is job):
+            self._input("finished", job, self._work.run(job, self.machine.bank))
 
     async def _compute(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         try:
+            if isinstance(job, Train | Rest):
+                await self._pause()
+            if isinstance(job, Train | Rest | WarmUp) and self.machine.job is not job:
+                return  # it was cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
         except Exception as error:
             if self._done is not None and not self._done.done():
                 self._done.set_exception(error)
             return
-        self._finish(job, result)
+        self._input("finished", job, result)
 
-    def _finish(self, job: Job, result: Any) -> None:
-        if self._stopped:  # a successor may speak for this participant
-            return
-        self.machine.finished(job, result, self._now())
-        self._carry_out()
+    async def _pause(self) -> None:
+        """Wait until the next round may begin."""
+        pause = max(self.pace.pause_s, self._round_began + self.pace.least_round_s - self._now())
+        if pause > 0:
+            await asyncio.sleep(pause)
+        self._round_began = self._now()
 
     def _plan_wake(self) -> None:
         due = self.machine.next_wake()
@@ -171,5 +249,4 @@ class Node:
         self._asked_for_quiet = False
         due = self.machine.next_wake()
         if due is not None:
-            self.machine.wake(max(self._now(), due))
-            self._carry_out()
+            self._input("wake", now=max(self._now(), due))

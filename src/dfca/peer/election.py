@@ -433,7 +433,7 @@ class Election:
             return
         now = self._standing
         first = not self._centre_count
-        found = decide(self.tally, self.candidate.gain, self.options, followed_only=self.call is not None)
+        found = decide(self.tally, self.candidate.gain, self.options, 0 if self.call is None else self.call.clusters)
         turn = Turn(self.candidate.candidate, first or now.forced or found.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))

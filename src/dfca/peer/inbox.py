@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -100,6 +100,10 @@ class Inbox:
         for store in (self.kept, self.newest):
             for key in [key for key in store if key[0] == sender]:
                 del store[key]
+
+    def forget_strangers(self, neighbours: Collection[int]) -> None:
+        """Forget the rounds of those that are no neighbours and of whom nothing waits."""
+        self.newest = {key: n for key, n in self.newest.items() if key[0] in neighbours or key in self.kept}
 
     def forget_cluster(self, cluster: int) -> None:
         """Drop the updates of a cluster that was opened anew."""

@@ -169,7 +169,7 @@ class Joining(Voting):
         if self.bank is not None or busy:
             return
         elected = self.options.start == "elected"
-        alone = not self.options.neighbours
+        alone = not self.neighbours
         if elected and (alone or (self.links and not self._silent()) or self.now >= self.join_until):
             if self.warm is None:
                 self._warm_up(None)

@@ -16,7 +16,8 @@ from dfca.peer.staleness import Staleness
 class PeerOptions:
     """Who a peer is and what it runs.
 
-    neighbours: those of the graph, whether they are there or not; size, dtype: P floats of one model.
+    neighbours: those of the graph when it begins, whether they are there or not (later: `Peer.rewire`). size, dtype:
+    P floats of one model.
     clusters: for a drawn start the models that it begins with, for an elected one the number asked for (None: found).
     timeout_s: how long `batch` waits for its neighbours, None: for ever. quorum: the share of the peers of a wave that
     must have warmed up before an election opens. join_s: how long a peer without models waits for a neighbour that has

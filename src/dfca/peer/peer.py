@@ -81,7 +81,7 @@ class Peer(Rounds):
     def waits(self) -> str:
         """Describe what the peer waits for, in a sentence without a subject."""
         if self.state is State.EMPTY:
-            return f"waits for the models of {names(self.options.neighbours)}"
+            return f"waits for the models of {names(self.neighbours)}"
         if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:
             return f"waits for an election ({self.election.phase})"
         if self.ending is not None:
@@ -101,14 +101,14 @@ class Peer(Rounds):
         drawn = self.options.start != "elected"
         if not drawn and not late:
             self._warm_up(None)
-        elif drawn and (not late or self.rules.exchange == "none" or not self.options.neighbours):
+        elif drawn and (not late or self.rules.exchange == "none" or not self.neighbours):
             self._draw()
         self._settle()
 
     def connected(self, neighbour: int, now: float) -> None:
         """Take in that a neighbour is in reach: a new epoch of the link begins."""
         self._tick(now)
-        if neighbour not in self.options.neighbours:
+        if neighbour not in self.neighbours:
             self._refuse("unknown neighbour", neighbour)
             return
         if neighbour in self.links:
@@ -130,6 +130,21 @@ class Peer(Rounds):
         if self.election is not None:
             self.election.lost(neighbour, now)
         self._check_wait()
+        self._settle()
+        self._after_input()
+
+    def rewire(self, neighbours: tuple[int, ...], now: float) -> None:
+        """Take in that the graph around the peer has changed: these are its neighbours from now on.
+
+        Who is no neighbour any more is disconnected; what it has sent already is folded. A new one may connect from
+        now on.
+        """
+        self._tick(now)
+        self._set_neighbours(tuple(sorted({*neighbours} - {self.id})))
+        for gone in [n for n in self.links if n not in self.neighbours]:
+            self.disconnected(gone, now)
+        self.suspects = {n: each for n, each in self.suspects.items() if n in self.neighbours}
+        self.inbox.forget_strangers(self.neighbours)
         self._settle()
         self._after_input()
 

@@ -74,6 +74,7 @@ class Saved:
 class PeerState(Machine):
     """What all parts of a peer share.
 
+    neighbours: those of the graph now, whether they are there or not; the options hold those that it began with.
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
     for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
     round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
@@ -88,6 +89,7 @@ class PeerState(Machine):
         saved: Saved | None = None,
     ) -> None:
         super().__init__(options, allocate, incarnation)
+        self.neighbours = options.neighbours
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
@@ -204,6 +206,11 @@ class PeerState(Machine):
         self.copies = self.copies.with_model(slot, self.bank)
         self.inbox.forget_cluster(slot)
 
+    def _set_neighbours(self, neighbours: tuple[int, ...]) -> None:
+        """Take others as the neighbours of the graph: their number weighs what is folded, and travels with models."""
+        same, rules = neighbours == self.options.neighbours, self.options.rules
+        self.neighbours, self.rules = neighbours, rules if same else replace(rules, degree=len(neighbours))
+
     @abstractmethod
     def _check_wait(self) -> None:
         """Go on with the end of a round where nobody is waited for (`rounds`)."""
@@ -236,6 +243,7 @@ class PeerState(Machine):
         "incarnation", "now", "state", "copies", "lineage", "links", "inbox", "job", "step", "ending", "asked",
         "deadline", "wanted", "answers", "finishes", "newcomer", "join_until", "pursuit", "suspects", "detector",
         "election", "warm", "voted", "adopted", "checking", "alarm_number", "alarm_sent", "refused", "drawing",
+        "neighbours",
     )  # fmt: skip
     """The fields of a peer's whole state; its models are the driver's."""
 
@@ -250,6 +258,7 @@ class PeerState(Machine):
         for name in self.STATE:
             if name in fields:
                 setattr(self, name, fields[name])
+        self._set_neighbours(self.neighbours)
         self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
         if self.bank is not None:
             self.copies = replace(self.copies, bank=self.bank)

@@ -25,7 +25,7 @@ LINK_KINDS = frozenset(("queue", "overtaken", "send", "lost", "corrupt", "repeat
 """What links do."""
 KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
 """What a record can say."""
-INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "finished", "scored", "wake"))
+INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "rewire", "finished", "scored", "wake"))
 """What can go into a peer; "scored" is the end of a short job."""
 _SENDS = frozenset(("send", "answer", "repeat"))
 _STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch"))

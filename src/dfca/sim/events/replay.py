@@ -170,12 +170,17 @@ class _Replay:
 
 
 def replay_peer(
-    options: PeerOptions, inputs: Iterable[tuple[Any, ...]], allocate: Callable[[int], Tensor] | None = None
+    options: PeerOptions,
+    inputs: Iterable[tuple[Any, ...]],
+    allocate: Callable[[int], Tensor] | None = None,
+    machine: Machine | None = None,
 ) -> tuple[Machine, list[Ready]]:
-    """Drive one peer by its own inputs; returns it, and what left it after each of them.
+    """Drive one peer by its own inputs; returns it, and what left it after each of them. machine: one that has not
+    begun, such as a peer that goes on from a save; else a new one.
 
     inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
-    and the message; finished: the number of the job among all that the peer asked for, and the result; wake: nothing.
+    and the message; rewire: the neighbours; finished: the number of the job among all that the peer asked for, and the
+    result; wake: nothing.
     """
     memory: dict[int, Tensor] = {}
 
@@ -187,7 +192,7 @@ def replay_peer(
         return new
 
     make = Peer if options.rules.exchange != "server" else Server if options.id == SERVER else ServerClient
-    peer: Machine = make(options, allocate or grow)
+    peer: Machine = machine or make(options, allocate or grow)
     jobs: list[Job] = []
     outputs = []
     for now, kind, *rest in inputs:

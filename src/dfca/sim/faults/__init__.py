@@ -2,7 +2,8 @@
 
 A world is drawn from its number: a graph, an algorithm, speeds, delays, loss, duplication, corruption, reordering,
 partitions, crashes before and after a save with and without the bank, restarts from an old save, late joiners, a clock
-that jumps, a peer that sends garbage or lies about its lineage. The peers are real; what they train is not: the loss of
+that jumps, a graph that changes, a peer that sends garbage or lies about its lineage.
+The peers are real; what they train is not: the loss of
 a model theta on a sample x is |theta - x|^2, so that a world takes milliseconds. Checked in every world:
 
   safety     nothing that is folded is of another lineage, size or type; no NaN enters a bank; memory stays bounded; no

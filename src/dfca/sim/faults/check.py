@@ -33,7 +33,7 @@ def check_world(world: FaultWorld) -> str | None:
 
 def replay(run: FaultRun, i: int) -> None:
     """Drive the inputs of a peer's last life again: the same bits."""
-    peer, (_, life, saved) = run.peers[i], run.inputs[0]
+    peer, (_, options, life, saved) = run.peers[i], run.inputs[0]
     banks: dict[int, Tensor] = {}
 
     def allocate(models: int) -> Tensor:
@@ -43,8 +43,8 @@ def replay(run: FaultRun, i: int) -> None:
         banks[0] = bank
         return bank
 
-    options = replace(run.options(i), rules=Rules(**{f.name: getattr(peer.rules, f.name) for f in fields(Rules)}))
-    twin, jobs = Peer(options, allocate, life, saved), list[Job]()
+    bare = Rules(**{each.name: getattr(options.rules, each.name) for each in fields(Rules)})
+    twin, jobs = Peer(replace(options, rules=bare), allocate, life, saved), list[Job]()
     for what, arguments, now in run.inputs[1:]:
         if what == "begin":
             twin.begin(now, *arguments)

@@ -106,9 +106,8 @@ class FaultRun:
         world = self.world
         exchange = {"local": "none", "ifca": "server"}.get(world.algorithm, "gossip")
         share = "relay" if world.algorithm == "dfca" else "trained" if exchange != "gossip" else world.share
-        rules = CheckedRules(i, self.graph.degree(i), exchange, world.weights, share)  # type: ignore[arg-type]
-        object.__setattr__(rules, "peer", lambda: self.peers[i])
-        object.__setattr__(rules, "made", self.made)
+        degree = self.graph.degree(i)
+        rules = CheckedRules(i, degree, exchange, world.weights, share, lambda: self.peers[i], self.made)  # type: ignore[arg-type]
         elected = self._start == "elected"
         return PeerOptions(
             rules,
@@ -182,6 +181,8 @@ class FaultRun:
         for _ in range(world.flaps):
             if self.links:
                 self.push(self.rnd.uniform(0, FAULTS_S), 0, "flap", 0, self.rnd.randrange(len(self.links)))
+        for _ in range(world.rewires):
+            self.push(self.rnd.uniform(0, FAULTS_S), 0, "rewire", 0)
         if world.drift_s:
             self.push(world.drift_s, 0, "drift", 0)
         if world.swap >= 0:
@@ -224,6 +225,10 @@ class FaultRun:
             self.offsets[i] += detail
         elif kind == "flap":
             self._break(list(self.links)[detail])
+        elif kind == "rewire":
+            self._rewire()
+        elif kind == "rewired":
+            self._take_neighbours(i)
         elif kind == "drift":
             for peer in self.ids:
                 self.work[peer].move_to((peer % self.world.groups) + 10 * (peer % 2))
@@ -256,7 +261,7 @@ class FaultRun:
         self.peers[i] = peer
         self.away.discard(i)
         if i == self.log_of:
-            self.inputs, self.jobs = [("born", self.lives[i], saved)], []
+            self.inputs, self.jobs = [("born", peer.options, self.lives[i], saved)], []
         self._call(i, "begin", late and saved is None)
 
     def _call(self, i: int, what: str, *arguments: Any) -> None:
@@ -350,14 +355,39 @@ class FaultRun:
 
     # The network.
 
+    def _rewire(self) -> None:
+        """Take an edge out of the graph or add one; its ends learn of it one after the other."""
+        if self.stopped or self.world.algorithm in ("local", "ifca") or self.world.peers < 3:
+            return
+        i, j = self.rnd.sample(range(self.world.peers), 2)
+        if self.graph.has_edge(i, j):
+            self.graph.remove_edge(i, j)
+        else:
+            self.graph.add_edge(i, j)
+            self.links.setdefault(frozenset((i, j)), Link())
+        for end in (i, j):
+            self.push(self.now + self.rnd.uniform(0, 1.0), 0, "rewired", end)
+
+    def _take_neighbours(self, i: int) -> None:
+        if i in self.peers:
+            self._call(i, "rewire", tuple(self.graph.neighbors(i)))
+        for link in self.links:
+            if i in link:
+                self._update_link(link)
+
     def _wanted_up(self, link: frozenset[int]) -> bool:
-        if any(i not in self.peers for i in link):
+        if any(i not in self.peers for i in link) or not self._is_edge(*link):
             return False
         if self.stopped:
             return True
         return not any(
             cut.begin_s <= self.now < cut.end_s and len(link & set(cut.side)) == 1 for cut in self.world.cuts
         )
+
+    def _is_edge(self, one: int, other: int) -> bool:
+        """Return whether both ends know that they are neighbours."""
+        ends = ((self.peers[one], other), (self.peers[other], one))
+        return all(not isinstance(peer, Peer) or end in peer.neighbours for peer, end in ends)
 
     def _update_link(self, link: frozenset[int]) -> None:
         state, up = self.links[link], self._wanted_up(link)
@@ -451,9 +481,10 @@ class FaultRun:
             raise Violation(f"peer {peer.id} has a model that is not finite")
         if not isinstance(peer, Peer):
             return
-        degree, models = len(peer.options.neighbours), 0 if peer.bank is None else len(peer.bank)
+        degree, models = len(peer.neighbours), 0 if peer.bank is None else len(peer.bank)
         waiting = sum(map(len, peer.inbox.kept.values()))
-        if waiting > 2 * degree * max(1, models) or len(peer.wanted) > max(1, models) or len(peer.links) > degree:
+        senders = self.world.peers if self.world.rewires else degree  # what former neighbours sent counts
+        if waiting > 2 * senders * max(1, models) or len(peer.wanted) > max(1, models) or len(peer.links) > degree:
             raise Violation(f"peer {peer.id} keeps {waiting} updates and {len(peer.wanted)} requests")
         if len(peer.suspects) > degree or len(peer.answers) > max(1, models):
             raise Violation(f"peer {peer.id} keeps {len(peer.suspects)} suspects, {len(peer.answers)} answers")

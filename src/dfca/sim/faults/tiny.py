@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +29,15 @@ def origin(lineage: Lineage, cluster: int) -> Entry | None:
     return next((entry for entry in reversed(lineage) if cluster in entry.slots), None)
 
 
+@dataclass(frozen=True)
 class CheckedRules(Rules):
-    """Rules that look at everything that is folded, beside the peer's own checks."""
+    """Rules that look at everything that is folded, beside the peer's own checks.
 
-    peer: Any = None
-    made: Any = None
+    peer: returns the peer; made: by the identity of a model, the lineage that it was sent with, and the model.
+    """
+
+    peer: Callable[[], Any] = lambda: None
+    made: dict[int, tuple[Lineage, Tensor]] = field(default_factory=dict)
 
     def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
         """Check, then fold."""

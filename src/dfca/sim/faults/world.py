@@ -68,6 +68,7 @@ class FaultWorld:
     flaps: int = 0
     drift_s: float = 0.0
     swap: int = -1
+    rewires: int = 0
 
 
 ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
@@ -128,6 +129,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.choice((0, 0, 0, 5)),
         rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
         rnd.choice((-1, rnd.randrange(2000))),
+        rnd.choice((0, 0, 0, 1, 4)),
     )
 
 

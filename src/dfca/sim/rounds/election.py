@@ -69,12 +69,13 @@ class TurnResult(NamedTuple):
 class Limits(NamedTuple):
     """When an election ends: after `room` accepted candidates, or `patience` refused in a row.
 
-    fill: accept by bids alone from then on, until there are so many. followed_only: see `core.election.verdict`.
+    fill: accept by bids alone from then on, until there are so many. held: the centres that were
+    held before (`core.election.decide`).
     """
 
     room: int
     fill: bool = False
-    followed_only: bool = False
+    held: int = 0
 
 
 class Electorate:
@@ -170,7 +171,7 @@ class Electorate:
             if not candidates:  # everybody has stood
                 misses = patience
                 continue
-            held.append(self._turn(candidates, forced, limits.followed_only))
+            held.append(self._turn(candidates, forced, limits.held))
             position = held[-1].position
             fresh.discard(position)
             if held[-1].turn.accepted:
@@ -182,12 +183,12 @@ class Electorate:
                 misses += 1
         return held
 
-    def _turn(self, candidates: Collection[int], forced: bool, followed_only: bool) -> TurnResult:
+    def _turn(self, candidates: Collection[int], forced: bool, held: int) -> TurnResult:
         """Hold one turn: the highest bid stands, and if it is accepted, or forced, its model is one more centre."""
         bids = self.bids(candidates)
         candidate = max(bids, key=lambda position: (bids[position], -position))
         model = self.model(candidate)
-        found = verdict(self.votes(model), candidate, self._setup.options, followed_only)
+        found = verdict(self.votes(model), candidate, self._setup.options, held)
         scalars = self.cost.turn([self.ids[p] for p in candidates], self.ids[candidate], self.centres)
         turn = TurnRecord(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
         if turn.accepted:  # the losses of the model that was voted on are those of one more centre

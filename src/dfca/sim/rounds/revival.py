@@ -84,7 +84,7 @@ class Revival:
         clients.use_banks(banks)
         new = range(len(banks), max(len(banks), setup.options.most))
         slots = [*lost, *new]
-        held = clients.hold_turns(standing, Limits(len(slots), followed_only=True))
+        held = clients.hold_turns(standing, Limits(len(slots), held=len(banks)))
         opened = zip(slots, (each.model for each in held if each.turn.accepted), strict=False)
         turns = tuple(each.turn for each in held)
         scalars = clients.cost.wave + sum(each.scalars for each in held)

@@ -1,0 +1,405 @@
+"""`dfca node`: a device that takes part in a swarm."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from dfca import __version__
+from dfca.cli.arguments import parse_names
+from dfca.cli.console import make_console
+from dfca.errors import ConfigError, DfcaError
+
+commands = typer.Typer(
+    name="node", help="Run this device as a member of a swarm: no server, no coordinator.", no_args_is_help=True
+)
+LIBRARIES = ("grpc", "google.protobuf", "cryptography", "segno", "zstandard", "prometheus_client")
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the node.")]
+Data = Annotated[
+    str, typer.Option(metavar="PATH", help="CSV, Parquet, npz or safetensors file, image folder, or module:function.")
+]
+Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the class.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Of this device.", show_default="the folder's")]
+Features = Annotated[str | None, typer.Option(metavar="A,B", help="The columns to use.", show_default="all")]
+Ignore = Annotated[str | None, typer.Option(metavar="A,B", help="Columns that are no features, such as a time.")]
+Test = Annotated[str | None, typer.Option(metavar="PATH", help="Samples to score with, instead of held-out ones.")]
+DropMissing = Annotated[bool, typer.Option("--drop-missing", help="Drop rows with empty values.")]
+Port = Annotated[int | None, typer.Option(metavar="N", help="The port to listen on.", show_default="7447")]
+Host = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.", show_default="all")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of node.toml; may be given several times."),
+]
+Factory = Annotated[
+    str | None, typer.Option(metavar="MODULE:FUNCTION", help="The swarm's model is this code, which you trust.")
+]
+
+
+@commands.command()
+def init(
+    folder: Folder,
+    data: Data,
+    label: Label = None,
+    model: Annotated[str, typer.Option(metavar="NAME", help="mlp, cnn, cnn1d, or module:function.")] = "mlp",
+    hidden: Annotated[str | None, typer.Option(metavar="N,M", help="Units of the hidden layers.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(metavar="A,B", help="All classes of the swarm.", show_default="those of the data")
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(metavar="K", help="How many.", show_default="found")] = None,
+    algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca",
+    swarm: Annotated[str | None, typer.Option(metavar="NAME", help="Of the swarm.", show_default="the node's")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of everything random.")] = 0,
+    name: Name = None,
+    features: Features = None,
+    ignore: Ignore = None,
+    test: Test = None,
+    drop_missing: DropMissing = False,
+    host: Host = None,
+    port: Port = None,
+    set_: Set = None,
+    agree: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A fact of the swarm, such as local.steps=20; repeatable."),
+    ] = None,
+) -> None:
+    """Found a swarm: make a key, a certificate, the settings (node.toml) and the swarm's facts; print the device ID.
+
+    [bold]Example[/bold]
+
+      dfca node init kitchen --data a.csv --label activity --model mlp
+    """
+    with _mistakes_as_status_2():
+        _need_libraries()
+        from dfca.node.operate.commands import init_node, parse_settings
+        from dfca.node.task.founding import Founding
+
+        _own_modules()
+        made = init_node(
+            folder,
+            Founding(
+                data=data,
+                label=label,
+                name=name,
+                test=test,
+                features=_tuple(features),
+                ignore=_tuple(ignore) or (),
+                drop_missing=drop_missing,
+                settings=_settings(host, port, set_),
+                swarm=swarm,
+                model=model,
+                hidden=_numbers(hidden),
+                classes=_tuple(classes),
+                clusters=clusters,
+                algorithm=algorithm,
+                seed=seed,
+                agreed=parse_settings(agree or (), "--agree") or None,
+            ),
+        )
+    facts, console = made.facts, make_console()
+    console.print(f"device ID  {made.identity.id}", highlight=False)
+    console.print(
+        f"swarm      {escape(facts.name)}: {facts.algorithm}, {facts.model.name} of {facts.model.size} numbers, "
+        f"{len(facts.classes)} classes",
+        highlight=False,
+    )
+    console.print(f"[dim]settings are in {folder}/node.toml; next:[/dim] dfca node run {folder}", highlight=False)
+
+
+@commands.command()
+def run(
+    folder: Folder,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="human|json", help="Form of the log.", show_default="as in node.toml")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write down all inputs of the peer, for a replay.")
+    ] = None,
+    until_done: Annotated[bool, typer.Option("--until-done", help="End when all rounds are done.")] = False,
+) -> None:
+    """Run the node, until Ctrl-C or SIGTERM; it goes on where it was, also after kill -9 or a power cut."""
+    if log_format not in (None, "human", "json"):
+        raise ConfigError(f'--log-format must be human or json, got "{log_format}"')
+    with _mistakes_as_status_2():
+        _need_libraries()
+        _own_modules()
+        from dfca.node.run import run_node
+        from dfca.node.service import ServiceOptions
+
+        run_node(folder, ServiceOptions(log_format, None, record, until_done, __version__))  # type: ignore[arg-type]
+
+
+@commands.command()
+def invite(
+    folder: Folder,
+    minutes: Annotated[float, typer.Option(metavar="M", min=0.1, max=1440, help="For so long it is valid.")] = 10.0,
+    may_introduce: Annotated[
+        bool, typer.Option("--may-introduce", help="Whoever joins may invite others, and remove them.")
+    ] = False,
+    wait: Annotated[
+        bool | None, typer.Option("--wait/--no-wait", help="Wait for the device.", show_default="in a terminal")
+    ] = None,
+) -> None:
+    """Let one new device join: print one line and a QR code, valid once and for ten minutes."""
+    with _mistakes_as_status_2():
+        _need_libraries()
+        from dfca.node.operate.control import call
+        from dfca.node.trust.invite import qr
+
+        answer = call(folder, "invite", lifetime_s=60 * minutes, may_introduce=may_introduce)
+        console = make_console()
+        print(answer["invite"], flush=True)
+        if console.is_terminal:
+            print(qr(answer["invite"]))
+            line = escape(answer["invite"])
+            console.print(f"[dim]on the new device:[/dim] dfca node join NAME '{line}' --data FILE", soft_wrap=True)
+        if wait if wait is not None else console.is_terminal:
+            _wait_for_guest(folder, answer)
+
+
+def _wait_for_guest(folder: Path, answer: dict[str, Any]) -> None:
+    from dfca.errors import RunError
+    from dfca.node.operate.control import call
+
+    while True:
+        time.sleep(0.5)
+        found = call(folder, "joined", since=answer["joined"])
+        for each in found["joined"]:
+            print(f"{each['name']} has joined; both screens show {each['code']}", flush=True)
+        if found["joined"]:
+            return
+        if not found["open"]:
+            raise RunError("nobody has joined in time, or with a wrong secret; make a new invite")
+
+
+@commands.command()
+def join(
+    folder: Folder,
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="The line that `dfca node invite` printed.")],
+    data: Data,
+    label: Label = None,
+    name: Name = None,
+    features: Features = None,
+    ignore: Ignore = None,
+    test: Test = None,
+    drop_missing: DropMissing = False,
+    factory: Factory = None,
+    host: Host = None,
+    port: Port = None,
+    set_: Set = None,
+) -> None:
+    """Make a node and pair it: the inviter's ID is checked, then the data against the swarm's model, then it joins.
+
+    [bold]Example[/bold]
+
+      dfca node join garage 'dfca1:192.0.2.20:7448/...' --data b.csv
+    """
+    with _mistakes_as_status_2():
+        _need_libraries()
+        from dfca.node.operate.commands import join_node
+        from dfca.node.task.founding import Joining
+
+        _own_modules()
+        options = Joining(
+            data=data,
+            label=label,
+            name=name,
+            test=test,
+            features=_tuple(features),
+            ignore=_tuple(ignore) or (),
+            drop_missing=drop_missing,
+            factory=factory,
+            settings=_settings(host, port, set_),
+        )
+        made = join_node(folder, invite, options)
+    console = make_console()
+    console.print(f"device ID  {made.identity.id}", highlight=False)
+    console.print(f"joined     {escape(made.facts.name)}, invited by {escape(made.inviter)}", highlight=False)
+    console.print(f"code       [bold]{made.code}[/bold] (the same on the inviter's screen)", highlight=False)
+    console.print(f"[dim]next:[/dim] dfca node run {folder}", highlight=False)
+
+
+@commands.command()
+def status(
+    folder: Folder, json_: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False
+) -> None:
+    """Show what the node does: neighbours, cluster, round, accuracy, staleness, bytes, the last error."""
+    import json
+
+    from dfca.node.operate.status import read_status, status_table
+
+    with _mistakes_as_status_2():
+        found = read_status(folder)
+    if json_:
+        print(json.dumps(found, indent=1))
+    else:
+        make_console().print(status_table(found))
+
+
+@commands.command()
+def doctor(folder: Folder) -> None:
+    """Check ports, reachability both ways, clock, disk, certificate and data; each failure comes with its cure."""
+    with _mistakes_as_status_2():
+        _need_libraries()
+        _own_modules()
+        from dfca.node.operate.doctor import examine
+
+        console, failed = make_console(), 0
+        for check in examine(folder):
+            mark = {"ok": "[green]ok  [/green]", "warning": "[yellow]warn[/yellow]"}.get(
+                check.outcome, "[red]FAIL[/red]"
+            )
+            console.print(f"{mark}  {check.name:13} {escape(check.text)}", highlight=False, soft_wrap=True)
+            if check.cure:
+                console.print(f"      {'':13} [bold]{escape(check.cure)}[/bold]", highlight=False, soft_wrap=True)
+            failed += check.outcome == "failure"
+    raise typer.Exit(1 if failed else 0)
+
+
+@commands.command()
+def remove(folder: Folder, member: Annotated[str, typer.Argument(help="The name or ID of a member.")]) -> None:
+    """Remove a member for ever: all others refuse it as soon as they hear of it."""
+    with _mistakes_as_status_2():
+        _need_libraries()
+        from dfca.node.folder import NodeFolder
+        from dfca.node.operate.control import NotRunning, call
+        from dfca.node.service import remove_member
+
+        try:
+            removed, note = call(folder, "remove", member=member)["removed"], "the others hear of it now"
+        except NotRunning:
+            found = NodeFolder.load(folder)
+            lock = found.lock()
+            removed, note = remove_member(found, member), "the others hear of it when this node runs"
+            lock.release()
+    print(f"{removed} is removed; {note}")
+
+
+@commands.command()
+def stop(folder: Folder) -> None:
+    """End the node that runs in a folder."""
+    from dfca.node.operate.control import call
+
+    with _mistakes_as_status_2():
+        call(folder, "stop")
+
+
+@commands.command()
+def export(
+    folder: Folder,
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an ONNX model of raw inputs.")] = None,
+    safetensors: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the weights and the facts.")] = None,
+    cluster: Annotated[
+        int | None, typer.Option(metavar="J", min=0, help="Which model.", show_default="its own")
+    ] = None,
+) -> None:
+    """Write the node's model as a file for other programs."""
+    with _mistakes_as_status_2():
+        if onnx is None and safetensors is None:
+            raise ConfigError("name a file to write: --onnx FILE or --safetensors FILE")
+        _need_libraries()
+        _own_modules()
+        from dfca.node.operate.commands import load_model
+        from dfca.node.task.export import to_onnx, to_safetensors
+
+        exported = load_model(folder, cluster)
+        for path, write in ((onnx, to_onnx), (safetensors, to_safetensors)):
+            if path is not None:
+                write(exported, path)
+                print(f"{path}: cluster {exported.cluster}, round {exported.round}")
+
+
+@commands.command()
+def predict(
+    folder: Folder,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Samples without a label, in the form of the data.")],
+    cluster: Annotated[
+        int | None, typer.Option(metavar="J", min=0, help="Which model.", show_default="its own")
+    ] = None,
+) -> None:
+    """Predict the classes of new samples; prints CSV: row, class, probability."""
+    with _mistakes_as_status_2():
+        _need_libraries()
+        _own_modules()
+        from dfca.node.operate.commands import predict_file
+
+        text, _ = predict_file(folder, data, cluster)
+    sys.stdout.write(text)
+
+
+@commands.command()
+def install(
+    folder: Folder,
+    write: Annotated[bool, typer.Option("--write", help="Write the unit into /etc/systemd/system.")] = False,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="Who runs it.", show_default="you")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the unit into another folder.")] = None,
+) -> None:
+    """Print a systemd unit that runs the node from the next boot on, or write it."""
+    from dfca.node.operate.install import make_unit, unit_name, write_unit
+
+    with _mistakes_as_status_2():
+        from dfca.node.task.config import Config
+
+        text = make_unit(folder, user, Config.load(folder).training.device)
+        if not write and to is None:
+            sys.stdout.write(text)
+            return
+        path = write_unit(folder, text, to)
+    print(f"{path}; start it now and at every boot: systemctl enable --now {unit_name(folder.resolve())}")
+
+
+@contextmanager
+def _mistakes_as_status_2() -> Iterator[None]:
+    """Everything that a user can mend ends with status 2; 1 is for what nobody expected."""
+    try:
+        yield
+    except DfcaError as error:
+        error.status = 2
+        raise
+
+
+def _need_libraries() -> None:
+    from importlib.util import find_spec
+
+    for name in LIBRARIES:
+        try:
+            found = find_spec(name) is not None
+        except ModuleNotFoundError:  # of the package that it is in
+            found = False
+        if not found:
+            raise ConfigError("dfca node needs more libraries: pip install 'dfca[node]'")
+
+
+def _own_modules() -> None:
+    """Let "module:function" name code in the folder where dfca is called."""
+    sys.path.insert(0, os.getcwd())
+
+
+def _tuple(text: str | None) -> tuple[str, ...] | None:
+    names = parse_names(text)
+    return None if names is None else tuple(names)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f'--hidden takes numbers such as 100 or 64,32, got "{text}"') from None
+
+
+def _settings(host: str | None, port: int | None, pairs: list[str] | None) -> dict[str, Any]:
+    from dfca.node.operate.commands import parse_settings
+
+    found = parse_settings(pairs or (), "--set")
+    network = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    if network:
+        found["network"] = {**found.get("network", {}), **network}
+    return found

@@ -1,0 +1,91 @@
+"""The work of a device: its data is read again when it changes, and its models are scored on what it holds out.
+
+Data changes between two rounds only: an election compares losses on the same samples throughout, and none is under way
+when a peer asks for a round. Data that cannot be used any more is not taken; the node goes on with what it had.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dfca.core.client import Client
+from dfca.errors import DfcaError
+from dfca.node.worker import Worker
+from dfca.peer.work import Job, Train, Trained
+
+SHARE = 0.1
+"""Of the time of a node, scoring may take so much."""
+
+
+class Scored(Protocol):
+    """How the models do on held-out samples: `node.task.learner.Report`."""
+
+    cluster: int
+    scores: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out."""
+
+    client: Client
+    held_out: int
+    score: Callable[[Tensor], Any]
+
+
+class LocalWork:
+    """Computes the jobs of one peer in its thread.
+
+    refresh: returns new samples where the data has changed, else None; raises DfcaError where it cannot be used.
+    loss: of the chosen model before the last training; report: the last scores; problem: with the data, None where
+    there is none.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        refresh: Callable[[], Samples | None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.samples, self._refresh, self._clock = samples, refresh, clock
+        self._worker = Worker(samples.client)
+        self._score_after = -float("inf")
+        self.loss: float | None = None
+        self.report: Any = None
+        self.rounds = 0
+        self.rereads = 0
+        self.problem: str | None = None
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        """Do a job; returns its result."""
+        if isinstance(job, Train):
+            self._read_again()
+            if bank is not None and self._clock() >= self._score_after:
+                self.score(bank)
+        result = self._worker.run(job, bank)
+        if isinstance(result, Trained):
+            self.loss, self.rounds = result.loss, self.rounds + 1
+        return result
+
+    def score(self, bank: Tensor) -> None:
+        """Score all models on the held-out samples; seldom enough that it costs `SHARE` of the time at most."""
+        begin = self._clock()
+        self.report = self.samples.score(bank)
+        end = self._clock()
+        self._score_after = end + (end - begin) * (1 / SHARE - 1)
+
+    def _read_again(self) -> None:
+        try:
+            newer = self._refresh()
+        except DfcaError as error:
+            self.problem = f"the data has changed and cannot be used: {error}; the node goes on with what it had"
+            return
+        if newer is not None:
+            self.samples, self._worker = newer, Worker(newer.client)
+            self.rereads += 1
+            self.problem = None

@@ -1,0 +1,1 @@
+"""Links between nodes over gRPC with mutual TLS. Read `transport` first."""

@@ -1,0 +1,82 @@
+"""Whether a neighbour is alive, from the gaps between its heartbeats, on a clock that stands still while we starve.
+
+    silence allowed = mean + 4 deviations of the gaps, within bounds
+
+A node that was itself starved of processor time (a busy machine, a suspended laptop) has heard from nobody meanwhile.
+It distrusts its own clock first: time in which its event loop did not run does not count as anybody's silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SteadyClock:
+    """Time without the moments in which the event loop was late: t = now - lost.
+
+    `tick` is called every `period_s`; what a tick is late by more than `slack_s` is lost time.
+    """
+
+    def __init__(self, period_s: float, now: float, slack_s: float = 0.1) -> None:
+        self.period_s, self.slack_s = period_s, slack_s
+        self.lost_s = 0.0
+        self._due = now + period_s
+
+    def tick(self, now: float) -> None:
+        """Record that the event loop runs now."""
+        self.lost_s += max(0.0, now - self._due - self.slack_s)
+        self._due = now + self.period_s
+
+    def read(self, now: float) -> float:
+        """Return the steady time; it never decreases, and stops when the next tick is overdue."""
+        return min(now, self._due + self.slack_s) - self.lost_s
+
+
+@dataclass
+class Estimate:
+    """A running mean and mean deviation, with the gains of RFC 6298: 1/8 and 1/4."""
+
+    mean: float | None = None
+    deviation: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one more observation."""
+        if self.mean is None:
+            self.mean, self.deviation = value, value / 2
+            return
+        self.deviation += (abs(value - self.mean) - self.deviation) / 4
+        self.mean += (value - self.mean) / 8
+
+    def bound(self, otherwise: float) -> float:
+        """Return mean + 4 deviations: what the next value hardly exceeds."""
+        return otherwise if self.mean is None else self.mean + 4 * self.deviation
+
+
+class Detector:
+    """Decides when the silence of one neighbour is death. All times are of a `SteadyClock`."""
+
+    def __init__(self, now: float, least_s: float, most_s: float) -> None:
+        self.least_s, self.most_s = least_s, most_s
+        self.heard = now
+        self._gaps = Estimate()
+        self._beat: float | None = None
+
+    def hear(self, now: float) -> None:
+        """Note any sign of life."""
+        self.heard = max(self.heard, now)
+
+    def beat(self, now: float) -> None:
+        """Note a heartbeat."""
+        self.hear(now)
+        if self._beat is not None:
+            self._gaps.add(now - self._beat)
+        self._beat = now
+
+    @property
+    def allowed_s(self) -> float:
+        """How long the neighbour may be silent."""
+        return min(self.most_s, max(self.least_s, self._gaps.bound(self.most_s)))
+
+    def is_dead(self, now: float) -> bool:
+        """Return whether it has been silent for too long."""
+        return now - self.heard > self.allowed_s

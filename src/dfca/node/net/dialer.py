@@ -1,0 +1,159 @@
+"""Keeps the links that are wanted: dials, dials again after a pause, and knows who has been out of reach for how long.
+
+Of two members the one with the smaller ID dials. The other one waits for it, and dials itself only if nothing comes:
+it may be the only one that wants the link, or the only one that can reach the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from dfca.errors import ConfigError
+from dfca.node.net.channels import call_metadata, make_channel
+from dfca.node.net.deadlines import Backoff
+from dfca.node.net.links import Link, LinkDown, read_frame, write_frame
+from dfca.node.net.local import Local
+from dfca.node.net.neighbours import Neighbours
+from dfca.node.wire.frames import TALK
+from dfca.node.wire.refused import Refused
+
+LASTING_S = 10.0
+"""A link that lasted so long was a good one: the next pauses begin with the shortest."""
+
+
+SHORT_S, SHORT_PAUSE_S = 30.0, 0.75
+"""Most breaks are short: in the first seconds pauses stay short too."""
+
+
+class Dialer:
+    """Dials members."""
+
+    def __init__(self, local: Local, neighbours: Neighbours) -> None:
+        self._local, self._neighbours = local, neighbours
+        self._options = local.options
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unreached: dict[str, float] = {}
+        self._attempts: dict[str, int] = {}
+        self.found: dict[str, tuple[str, ...]] = {}
+        """Addresses that discovery has found, by member."""
+        self.dialling: set[str] = set()
+        self.reached: dict[str, str] = {}
+        """The address at which a member answered last."""
+        self.errors: dict[str, str] = {}
+        """Why the last attempt to dial a member failed."""
+
+    def want(self, members: set[str]) -> None:
+        """Keep links with these members, and with no others that this node dialled."""
+        for member in set(self._tasks) - members:
+            self._tasks.pop(member).cancel()
+            self._unreached.pop(member, None)
+            self.errors.pop(member, None)
+        for member in sorted(members - set(self._tasks)):
+            self._tasks[member] = asyncio.ensure_future(self._keep(member))
+
+    def dead(self) -> set[str]:
+        """Return the members that have been out of reach for long."""
+        limit = self._local.now() - self._options.dead_after_s
+        return {member for member, since in self._unreached.items() if since < limit}
+
+    def forget(self, member: str) -> None:
+        """Forget the addresses of one that is no longer a member."""
+        for table in (self.found, self.reached, self._attempts):
+            table.pop(member, None)
+
+    def addresses(self, member: str) -> list[str]:
+        """List where a member may be: where it answered, what it says, what discovery found."""
+        known = self._local.roster.member(member)
+        reached = self.reached.get(member)
+        listed = [*([reached] if reached else []), *(known.addresses if known else ()), *self.found.get(member, ())]
+        return list(dict.fromkeys(listed))
+
+    async def close(self) -> None:
+        """End all attempts."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, member: str) -> None:
+        """Keep the link with one member up."""
+        draw = random.Random(secrets.randbits(64))
+        backoff = Backoff(0.25, self._options.most_backoff_s, draw)
+        smaller = self._local.identity.id < member
+        while True:
+            link = self._neighbours.links.get(member)
+            if link is not None:
+                self._unreached.pop(member, None)
+                if self._local.now() - link.since > LASTING_S:
+                    backoff.reset()
+                await self._neighbours.wait_change(LASTING_S)
+                continue
+            self._unreached.setdefault(member, self._local.now())
+            kept_out = self._local.penalties.left_s(member, self._local.now())
+            if kept_out or not smaller:
+                await self._wait_for(member, max(kept_out, 0.0 if smaller else self._options.patience_s))
+            if member not in self._neighbours.links:
+                await self._dial(member)
+            if member not in self._neighbours.links:
+                away = self._local.now() - self._unreached.get(member, self._local.now())
+                pause = backoff.next()
+                await self._wait_for(member, pause if away > SHORT_S else min(pause, SHORT_PAUSE_S))
+
+    async def _wait_for(self, member: str, seconds: float) -> None:
+        """Wait, but not longer than until the member is linked."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while member not in self._neighbours.links and loop.time() < until:
+            await self._neighbours.wait_change(until - loop.time())
+
+    async def _dial(self, member: str) -> None:
+        """Try one address; where the link comes up, run it until it goes down."""
+        known, addresses = self._local.roster.member(member), self.addresses(member)
+        if known is None or not addresses:
+            self.errors[member] = "no address is known"
+            return
+        attempt = self._attempts.get(member, 0)
+        address = addresses[attempt % len(addresses)]
+        channel = None
+        try:
+            channel = make_channel(self._local.identity, member, known.certificate, address, self._options.insecure)
+            await self._talk(member, known.number, address, channel)
+        except (LinkDown, ConfigError) as error:
+            self.errors[member] = f"{address}: {error}"
+            self._attempts[member] = attempt + 1
+        except Refused as error:
+            self._local.refusals.add(error.reason, member)
+            self.errors[member] = f"{address}: {error}"
+        except TimeoutError:
+            self.errors[member] = f"{address}: no answer in time"
+            self._attempts[member] = attempt + 1
+        finally:
+            self.dialling.discard(member)
+            if channel is not None:
+                with suppress(Exception):
+                    await channel.close()
+
+    async def _talk(self, member: str, number: int, address: str, channel: Any) -> None:
+        options = self._options
+        span = min(options.most_dial_s, options.dial_s * (1 + self._attempts.get(member, 0) // 4))
+        self.dialling.add(member)
+        call = channel.stream_stream(TALK)(metadata=call_metadata(self._local.identity, options.insecure))
+        try:
+            epoch = secrets.randbits(63)
+            async with asyncio.timeout(span):
+                await write_frame(call, self._local.greeting.hello(epoch))
+                frame = await read_frame(call)
+            if self._local.greeting.check(frame) != epoch:
+                raise Refused("epoch", "the answer to another hello")
+            self.dialling.discard(member)
+            self.reached[member] = address
+            self.errors.pop(member, None)
+            link = Link(member, number, call, options, self._local.now, dialled=True)
+            await self._neighbours.run(link)
+        finally:
+            call.cancel()

@@ -1,0 +1,281 @@
+"""One link: a Talk stream with one neighbour, from the first frame to the last. A new stream is a new epoch.
+
+The dialling node begins with a `LinkHello`, the other one answers with its own; the first heartbeat of the dialler
+completes the handshake, so that nobody is connected to a node that does not know of it. Then frames flow both ways,
+in order, until one end stops: by `Close`, by silence, by a frame that is refused, or because too much waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from dfca.node.net.detector import Detector, Estimate
+from dfca.node.net.limits import Bucket
+from dfca.node.net.options import NetOptions
+from dfca.node.net.outbox import Outbox, Overflow
+from dfca.node.wire import frames
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.refused import REASONS, Refused
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What reading from or writing to a stream that has ended raises."""
+
+
+class Stream(Protocol):
+    """Either end of a Talk call: a client's call, or a server's context."""
+
+    async def read(self) -> Any:
+        """Return the next message, `grpc.aio.EOF` at the end."""
+
+    async def write(self, message: bytes) -> None:
+        """Write a message; waits while the other end does not read."""
+
+
+class LinkDown(Exception):
+    """The link ended. reason: a word for the counters; guilty: the neighbour broke a rule."""
+
+    def __init__(self, reason: str, text: str = "", guilty: bool = False) -> None:
+        super().__init__(f"{reason}: {text}" if text else reason)
+        self.reason, self.text, self.guilty = reason, text, guilty
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What both ends of a link must agree on."""
+
+    swarm: str
+    size: int
+    dtype: int
+    software: str
+
+    def hello(self, epoch: int) -> bytes:
+        """Serialise the first frame."""
+        hello = pb.LinkHello(
+            protocol=frames.PROTOCOL,
+            swarm=self.swarm,
+            model_size=self.size,
+            dtype=self.dtype,  # type: ignore[arg-type]
+            epoch=epoch,
+            software=self.software,
+        )
+        return serialize(pb.Frame(hello=hello))
+
+    def check(self, frame: pb.Frame) -> int:
+        """Check the other one's first frame; returns its epoch.
+
+        Raises Refused.
+        """
+        if frame.WhichOneof("kind") == "close":
+            raise LinkDown(frame.close.reason or "closed", frame.close.text)
+        if frame.WhichOneof("kind") != "hello":
+            raise Refused("unasked", "the first frame is not a hello")
+        hello = frame.hello
+        if hello.protocol != frames.PROTOCOL:
+            raise Refused("version", f"protocol {hello.protocol}, this is {frames.PROTOCOL}: update the older one")
+        if hello.swarm != self.swarm:
+            raise Refused("swarm", "another swarm")
+        if (hello.model_size, hello.dtype) != (self.size, self.dtype):
+            raise Refused("model", f"a model of {hello.model_size} floats, this is {self.size}")
+        return hello.epoch
+
+
+def serialize(frame: pb.Frame) -> bytes:
+    """Serialise a frame."""
+    data: bytes = frame.SerializeToString()
+    return data
+
+
+def close_frame(reason: str, text: str = "") -> bytes:
+    """Serialise the last frame of a stream."""
+    known = reason if reason in REASONS else ""
+    return serialize(pb.Frame(close=pb.Close(reason=known, text=text[: frames.MOST_TEXT])))
+
+
+async def read_frame(stream: Stream) -> pb.Frame:
+    """Read and parse a frame.
+
+    Raises LinkDown at the end of the stream, Refused for what is no frame.
+    """
+    try:
+        data = await stream.read()
+    except _BROKEN as error:
+        raise LinkDown("broken", _details(error)) from error
+    if data is grpc.aio.EOF:
+        raise LinkDown("closed")
+    return frames.parse(data)
+
+
+async def write_frame(stream: Stream, frame: bytes) -> None:
+    """Write a frame; raises LinkDown where the stream has ended."""
+    try:
+        await stream.write(frame)
+    except _BROKEN as error:
+        raise LinkDown("broken", _details(error)) from error
+
+
+def _details(error: BaseException) -> str:
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return (details or "")[:200]
+
+
+class Link:
+    """One epoch of the link with one member. `make` in an outbox: called when it leaves, returns the frame or None.
+
+    now: the steady clock of the node.
+    """
+
+    def __init__(
+        self, member: str, number: int, stream: Stream, options: NetOptions, now: Callable[[], float], dialled: bool
+    ) -> None:
+        self.member, self.number, self.dialled = member, number, dialled
+        self.bytes_in = self.bytes_out = 0
+        self.announced = 0
+        self.down = False
+        self.rtt = Estimate()
+        self._stream, self._options, self._now = stream, options, now
+        self.since = now()
+        self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
+        self._rate = Bucket(options.frames_per_s, options.frames_burst, now())
+        self._outbox: Outbox[Callable[[], bytes | None]] = Outbox(options.queued_frames, options.queued_bytes)
+        self._something = asyncio.Event()
+        self._end: asyncio.Future[LinkDown] = asyncio.get_running_loop().create_future()
+        self._beats = 0
+        self._sent_beats: OrderedDict[int, float] = OrderedDict()
+        self._heard_beat, self._heard_at = 0, now()
+        self._last_frame: bytes | None = None
+        self._outbox.put(self._make_beat, 0)  # first of all: it completes the handshake
+
+    # What others call.
+
+    def send(self, frame: pb.Frame) -> None:
+        """Queue a frame that must arrive; where too much waits, the link goes down."""
+        data = serialize(frame)
+        self.send_made(lambda: data, len(data))
+
+    def send_made(self, make: Callable[[], bytes | None], size: int) -> None:
+        """Queue a frame that is made when it leaves."""
+        try:
+            self._outbox.put(make, size)
+        except Overflow as error:
+            self.end(LinkDown("slow", str(error)))
+        self._something.set()
+
+    def send_newest(self, key: Hashable, make: Callable[[], bytes | None]) -> None:
+        """Queue a frame that a newer one with the same key replaces."""
+        self._outbox.replace(key, make)
+        self._something.set()
+
+    def end(self, reason: LinkDown) -> None:
+        """Let the link go down."""
+        if not self._end.done():
+            self._last_frame = close_frame(reason.reason, reason.text)
+            self._end.set_result(reason)
+
+    def check(self) -> None:
+        """End the link if the neighbour has been silent for too long."""
+        if self.detector.is_dead(self._now()):
+            self.end(LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s"))
+
+    @property
+    def queued(self) -> int:
+        """How many frames wait."""
+        return len(self._outbox)
+
+    # The life of a link.
+
+    async def run(self, handle: Callable[[pb.Frame], None], report: Callable[[LinkDown], None]) -> LinkDown:
+        """Exchange frames until the link goes down; returns why, after it was reported. handle may raise Refused."""
+        tasks = [asyncio.ensure_future(part) for part in (self._read(handle), self._write(), self._beat())]
+        try:
+            ends: list[asyncio.Future[Any]] = [*tasks, self._end]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            why = self._why(tasks)
+            self.down = True
+            report(why)
+            self._something.set()
+            # By the task that writes: a read or write that is cancelled would end the call at once.
+            await asyncio.wait(tasks[1:2], timeout=0.5)
+            return why
+        finally:
+            self.down = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if not self._end.done():
+                self._end.cancel()
+
+    def _why(self, tasks: list[asyncio.Task[None]]) -> LinkDown:
+        if self._end.done():
+            return self._end.result()
+        for ended in tasks:
+            error = ended.exception() if ended.done() and not ended.cancelled() else None
+            if isinstance(error, LinkDown):
+                return error
+            if isinstance(error, Refused):
+                self._last_frame = close_frame(error.reason, error.text)
+                return LinkDown(error.reason, error.text, guilty=True)
+            if error is not None:
+                raise error
+        return LinkDown("closed")
+
+    async def _read(self, handle: Callable[[pb.Frame], None]) -> None:
+        while True:
+            frame = await read_frame(self._stream)
+            now = self._now()
+            self.bytes_in += frame.ByteSize()
+            if not self._rate.take(now):
+                raise Refused("rate", f"more than {self._options.frames_per_s:.0f} frames per second")
+            kind = frame.WhichOneof("kind")
+            if kind == "heartbeat":
+                self._hear_beat(frame.heartbeat, now)
+                continue
+            self.detector.hear(now)
+            if kind == "close":
+                raise LinkDown(frame.close.reason or "closed", frame.close.text)
+            if kind == "hello":
+                raise Refused("unasked", "a second hello")
+            handle(frame)
+
+    async def _write(self) -> None:
+        while not self.down:
+            make = self._outbox.get()
+            if make is None:
+                self._something.clear()
+                await self._something.wait()
+                continue
+            data = make()
+            if data is not None:
+                self.bytes_out += len(data)
+                await write_frame(self._stream, data)
+        if self._last_frame is not None:
+            await write_frame(self._stream, self._last_frame)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.heartbeat_s)
+            self.send_newest("heartbeat", self._make_beat)
+
+    def _make_beat(self) -> bytes:
+        now = self._now()
+        self._beats += 1
+        self._sent_beats[self._beats] = now
+        if len(self._sent_beats) > 16:
+            self._sent_beats.popitem(last=False)
+        held = max(0, round(1e6 * (now - self._heard_at)))
+        beat = pb.Heartbeat(number=self._beats, echo=self._heard_beat, held_us=held)
+        return serialize(pb.Frame(heartbeat=beat))
+
+    def _hear_beat(self, beat: pb.Heartbeat, now: float) -> None:
+        self.detector.beat(now)
+        if beat.number > self._heard_beat:
+            self._heard_beat, self._heard_at = beat.number, now
+        sent = self._sent_beats.pop(beat.echo, None)
+        if sent is not None:
+            self.rtt.add(max(0.0, now - sent - beat.held_us / 1e6))

@@ -1,0 +1,70 @@
+"""The links that are up, by member: exactly one per member, each reported up once and down once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from dfca.node.net.links import Link, LinkDown
+from dfca.node.wire import wire_pb2 as pb
+
+
+class Neighbours:
+    """Runs links. up, down, frame: what happens on them; down comes before the next up of the same member."""
+
+    def __init__(
+        self,
+        up: Callable[[Link], None],
+        down: Callable[[Link, LinkDown], None],
+        frame: Callable[[Link, pb.Frame], None],
+    ) -> None:
+        self.links: dict[str, Link] = {}
+        self._up, self._down, self._frame = up, down, frame
+        self._changed = asyncio.Event()
+
+    async def run(self, link: Link) -> LinkDown:
+        """Run a link whose handshake is complete, in place of an older one of the same member; returns why it ended."""
+        old = self.links.get(link.member)
+        if old is not None:
+            self.end(old, LinkDown("replaced"))
+        self.links[link.member] = link
+        self._wake()
+        try:
+            self._up(link)
+            return await link.run(partial(self._frame, link), partial(self._lower, link))
+        finally:
+            self._lower(link, LinkDown("closed"))
+
+    def end(self, link: Link, why: LinkDown) -> None:
+        """Take a link down, and report it at once."""
+        link.end(why)
+        self._lower(link, why)
+
+    def end_all(self, why: LinkDown) -> None:
+        """Take all links down."""
+        for link in list(self.links.values()):
+            self.end(link, why)
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Wait until a link goes up or down, or until so much time has passed."""
+        changed = self._changed
+        try:
+            await asyncio.wait_for(changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def wake(self) -> None:
+        """Let everybody who waits for a change look again."""
+        self._wake()
+
+    def _lower(self, link: Link, why: LinkDown) -> None:
+        if self.links.get(link.member) is link:
+            link.down = True
+            del self.links[link.member]
+            self._wake()
+            self._down(link, why)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

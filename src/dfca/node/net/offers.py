@@ -1,0 +1,124 @@
+"""The encoded models that neighbours may read from this node: one copy each, whoever may read it.
+
+An offer is one announcement to one member. Of updates the newest per member and cluster is kept, also while the member
+is out of reach: it is announced again when the link is back, and the member goes on reading where it was cut off.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Offer:
+    """One announcement. cluster: of an update, None for a message that must arrive. since: when it was sent."""
+
+    member: str
+    name: bytes
+    message: Any
+    cluster: int | None
+    rows: int
+    since: float
+    number: int = 0
+    done: bool = False
+
+
+@dataclass
+class _Payload:
+    data: bytes
+    offers: list[Offer] = field(default_factory=list)
+
+
+class Offers:
+    """Encoded models by the digest that names them, at most so many bytes; the oldest leave first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
+        self._newest: dict[tuple[str, int], Offer] = {}
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def add(self, offer: Offer, data: bytes) -> list[Offer]:
+        """Keep an offer and what it names; returns the offers that had to go to make room."""
+        if offer.cluster is not None:
+            old = self._newest.get((offer.member, offer.cluster))
+            if old is not None:
+                self.drop(old)
+            self._newest[offer.member, offer.cluster] = offer
+        payload = self._payloads.get(offer.name)
+        if payload is None:
+            payload = self._payloads[offer.name] = _Payload(data)
+            self.bytes += len(data)
+        payload.offers.append(offer)
+        return self._make_room(offer.name)
+
+    def data(self, member: str, name: bytes) -> bytes | None:
+        """Return what a member may read under a name."""
+        payload = self._payloads.get(name)
+        if payload is None or not any(offer.member == member for offer in payload.offers):
+            return None
+        return payload.data
+
+    def size(self, name: bytes) -> int:
+        """Return the bytes of what is kept under a name."""
+        return len(self._payloads[name].data)
+
+    def drop(self, offer: Offer) -> None:
+        """Withdraw an offer; what nobody may read any more is forgotten."""
+        offer.done = True
+        if offer.cluster is not None and self._newest.get((offer.member, offer.cluster)) is offer:
+            del self._newest[offer.member, offer.cluster]
+        payload = self._payloads.get(offer.name)
+        if payload is None:
+            return
+        payload.offers = [each for each in payload.offers if each is not offer]
+        if not payload.offers:
+            del self._payloads[offer.name]
+            self.bytes -= len(payload.data)
+
+    def received(self, member: str, number: int) -> None:
+        """Withdraw the offer that a member has read."""
+        for offer in self.of(member):
+            if offer.number == number:
+                self.drop(offer)
+
+    def of(self, member: str) -> list[Offer]:
+        """Return the offers of a member, oldest first."""
+        found = [offer for payload in self._payloads.values() for offer in payload.offers if offer.member == member]
+        return sorted(found, key=lambda offer: offer.since)
+
+    def all(self) -> list[Offer]:
+        """Return all offers."""
+        return [offer for payload in self._payloads.values() for offer in payload.offers]
+
+    def lose_link(self, member: str) -> None:
+        """Forget what belonged to a link that went down; updates stay, for its next epoch."""
+        for offer in self.of(member):
+            offer.number = 0
+            if offer.cluster is None:
+                self.drop(offer)
+
+    def forget(self, member: str) -> None:
+        """Forget everything of a member."""
+        for offer in self.of(member):
+            self.drop(offer)
+
+    def drop_older(self, member: str, before: float) -> None:
+        """Forget a member's updates that were sent before a moment."""
+        for offer in self.of(member):
+            if offer.since < before:
+                self.drop(offer)
+
+    def _make_room(self, keep: bytes) -> list[Offer]:
+        gone: list[Offer] = []
+        while self.bytes > self.most_bytes and len(self._payloads) > 1:
+            name = next(name for name in self._payloads if name != keep)
+            for offer in list(self._payloads[name].offers):
+                gone.append(offer)
+                self.drop(offer)
+        return gone

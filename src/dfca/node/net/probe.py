@@ -1,0 +1,79 @@
+"""Probes, for `dfca node doctor`: is a member there, what time is it there, and can it reach this device?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+
+from dfca.errors import ConfigError
+from dfca.node.net.channels import call_metadata, make_channel
+from dfca.node.net.local import Local
+from dfca.node.trust.identity import Identity
+from dfca.node.trust.membership import Member
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.frames import PROBE, parse_probe, parse_probe_reply
+from dfca.node.wire.refused import Refused
+
+DIAL_S = 3.0
+MOST_ADDRESSES = 4
+MOST_ERROR = 200
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of a probe of one address. error: empty where the member answered; offset_s: its clock minus ours, at
+    most wrong by half the round trip; back: by address of this device, why the member cannot reach it ("": it can)."""
+
+    address: str
+    error: str = ""
+    rtt_s: float = 0.0
+    offset_s: float = 0.0
+    back: tuple[tuple[str, str], ...] = ()
+
+
+async def answer_probe(local: Local, member: str, data: bytes) -> bytes:
+    """Answer the probe of a member. Raises Refused for one that is malformed."""
+    request = parse_probe(data)
+    reply = pb.ProbeReply()
+    known = local.roster.member(member)
+    if request.dial_back and known is not None:
+        insecure = local.options.insecure
+        addresses = known.addresses[:MOST_ADDRESSES]
+        results = await asyncio.gather(*(probe(local.identity, known, each, insecure, False) for each in addresses))
+        for each in results:
+            reply.dialled.add(address=each.address, error=each.error[:MOST_ERROR])
+    reply.time_s = time.time()
+    answer: bytes = reply.SerializeToString()
+    return answer
+
+
+async def probe(identity: Identity, member: Member, address: str, insecure: bool, dial_back: bool) -> Probed:
+    """Dial an address of a member; whatever is wrong is in the result."""
+    span = 3 * DIAL_S if dial_back else DIAL_S
+    channel = None
+    try:
+        channel = make_channel(identity, member.id, member.certificate, address, insecure)
+        async with asyncio.timeout(DIAL_S):
+            await channel.channel_ready()
+        begin = time.monotonic()
+        call = channel.unary_unary(PROBE)
+        request = pb.ProbeRequest(dial_back=dial_back).SerializeToString()
+        reply = parse_probe_reply(await call(request, timeout=span, metadata=call_metadata(identity, insecure)))
+        took, now = time.monotonic() - begin, time.time()
+        back = tuple((each.address, each.error) for each in reply.dialled)
+        return Probed(address, "", took, reply.time_s - (now - took / 2) if not dial_back else 0.0, back)
+    except TimeoutError:
+        return Probed(address, "no answer in time")
+    except grpc.RpcError as error:
+        code = getattr(error, "code", lambda: None)()
+        return Probed(address, f"the call was refused ({code.name.lower() if code else 'broken'})")
+    except (ConfigError, Refused) as error:
+        return Probed(address, str(error))
+    finally:
+        if channel is not None:
+            with suppress(Exception):
+                await channel.close()

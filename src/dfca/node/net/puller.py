@@ -1,0 +1,319 @@
+"""Reads announced models from neighbours: in chunks, again from where it broke off, and hands on what is whole.
+
+Time limits are those of the steady clock and follow what was observed (`deadlines`): a stall is noticed soon on a fast
+link and later on a slow one, and a neighbour that sends a byte per second is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dfca.errors import ConfigError
+from dfca.node.net.channels import call_metadata, make_channel
+from dfca.node.net.chunks import read_chunk
+from dfca.node.net.deadlines import Deadline
+from dfca.node.net.dialer import Dialer
+from dfca.node.net.links import Link, LinkDown
+from dfca.node.net.local import Local
+from dfca.node.net.options import Swarm
+from dfca.node.net.partials import Partial, Partials
+from dfca.node.net.pulls import Pull, Pulls
+from dfca.node.wire import codec, payload
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.frames import READ
+from dfca.node.wire.refused import Refused
+from dfca.peer.messages import Update
+
+ENCODINGS = {
+    pb.ENCODING_FLOAT32: "float32",
+    pb.ENCODING_FLOAT64: "float64",
+    pb.ENCODING_BF16: "bf16",
+    pb.ENCODING_INT8: "int8",
+}
+
+
+class _Stalled(Exception):
+    """Nothing came in time, or the connection broke: try again on a new one."""
+
+
+class _Gone(Exception):
+    """The neighbour no longer has it."""
+
+
+class _Source:
+    """The connection for models from one member, apart from its link: a large model does not delay heartbeats."""
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self.deadline = Deadline(least_s, most_s)
+        self.attempts = 0
+        self._channel: Any = None
+
+    def channel(self, make: Callable[[], Any]) -> Any:
+        """Return the channel; a new one after `drop`."""
+        if self._channel is None:
+            self._channel = make()
+        return self._channel
+
+    async def drop(self) -> None:
+        """Leave the connection."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with suppress(Exception):
+                await channel.close()
+
+
+class Puller:
+    """Reads models. deliver: called with the link and the whole message, in the epoch in which it was announced."""
+
+    def __init__(
+        self,
+        local: Local,
+        swarm: Swarm,
+        dialer: Dialer,
+        partials: Partials,
+        executor: Executor,
+        deliver: Callable[[Link, Any], None],
+    ) -> None:
+        options = local.options
+        self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
+        self.bytes_in: Counter[str] = Counter()
+        self.resumed = 0
+        """How many bytes did not have to be read again."""
+        self._local, self._swarm, self._dialer, self._partials = local, swarm, dialer, partials
+        self._executor, self._deliver = executor, deliver
+        self._sources: dict[str, _Source] = {}
+        self._tasks: dict[Pull, asyncio.Task[None]] = {}
+        self._due: dict[Pull, tuple[float, Any]] = {}
+
+    def announce(self, link: Link, announce: pb.Announce) -> None:
+        """Take an announcement.
+
+        Raises Refused for one that cannot be a model of this swarm.
+        """
+        decoded = codec.decode(announce.message)
+        if not decoded.needs_model:
+            raise Refused("unasked", "an announcement of a message without a model")
+        most = payload.most_bytes(self._expect(announce.rows, ENCODINGS[announce.encoding]))
+        if announce.size > most:
+            raise Refused("size", f"{announce.size} bytes announced, at most {most}")
+        pull = Pull(
+            link=link,
+            member=link.member,
+            number=announce.number,
+            name=announce.name,
+            size=announce.size,
+            rows=announce.rows,
+            encoding=ENCODINGS[announce.encoding],
+            cluster=decoded.partial.message.cluster if decoded.kind is Update else None,
+            decoded=decoded,
+        )
+        for needless in self.pulls.announce(pull):
+            self._cancel(needless)
+            link.send(pb.Frame(unavailable=pb.Unavailable(number=needless.number, reason="newer")))
+        self._fill()
+
+    def withdraw(self, link: Link, number: int) -> None:
+        """Forget an announcement."""
+        pull = self.pulls.withdraw(link.member, number)
+        if pull is not None:
+            self._cancel(pull)
+
+    def lose(self, link: Link) -> None:
+        """Stop reading what belongs to a link that went down; what is here of it stays on the disk."""
+        for pull in self.pulls.forget(link.member):
+            self._cancel(pull)
+
+    def check(self) -> None:
+        """Stop waiting for what has not come in time; called often."""
+        now = self._local.now()
+        for pull, (due, call) in list(self._due.items()):
+            if now > due:
+                del self._due[pull]
+                call.cancel()
+
+    async def close(self) -> None:
+        """Stop everything."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for source in self._sources.values():
+            await source.drop()
+        self._sources.clear()
+
+    async def forget(self, member: str) -> None:
+        """Forget one that is no longer a member."""
+        self.bytes_in.pop(member, None)
+        source = self._sources.pop(member, None)
+        if source is not None:
+            await source.drop()
+
+    # One pull.
+
+    def _fill(self) -> None:
+        while (pull := self.pulls.begin()) is not None:
+            task = asyncio.ensure_future(self._run(pull))
+            self._tasks[pull] = task
+            task.add_done_callback(lambda _, pull=pull: self._end(pull))  # type: ignore[misc]
+
+    def _end(self, pull: Pull) -> None:
+        task = self._tasks.pop(pull)
+        self._due.pop(pull, None)
+        self.pulls.end(pull)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Refused):
+            pull.link.end(LinkDown(error.reason, error.text, guilty=True))
+        elif error is not None:
+            pull.link.end(LinkDown("failed", f"{type(error).__name__}: {error}"))
+        self._fill()
+
+    def _cancel(self, pull: Pull) -> None:
+        task = self._tasks.get(pull)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, pull: Pull) -> None:
+        partial = await self._in_thread(self._partials.open, pull.name, pull.member, pull.size)
+        if partial is None:
+            self._give_up(pull, "disk")
+            return
+        done = False
+        try:
+            self.resumed += partial.offset
+            if not await self._read_all(pull, partial):
+                return
+            if partial.resumed and not await self._in_thread(self._fits, pull, partial):
+                await self._in_thread(partial.discard)  # what was on the disk may be at fault: once more from the start
+                if not await self._read_all(pull, partial):
+                    return
+            done = True
+            model = await self._in_thread(self._unpack, pull, partial)
+            if not pull.link.down and not pull.cancelled:
+                message = pull.decoded.message(model)
+                pull.link.send(pb.Frame(received=pb.Received(number=pull.number)))
+                self._deliver(pull.link, message)
+        except OSError:
+            self._give_up(pull, "disk")
+        finally:
+            self._partials.close(pull.name, pull.member, partial, done)
+
+    async def _read_all(self, pull: Pull, partial: Partial) -> bool:
+        """Read until everything is here, with a new connection after each stall; returns whether it is."""
+        source = self._source(pull.member)
+        misses = 0
+        while partial.offset < pull.size:
+            before = partial.offset
+            try:
+                await self._read_some(pull, partial, source)
+            except _Gone:
+                self._lose(pull, "gone")
+                return False
+            except _Stalled as error:
+                enough = partial.offset - before >= self._local.options.least_progress_bytes
+                misses = 1 if enough else misses + 1
+                source.attempts += 1
+                await source.drop()
+                if misses >= self._local.options.read_attempts:
+                    raise Refused("deadline", str(error)) from error
+                await asyncio.sleep(min(0.1 * 2**misses, 1.0))
+        return True
+
+    async def _read_some(self, pull: Pull, partial: Partial, source: _Source) -> None:
+        """Read from the offset on until everything is here or the connection breaks."""
+        metadata = call_metadata(self._local.identity, self._local.options.insecure)
+        channel = source.channel(lambda: self._make_channel(pull.member, source.attempts))
+        request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
+        call = channel.unary_stream(READ)(request, metadata=metadata)
+        expected, writing = partial.offset, None
+        progress, since = 0, self._local.now()
+        try:
+            while expected < pull.size:
+                if pull not in self._due:
+                    self._due[pull] = (self._local.now() + source.deadline.seconds, call)
+                data, offset = read_chunk(await self._next(call, pull, source))
+                if offset != expected or expected + len(data) > pull.size:
+                    raise Refused("size", "a chunk that does not follow the last one")
+                expected, progress = expected + len(data), progress + len(data)
+                if progress >= min(self._local.options.least_progress_bytes, pull.size):
+                    self._due.pop(pull, None)
+                    source.deadline.observe(self._local.now() - since)
+                    progress, since = 0, self._local.now()
+                self.bytes_in[pull.member] += len(data)
+                pull.link.detector.hear(self._local.now())
+                if writing is not None:
+                    await writing
+                writing = asyncio.ensure_future(self._in_thread(partial.write, data))
+                pull.got = expected
+        finally:
+            self._due.pop(pull, None)
+            call.cancel()
+            if writing is not None:
+                await asyncio.wait([writing])
+        if writing is not None:
+            writing.result()
+
+    async def _next(self, call: Any, pull: Pull, source: _Source) -> bytes:
+        try:
+            message = await call.read()
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                raise _Gone from error
+            raise _Stalled(f"{error.code().name}: {(error.details() or '')[:100]}") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            source.deadline.miss()  # `check` has cancelled the call
+            raise _Stalled("nothing came in time") from None
+        if message is grpc.aio.EOF:
+            raise _Stalled("it ended early")
+        return bytes(message)
+
+    def _fits(self, pull: Pull, partial: Partial) -> bool:
+        return partial.finish()[0] == pull.name
+
+    def _unpack(self, pull: Pull, partial: Partial) -> Any:
+        """Check the digest and everything else, and return the model. Runs in a thread."""
+        digest, data = partial.finish()
+        if digest != pull.name:
+            raise Refused("digest", "other bytes than announced")
+        return payload.unpack(data, self._expect(pull.rows, pull.encoding))
+
+    def _give_up(self, pull: Pull, reason: str) -> None:
+        self._local.refusals.add(reason, pull.member)
+        self._lose(pull, reason)
+
+    def _lose(self, pull: Pull, reason: str) -> None:
+        """An update that cannot be read is lost; with anything else the link goes down."""
+        if pull.cluster is None:
+            pull.link.end(LinkDown(reason, "a message that must arrive could not be read"))
+        elif not pull.link.down:
+            pull.link.send(pb.Frame(unavailable=pb.Unavailable(number=pull.number, reason=reason)))
+
+    def _make_channel(self, member: str, attempt: int) -> Any:
+        known, addresses = self._local.roster.member(member), self._dialer.addresses(member)
+        if known is None or not addresses:
+            raise _Stalled("no address is known")
+        address = addresses[attempt % len(addresses)]
+        try:
+            return make_channel(self._local.identity, member, known.certificate, address, self._local.options.insecure)
+        except ConfigError as error:
+            raise _Stalled(str(error)) from error
+
+    def _source(self, member: str) -> _Source:
+        options = self._local.options
+        return self._sources.setdefault(member, _Source(options.least_read_s, options.most_read_s))
+
+    def _expect(self, rows: int, encoding: str) -> payload.Expect:
+        return payload.Expect(self._swarm.size, self._swarm.dtype, rows or None, encoding)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

@@ -1,0 +1,166 @@
+"""What leaves: small messages at once, models encoded in a thread, announced, and kept until they have been read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from dfca.node.net.links import Link, LinkDown, serialize
+from dfca.node.net.local import Local
+from dfca.node.net.offers import Offer, Offers
+from dfca.node.net.options import Swarm
+from dfca.node.wire import codec, payload
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.refused import Refused
+from dfca.peer.messages import Update
+
+ENCODINGS = {
+    "float32": pb.ENCODING_FLOAT32,
+    "float64": pb.ENCODING_FLOAT64,
+    "bf16": pb.ENCODING_BF16,
+    "int8": pb.ENCODING_INT8,
+}
+KEEP_UPDATE_S = 60.0
+"""How long an update waits for a neighbour that is out of reach."""
+
+
+class Sender:
+    """Sends messages on links. links: those that are up, by member."""
+
+    def __init__(self, local: Local, swarm: Swarm, links: dict[str, Link], executor: Executor) -> None:
+        self.offers = Offers(local.options.cache_bytes)
+        self.packed = 0
+        """How many models have been encoded."""
+        self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
+        self._newest: dict[tuple[str, int], Offer] = {}
+        self._packing: dict[int, tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
+
+    def send(self, link: Link, message: Any) -> None:
+        """Send a message; where it cannot be encoded, or not in the room that there is, the link goes down."""
+        try:
+            small, model = codec.encode(message)
+            if model is None:
+                link.send(pb.Frame(message=small))
+                return
+            bare = codec.decode(small).partial
+        except Refused as error:
+            self._local.refusals.add("own")
+            link.end(LinkDown("own", str(error)))
+            return
+        offer = Offer(
+            member=link.member,
+            name=b"",
+            message=bare,
+            cluster=bare.message.cluster if isinstance(bare, Update) else None,
+            rows=0 if model.dim() == 1 else len(model),
+            since=self._local.now(),
+        )
+        if offer.cluster is not None:
+            self._newest[link.member, offer.cluster] = offer
+        self._pack(model).add_done_callback(partial(self._announce_packed, link, offer))
+
+    def greet(self, link: Link) -> None:
+        """Announce again, on a link that came up, the updates that were not read on the last one."""
+        self.offers.drop_older(link.member, self._local.now() - KEEP_UPDATE_S)
+        for offer in self.offers.of(link.member):
+            self._announce(link, offer)
+
+    def lose(self, link: Link) -> None:
+        """Forget what must be lost with a link."""
+        self.offers.lose_link(link.member)
+
+    def prune(self) -> None:
+        """Forget updates for members that stay out of reach."""
+        for member in {offer.member for offer in self.offers.all()} - set(self._links):
+            self.offers.drop_older(member, self._local.now() - KEEP_UPDATE_S)
+
+    def received(self, link: Link, number: int) -> None:
+        """Note that a neighbour has read an announcement."""
+        self.offers.received(link.member, number)
+
+    def unavailable(self, link: Link, number: int) -> None:
+        """Note that a neighbour will not read one: an update is lost, with anything else the link goes down."""
+        for offer in self.offers.of(link.member):
+            if offer.number == number:
+                self.offers.drop(offer)
+                if offer.cluster is None:
+                    link.end(LinkDown("unread", "the neighbour could not read a message that must arrive"))
+
+    # Encoding, once for all neighbours that get the same model.
+
+    def _pack(self, model: Tensor) -> asyncio.Future[tuple[bytes, bytes]]:
+        found = self._packing.get(id(model))
+        if found is not None and found[0] is model and found[1] == model._version:
+            return found[2]
+        self.packed += 1
+        loop = asyncio.get_running_loop()
+        future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model))
+        self._packing[id(model)] = (model, model._version, future)  # which keeps the id from being used again
+        future.add_done_callback(lambda _: self._packing.pop(id(model), None))
+        return future
+
+    def _encode(self, model: Tensor) -> tuple[bytes, bytes]:
+        data = payload.pack(model, self._swarm.encoding, self._swarm.compress, self._swarm.tail)
+        return bytes.fromhex(payload.name(data)), data
+
+    def _announce_packed(self, link: Link, offer: Offer, packed: asyncio.Future[tuple[bytes, bytes]]) -> None:
+        if packed.cancelled():
+            return
+        error = packed.exception()
+        if error is not None:
+            self._local.refusals.add("own")
+            if offer.cluster is None:
+                link.end(LinkDown("own", str(error)))
+            return
+        if offer.cluster is not None:
+            if self._newest.get((link.member, offer.cluster)) is not offer:
+                return  # a newer one was sent while this one was encoded
+            del self._newest[link.member, offer.cluster]
+        if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
+            return
+        offer.name, data = packed.result()
+        for gone in self.offers.add(offer, data):
+            self._withdraw(gone)
+        current = self._links.get(link.member)
+        if current is not None and (current is link or offer.cluster is not None):
+            self._announce(current, offer)
+
+    def _withdraw(self, offer: Offer) -> None:
+        link = self._links.get(offer.member)
+        if link is None:
+            return
+        if offer.cluster is None:
+            link.end(LinkDown("slow", "the models that it has not read take too much room"))
+        elif offer.number:
+            link.send(pb.Frame(withdraw=pb.Withdraw(number=offer.number)))
+
+    def _announce(self, link: Link, offer: Offer) -> None:
+        make: Callable[[], bytes | None] = partial(self._make_announce, link, offer)
+        if offer.cluster is None:
+            link.send_made(make, 512)
+        else:
+            link.send_newest(("update", offer.cluster), make)
+
+    def _make_announce(self, link: Link, offer: Offer) -> bytes | None:
+        """Make the announcement when it leaves: an update says how old it is by then."""
+        if offer.done:
+            return None
+        message = offer.message
+        if isinstance(message, Update):
+            message = message._replace(age_s=message.age_s + max(0.0, self._local.now() - offer.since))
+        link.announced += 1
+        offer.number = link.announced
+        announce = pb.Announce(
+            number=offer.number,
+            message=codec.encode(message)[0],
+            name=offer.name,
+            size=self.offers.size(offer.name),
+            encoding=ENCODINGS[self._swarm.encoding],
+            rows=offer.rows,
+        )
+        return serialize(pb.Frame(announce=announce))

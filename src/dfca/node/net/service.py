@@ -1,0 +1,160 @@
+"""What other nodes call: Talk, which begins a link, and Read, which hands out a model that the caller was offered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from dfca.node.net.channels import Handshakes, caller_of
+from dfca.node.net.chunks import write_chunk
+from dfca.node.net.dialer import Dialer
+from dfca.node.net.limits import Bucket
+from dfca.node.net.links import Link, LinkDown, close_frame, read_frame, write_frame
+from dfca.node.net.local import Local
+from dfca.node.net.neighbours import Neighbours
+from dfca.node.net.offers import Offers
+from dfca.node.net.probe import answer_probe
+from dfca.node.wire.frames import parse_read
+from dfca.node.wire.refused import Refused
+
+CALLS_PER_S, CALLS_BURST = 20.0, 200
+FAST_S, SLOW_S = 0.05, 0.3
+"""A chunk that leaves faster is followed by one twice as large; one that takes longer, by one half as large."""
+
+
+class Service:
+    """Answers calls, of members only; everything else is refused and counted."""
+
+    def __init__(self, local: Local, neighbours: Neighbours, dialer: Dialer, offers: Offers) -> None:
+        options = local.options
+        self.is_open = False
+        self.handshakes = Handshakes()
+        self.bytes_out: Counter[str] = Counter()
+        self._local, self._options = local, options
+        self._neighbours, self._dialer, self._offers = neighbours, dialer, offers
+        self._calls: dict[str, Bucket] = {}
+        self._reads: Counter[str] = Counter()
+        self._probing: set[str] = set()
+
+    def forget(self, member: str) -> None:
+        """Forget one that is no longer a member."""
+        self._calls.pop(member, None)
+        self.bytes_out.pop(member, None)
+
+    async def talk(self, _requests: Any, context: Any) -> None:
+        """Run a link that another node dialled."""
+        member = await self._admit(context)
+        try:
+            link = await self._greet(member, context)
+        except Refused as error:
+            self._local.refusals.add(error.reason, member)
+            await self._last_word(context, close_frame(error.reason, error.text))
+            return
+        except (LinkDown, TimeoutError):
+            return
+        if link is not None:
+            await self._neighbours.run(link)
+
+    async def read(self, request: bytes, context: Any) -> None:
+        """Send a payload from an offset on, in chunks that grow while they leave fast."""
+        member = await self._admit(context)
+        if self._reads[member] >= self._options.reads_per_member:
+            await self._refuse(context, "rate", member, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self._reads[member] += 1
+        try:
+            await self._send_payload(member, request, context)
+        finally:
+            self._reads[member] -= 1
+
+    async def probe(self, request: bytes, context: Any) -> bytes:
+        """Say what time it is here, and whether the caller can be reached from here."""
+        member = await self._admit(context)
+        if member in self._probing:  # each one makes this node dial: one at a time
+            await self._refuse(context, "rate", member, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self._probing.add(member)
+        try:
+            return await answer_probe(self._local, member, request)
+        except Refused as error:
+            await self._refuse(context, error.reason, member, grpc.StatusCode.INVALID_ARGUMENT)
+            return b""
+        finally:
+            self._probing.discard(member)
+
+    async def _send_payload(self, member: str, request: bytes, context: Any) -> None:
+        try:
+            wanted = parse_read(request)
+        except Refused as error:
+            await self._refuse(context, error.reason, member, grpc.StatusCode.INVALID_ARGUMENT)
+            return
+        data = self._offers.data(member, wanted.name)
+        if data is None or wanted.offset > len(data):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "not announced, or withdrawn")
+            return
+        view, offset, size = memoryview(data), wanted.offset, self._options.least_chunk_bytes
+        loop = asyncio.get_running_loop()
+        while offset < len(view):
+            begin = loop.time()
+            try:
+                async with asyncio.timeout(3 * self._options.most_read_s):
+                    await context.write(write_chunk(view, offset, size))
+            except TimeoutError:
+                await self._refuse(context, "deadline", member, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if self._local.roster.member(member) is None:
+                await self._refuse(context, "member", None, grpc.StatusCode.PERMISSION_DENIED)
+            sent = min(size, len(view) - offset)
+            offset += sent
+            self.bytes_out[member] += sent
+            took = loop.time() - begin
+            if took < FAST_S:
+                size = min(2 * size, self._options.chunk_bytes)
+            elif took > SLOW_S:
+                size = max(size // 2, self._options.least_chunk_bytes)
+
+    async def _admit(self, context: Any) -> str:
+        """Return the caller, a member; whoever else calls is refused."""
+        self.handshakes.call(context.peer())
+        caller = caller_of(context, self._options.insecure)
+        if caller is None or caller == self._local.identity.id or self._local.roster.member(caller) is None:
+            await self._refuse(context, "member", None, grpc.StatusCode.PERMISSION_DENIED)
+        assert caller is not None
+        if not self.is_open:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not open yet")
+        now = self._local.now()
+        calls = self._calls.setdefault(caller, Bucket(CALLS_PER_S, CALLS_BURST, now))
+        if not calls.take(now) or self._local.penalties.left_s(caller, now):
+            await self._refuse(context, "rate", caller, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return caller
+
+    async def _refuse(self, context: Any, reason: str, member: str | None, code: Any) -> None:
+        self._local.refusals.add(reason, member)
+        await context.abort(code, reason)
+
+    async def _greet(self, member: str, context: Any) -> Link | None:
+        """Do the handshake of a link; None if there are enough links, or the other one's own dial goes on."""
+        options = self._options
+        async with asyncio.timeout(options.most_dial_s):
+            epoch = self._local.greeting.check(await read_frame(context))
+            if self._local.identity.id < member and member in self._dialer.dialling:
+                await self._last_word(context, close_frame("", "this node dials itself"))
+                return None
+            if member not in self._neighbours.links and len(self._neighbours.links) >= options.max_links:
+                await self._last_word(context, close_frame("rate", f"{options.max_links} links are the most"))
+                return None
+            await write_frame(context, self._local.greeting.hello(epoch))
+            first = await read_frame(context)
+        if first.WhichOneof("kind") != "heartbeat":
+            raise Refused("unasked", "the first frame after the hello is not a heartbeat")
+        known = self._local.roster.member(member)
+        if known is None:  # removed meanwhile
+            raise Refused("member")
+        return Link(member, known.number, context, options, self._local.now, dialled=False)
+
+    async def _last_word(self, context: Any, frame: bytes) -> None:
+        try:
+            async with asyncio.timeout(0.5):
+                await write_frame(context, frame)
+        except (LinkDown, TimeoutError):
+            return

@@ -1,0 +1,302 @@
+"""The transport of real nodes: links over gRPC with mutual TLS between the members of a roster.
+
+    transport = GrpcTransport(identity, roster, swarm, NetOptions(), folder)
+    address = await transport.start()
+    node = Node(peer, worker, transport)        # which calls open, send, when_quiet and close
+
+Small messages go over one stream per link (`links`), models are announced there and read apart (`sender`, `puller`).
+Neighbours are numbers for the node, and device IDs of the roster here. Everything runs in one event loop, but for the
+encoding and checking of models, which two threads do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dfca.node.net.channels import handlers_of, make_server
+from dfca.node.net.detector import SteadyClock
+from dfca.node.net.dialer import Dialer
+from dfca.node.net.gossip import Gossip
+from dfca.node.net.graph import wanted_links
+from dfca.node.net.limits import Penalties, Refusals
+from dfca.node.net.links import Greeting, Link, LinkDown
+from dfca.node.net.local import Local
+from dfca.node.net.neighbours import Neighbours
+from dfca.node.net.options import NetOptions, Swarm, join_address
+from dfca.node.net.partials import Partials
+from dfca.node.net.puller import Puller
+from dfca.node.net.sender import Sender
+from dfca.node.net.service import Service
+from dfca.node.transport import Inputs
+from dfca.node.trust.identity import Identity
+from dfca.node.trust.roster import Roster
+from dfca.node.wire import codec
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.refused import Refused
+
+ASKED = 2
+"""Members that a node asks for others that it does not know."""
+TICK_S = 0.25
+DTYPES = {torch.float32: pb.FLOAT32, torch.float64: pb.FLOAT64}
+
+
+class GrpcTransport:
+    """The links of one node, see `node.transport`. folder: of the node; partial models are kept in it.
+
+    on_neighbours: called when the graph around this node changed, with the numbers of its neighbours: before
+    `connected` of a new one, after `disconnected` of one that left.
+    """
+
+    def __init__(self, identity: Identity, roster: Roster, swarm: Swarm, options: NetOptions, folder: Path) -> None:
+        self.on_neighbours: Callable[[tuple[int, ...]], None] = lambda numbers: None
+        self.address = ""
+        self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
+        self._folder = folder
+        self._node: Inputs | None = None
+        self._server: Any = None
+        self._numbers: dict[int, Link] = {}
+        self._reported: tuple[int, ...] | None = None
+        self._last: dict[str, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Begin to listen; returns the address. Calls are refused until `open`.
+
+        Raises:
+            ConfigError: if the node cannot listen there.
+            RunError: if its folder cannot be written.
+        """
+        options, loop = self._options, asyncio.get_running_loop()
+        clock = self._clock = SteadyClock(TICK_S, loop.time())
+        greeting = Greeting(self._swarm.swarm_id, self._swarm.size, DTYPES[self._swarm.dtype], self._swarm.software)
+        self._local = Local(
+            self._identity,
+            self._roster,
+            options,
+            greeting,
+            Refusals(),
+            Penalties(options.penalty_s, options.most_penalty_s),
+            lambda: clock.read(loop.time()),
+        )
+        self._executor = ThreadPoolExecutor(2, "dfca-net")
+        self._neighbours = Neighbours(self._up, self._down, self._frame)
+        self._dialer = Dialer(self._local, self._neighbours)
+        self._sender = Sender(self._local, self._swarm, self._neighbours.links, self._executor)
+        partials = Partials(self._folder / "partial", options.disk_bytes, options.least_chunk_bytes)
+        partials.prepare()
+        self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
+        self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values())
+        self._service = Service(self._local, self._neighbours, self._dialer, self._sender.offers)
+        handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
+        self._server, port = make_server(self._identity, self._roster, options, self._service.handshakes, handlers)
+        await self._server.start()
+        self.address = join_address(options.host, port)
+        self._unsubscribe = self._roster.subscribe(self._roster_changed)
+        self._ticker = asyncio.ensure_future(self._tick())
+        return self.address
+
+    async def stop(self) -> None:
+        """Break all links and end everything; what is half read stays on the disk."""
+        self.close()
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        self._unsubscribe()
+        self._ticker.cancel()
+        await asyncio.gather(self._ticker, return_exceptions=True)
+        await self._dialer.close()
+        await self._puller.close()
+        await server.stop(0.5)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # The contract of node/transport.py.
+
+    def open(self, node: Inputs) -> None:
+        """Begin to connect."""
+        self._node = node
+        self._service.is_open = True
+        self._rewire()
+
+    def send(self, neighbour: int, message: Any) -> None:
+        """Send a message to a neighbour; one that is out of reach does not get it."""
+        link = self._numbers.get(neighbour)
+        if link is not None and not link.down:
+            self._sender.send(link, message)
+
+    def when_quiet(self, call: Callable[[], None]) -> None:
+        """Call back once everything that has come has been handled."""
+        asyncio.get_running_loop().call_soon(call)
+
+    def close(self) -> None:
+        """Break all links; the node is not called any more."""
+        self._node = None
+        if self._server is not None:
+            self._service.is_open = False
+            self._dialer.want(set())
+            self._neighbours.end_all(LinkDown("closed"))
+
+    def block(self, members: Collection[str], seconds: float) -> None:
+        """Cut the links with some members, and have none with them for some seconds: what a broken network does."""
+        for member in members:
+            self._local.penalties.keep_out(member, self._local.now() + seconds)
+            link = self._neighbours.links.get(member)
+            if link is not None:
+                self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
+
+    # For screens and metrics.
+
+    def status(self) -> dict[str, Any]:
+        """Describe the network: address, refusals by reason, and every neighbour, linked or wanted."""
+        members = self._roster.members()
+        listed = {*self._neighbours.links, *self._wanted()}
+        return {
+            "address": self.address,
+            "refused": dict(self._local.refusals.total),
+            "starved_s": round(self._clock.lost_s, 3),
+            "cached_bytes": self._sender.offers.bytes,
+            "packed": self._sender.packed,
+            "resumed_bytes": self._puller.resumed,
+            "neighbours": {id: self._describe(id, members[id].name) for id in sorted(listed) if id in members},
+        }
+
+    def found(self, member: str, addresses: tuple[str, ...]) -> None:
+        """Take the addresses that discovery has found for a member; they decide nothing but where to dial."""
+        if self._roster.member(member) is not None:
+            self._dialer.found[member] = addresses
+            self._neighbours.wake()
+
+    def _describe(self, member: str, name: str) -> dict[str, Any]:
+        link = self._neighbours.links.get(member)
+        now = self._local.now()
+        return {
+            "name": name,
+            "state": "up" if link else "dead" if member in self._dialer.dead() else "down",
+            "address": self._dialer.reached.get(member) or next(iter(self._dialer.addresses(member)), ""),
+            "dialled": link.dialled if link else None,
+            "rtt_s": link.rtt.mean if link else None,
+            "silent_s": round(now - link.detector.heard, 3) if link else None,
+            "bytes_in": (link.bytes_in if link else 0) + self._puller.bytes_in[member],
+            "bytes_out": (link.bytes_out if link else 0) + self._service.bytes_out[member],
+            "queued": link.queued if link else 0,
+            "refused": self._local.refusals.of(member),
+            "pulls": self._puller.pulls.of(member),
+            "last_error": self._dialer.errors.get(member) or self._last.get(member, ""),
+        }
+
+    # The graph.
+
+    def _wanted(self, dead: set[str] | None = None) -> set[str]:
+        """Return the members to have links with, walking past dead ones where the graph is automatic."""
+        members, own = self._roster.members(), self._identity.id
+        if own not in members:
+            return set()
+        if self._options.neighbours == "auto":
+            return wanted_links(own, list(members), dead or set(), self._options.degree)
+        named = [self._roster.by_name(name) for name in self._options.neighbours]
+        found = {member.id for member in named if member is not None} - {own}
+        if None in named or not all(self._dialer.addresses(id) for id in found):
+            # Somebody is not known yet, or not where it is: others know more, whom one can ask.
+            known = [id for id in sorted(members) if id != own and self._dialer.addresses(id)]
+            found |= set(known[:ASKED])
+        return found
+
+    def _rewire(self) -> None:
+        """Dial who is wanted, and report the neighbours if they changed."""
+        if self._node is None:
+            return
+        current = self._wanted(self._dialer.dead())
+        self._dialer.want(current | self._wanted())  # dead ones too, more and more rarely: they may come back
+        members = self._roster.members()
+        numbers = tuple(sorted(members[id].number for id in current | set(self._neighbours.links) if id in members))
+        if numbers != self._reported and self._node is not None:
+            self._reported = numbers
+            self.on_neighbours(numbers)
+
+    def _roster_changed(self) -> None:
+        members = self._roster.members()
+        own = self._identity.id in members
+        for member, link in list(self._neighbours.links.items()):
+            if member not in members or not own:
+                self._neighbours.end(link, LinkDown("member", "no longer a member of the swarm"))
+                self._forget(member)
+        self._gossip.spread()
+        self._neighbours.wake()
+        self._rewire()
+
+    def _forget(self, member: str) -> None:
+        for part in (self._sender.offers, self._gossip, self._dialer, self._service, self._local.refusals):
+            part.forget(member)
+        self._last.pop(member, None)
+        task = asyncio.ensure_future(self._puller.forget(member))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _tick(self) -> None:
+        """Look after clocks and time limits."""
+        loop, ticks = asyncio.get_running_loop(), 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._clock.tick(loop.time())
+            ticks += 1
+            for link in list(self._neighbours.links.values()):
+                link.check()
+            self._puller.check()
+            for _ in range(self._service.handshakes.take_failed()):
+                self._local.refusals.add("handshake")
+            if ticks % 4 == 0:
+                self._sender.prune()
+                self._rewire()
+
+    # What happens on links.
+
+    def _up(self, link: Link) -> None:
+        self._numbers[link.number] = link
+        self._rewire()
+        if self._node is not None:
+            self._node.connected(link.number)
+        self._sender.greet(link)  # behind what the node says when a link opens
+        self._gossip.greet(link)
+
+    def _down(self, link: Link, why: LinkDown) -> None:
+        self._numbers.pop(link.number, None)
+        self._last[link.member] = str(why)
+        if why.guilty:
+            self._local.refusals.add(why.reason, link.member)
+            self._local.penalties.punish(link.member, self._local.now())
+        for part in (self._sender, self._puller, self._gossip):
+            part.lose(link)
+        if self._node is not None:
+            self._node.disconnected(link.number)
+        self._rewire()
+
+    def _frame(self, link: Link, frame: pb.Frame) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind == "message":
+            decoded = codec.decode(frame.message)
+            if decoded.needs_model:
+                raise Refused("unasked", "a message that must be announced")
+            self._deliver(link, decoded.message())
+        elif kind == "announce":
+            self._puller.announce(link, frame.announce)
+        elif kind == "withdraw":
+            self._puller.withdraw(link, frame.withdraw.number)
+        elif kind == "received":
+            self._sender.received(link, frame.received.number)
+        elif kind == "unavailable":
+            self._sender.unavailable(link, frame.unavailable.number)
+        elif kind == "roster_digest":
+            self._gossip.take_digest(link, frame.roster_digest.digest)
+        elif kind == "roster_records":
+            for _ in self._gossip.take_records(link, frame.roster_records.records, self._local.now()):
+                self._local.refusals.add("roster", link.member)
+
+    def _deliver(self, link: Link, message: Any) -> None:
+        if self._node is not None and not link.down:
+            self._node.received(link.number, message)

@@ -1,0 +1,76 @@
+"""What has happened at a node since it began: counts and last values, for its status, its metrics and its log."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dfca.node.operate.logs import Log
+from dfca.peer.work import Note
+
+REMEMBERED = 200
+"""Folds of which the age is remembered."""
+
+
+@dataclass
+class Books:
+    """Counts the notes of a peer by kind. name: how a log calls a member, by its number."""
+
+    log: Log
+    name: Callable[[int], str] = str
+    counts: Counter[str] = field(default_factory=Counter)
+    ages: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    finished_at: float | None = None
+    round_s: float | None = None
+    trained: int | None = None
+    _began: float = 0.0
+
+    def note(self, note: Note) -> None:
+        """Take in a note."""
+        self.counts[note.kind] += 1
+        if note.kind == "start":
+            self._began = time.monotonic()
+        elif note.kind == "finish":
+            self.finished_at = time.monotonic()
+            self.round_s = self.finished_at - self._began
+            self.trained = None if note.cluster < 0 else note.cluster
+            self._log_round(note)
+        elif note.kind == "fold":
+            self.ages.append(note.number)
+        elif note.kind in _LOGGED:
+            text = _LOGGED[note.kind].format(
+                other=self.name(note.other), cluster=note.cluster, round=note.round, number=f"{note.number:g}"
+            )
+            (self.log.debug if note.kind in ("timeout", "warmed") else self.log.info)(text, event=note.kind)
+
+    def _log_round(self, note: Note) -> None:
+        """Log rounds: each of the first ten, then every tenth, then every hundredth; all of them as debugging."""
+        seldom = note.round % 10 ** (len(str(note.round)) - 1) != 0
+        text = f"round {note.round} is done, cluster {note.cluster}"
+        if note.cluster < 0:
+            self.log.warning(f"round {note.round}: training diverged, the model is left as it was; is the data scaled?")
+        elif seldom:
+            self.log.debug(text, event="round", round=note.round, cluster=note.cluster, seconds=self.round_s)
+        else:
+            self.log.info(text, event="round", round=note.round, cluster=note.cluster, seconds=self.round_s)
+
+    @property
+    def staleness(self) -> float | None:
+        """The mean age of the last folds."""
+        return sum(self.ages) / len(self.ages) if self.ages else None
+
+
+_LOGGED = {
+    "warm": "trains a model of its own, to vote with",
+    "warmed": "the warm-up ended",
+    "elect": "an election ended: there are {number} clusters",
+    "join": "took over the {number} models of {other}",
+    "switch": "took over the {number} models of {other}, whose election counts more",
+    "adopt": "took cluster {cluster} from {other}",
+    "afresh": "nobody is there: begins with models of its own",
+    "jump": "goes on with round {round} of its neighbours",
+    "timeout": "stopped waiting for neighbours in round {round}",
+    "done": "all {round} rounds are done; goes on serving its neighbours",
+}

@@ -1,0 +1,168 @@
+"""What the commands of `dfca node` do with a folder while no node runs there: make one, use its models."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import ConfigError, DataError, RunError
+from dfca.node import folder as folders
+from dfca.node.addresses import own_addresses
+from dfca.node.folder import NodeFolder
+from dfca.node.task.config import Config
+from dfca.node.task.facts import Facts
+from dfca.node.task.founding import Founding, Joining, init_swarm, join_swarm
+from dfca.node.trust.identity import Identity
+from dfca.node.trust.roster import Roster
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new node. code: the six characters of a pairing; inviter: who introduced it."""
+
+    identity: Identity
+    config: Config
+    facts: Facts
+    code: str = ""
+    inviter: str = ""
+
+
+def init_node(path: Path, options: Founding) -> Made:
+    """Make the first node of a new swarm. Where that fails, the folder is as it was."""
+    existed = path.exists()
+    folders.prepare(path)
+    try:
+        identity = Identity.create(path)
+        config, facts = init_swarm(path, identity.id, options)
+        roster = Roster.found(identity, facts.swarm_id, config.name)
+        folders.write(path, config, facts, roster)
+    except BaseException:
+        _undo(path, existed)
+        raise
+    return Made(identity, config, facts)
+
+
+def join_node(path: Path, invite: str, options: Joining) -> Made:
+    """Make a node and pair it: its data is checked against the swarm's facts before it becomes a member.
+
+    Where that fails, the folder is as it was.
+    """
+    from dfca.node.trust.invite import Invite
+    from dfca.node.trust.pairing import join
+
+    Invite.parse(invite)  # a mistake in it is said before anything is made
+    existed = path.exists()
+    folders.prepare(path)
+    made: list[tuple[Config, Facts]] = []
+
+    def check_facts(data: bytes) -> None:
+        facts = Facts.from_bytes(data)
+        made.append((join_swarm(path, facts, options), facts))
+
+    try:
+        identity = Identity.create(path)
+        name = options.name or path.resolve().name
+        joined = asyncio.run(join(invite, identity, name, _addresses(options), check_facts))
+        config, facts = made[0]
+        if joined.roster.swarm != facts.swarm_id or joined.roster.root != facts.founder:
+            raise DataError(
+                "the inviter's roster is not that of the swarm whose facts it sent; do not trust this invite"
+            )
+        folders.write(path, config, facts, joined.roster)
+    except BaseException:
+        _undo(path, existed)
+        raise
+    return Made(identity, config, facts, joined.code, joined.inviter.name)
+
+
+def _undo(path: Path, existed: bool) -> None:
+    """Remove what was made in a folder that was empty before."""
+    with suppress(OSError):
+        for entry in path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if not existed:
+            path.rmdir()
+
+
+def _addresses(options: Joining) -> tuple[str, ...]:
+    """Return where a device that has not started yet will be reached: others may have to dial it first."""
+    settings = {"name": "device", "data": {"path": options.data}, **(options.settings or {})}
+    config = Config.checked(settings, "the settings")
+    return own_addresses(config, config.network.port) if config.network.port else ()
+
+
+def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
+    """Parse KEY=VALUE pairs, with dots for sections and values as in TOML; words need no quotes.
+
+    >>> parse_settings(["network.port=7500", "name=shed"], "--set")
+    {'network': {'port': 7500}, 'name': 'shed'}
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(part.replace("_", "").isalnum() for part in parts):
+            raise ConfigError(f'{option} takes KEY=VALUE, such as network.port=7500, got "{pair}"')
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        place = found
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f'{option} {pair}: "{part}" was given a value before')
+        place[parts[-1]] = value
+    return found
+
+
+def load_model(path: Path, cluster: int | None = None) -> Any:
+    """Load one saved model of a node: its own cluster's, or another one. Returns `task.export.Exported`.
+
+    Raises RunError where there is none yet.
+    """
+    from dfca.node.task.dataset import load
+    from dfca.node.task.export import Exported
+    from dfca.node.task.learner import build, choose_cluster
+
+    folder = NodeFolder.load(path)
+    saved = folder.store().load()
+    if saved is None or saved.bank is None:
+        raise RunError(
+            f"the node in {path} has no models yet; let it run until `dfca node status {path}` shows a round"
+        )
+    model = build(folder.facts, folder.config.training.factory)
+    if saved.bank.shape[1] != model.flat.size:
+        raise DataError(
+            f"the saved models have {saved.bank.shape[1]} floats and the swarm's model {model.flat.size}; the folder "
+            "was mixed up with another one: restore it from a copy"
+        )
+    if cluster is None:
+        cluster = saved.assignment
+    if cluster is None:
+        cluster = choose_cluster(model, saved.bank, load(folder.config, path, folder.facts).train)
+    if not 0 <= cluster < len(saved.bank):
+        raise ConfigError(f"--cluster must be 0 to {len(saved.bank) - 1}, got {cluster}")
+    return Exported(folder.facts, model, saved.bank[cluster].clone(), cluster, saved.round)
+
+
+def predict_file(path: Path, data: str, cluster: int | None = None) -> tuple[str, Any]:
+    """Predict the samples of a file by a node's model; returns CSV, and the model that was used."""
+    from dfca.node.task.dataset import load_inputs
+    from dfca.node.task.export import predictions_csv
+    from dfca.node.task.learner import predict
+    from dfca.node.task.scaling import Scaling
+
+    folder = NodeFolder.load(path)
+    exported = load_model(path, cluster)
+    absolute = str(Path(data).expanduser().absolute())
+    wanted = folder.config.data.model_copy(update={"path": absolute, "format": "auto", "test": None})
+    x = load_inputs(folder.config.model_copy(update={"data": wanted}), path, folder.facts)
+    scaling = Scaling.of(folder.facts.scaling, folder.facts.inputs)
+    return predictions_csv(folder.facts, predict(exported.model, exported.vector, x, scaling)), exported

@@ -1,0 +1,134 @@
+"""Commands to a node that runs: JSON lines on 127.0.0.1, for those who can read its folder.
+
+    control.json   {"port": 40123, "token": "...", "pid": 4711}, readable by the owner only
+
+A request is one line: {"token": ..., "command": "status", ...}. The answer is one line: {"ok": true, ...}, or {"ok":
+false, "error": a sentence, "status": an exit status}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import DfcaError, RunError, unknown
+
+FILE = "control.json"
+MOST_BYTES = 1 << 20
+PATIENCE_S = 10.0
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class NotRunning(RunError):
+    """No node runs in this folder."""
+
+
+class ControlServer:
+    """Serves commands. handlers: by the name of the command; each returns what is answered, or raises DfcaError."""
+
+    def __init__(self, folder: Path, handlers: Mapping[str, Handler]) -> None:
+        self._path, self._handlers = folder / FILE, handlers
+        self._token = secrets.token_urlsafe(24)
+        self._server: asyncio.Server | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Begin to listen, and say where in the folder."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_BYTES)
+        port = self._server.sockets[0].getsockname()[1]
+        write_private(self._path, json.dumps({"port": port, "token": self._token, "pid": os.getpid()}))
+
+    async def close(self) -> None:
+        """Stop listening; a command that is being answered is finished."""
+        with suppress(OSError):
+            self._path.unlink()
+        if self._server is not None:
+            self._server.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
+            writer.write(json.dumps(await self._answer(line), allow_nan=True).encode() + b"\n")
+            await asyncio.wait_for(writer.drain(), PATIENCE_S)
+        except (TimeoutError, OSError, ValueError):
+            pass  # whoever asked is gone, or sent no line
+        finally:
+            self._calls.discard(task)
+            writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            token, command = str(request.pop("token")), str(request.pop("command"))
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            return {"ok": False, "error": "not a command", "status": 2}
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            return {"ok": False, "error": "the token is not that of this node", "status": 2}
+        try:
+            if command not in self._handlers:
+                raise unknown("command of a node", command, self._handlers)
+            return {"ok": True, **await self._handlers[command](request)}
+        except DfcaError as error:
+            return {"ok": False, "error": str(error), "status": error.status}
+        except Exception as error:
+            return {"ok": False, "error": f"unexpected {type(error).__name__}: {error}", "status": 1}
+
+
+class RefusedCommand(DfcaError):
+    """The node that runs has refused a command."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> dict[str, Any]:
+    """Send a command to the node that runs in a folder and return its answer.
+
+    Raises NotRunning where none runs there, and RefusedCommand with its sentence where it refuses.
+    """
+    try:
+        found = json.loads((folder / FILE).read_text())
+        port, token = int(found["port"]), str(found["token"])
+        with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(json.dumps({"token": token, "command": command, **values}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                answer: dict[str, Any] = json.loads(lines.readline(64 * MOST_BYTES))
+    except PermissionError as error:
+        raise RunError(
+            f"{folder / FILE} belongs to another user; run the command as the user that runs the node"
+        ) from error
+    except TimeoutError as error:
+        raise RunError(
+            f"the node in {folder} did not answer within {timeout_s:g} s; is the machine too busy?"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotRunning(f"no node runs in {folder}; start it: dfca node run {folder}") from error
+    if not answer.pop("ok", False):
+        raise RefusedCommand(str(answer.get("error")), int(answer.get("status", 1)))
+    return answer
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, in place of the old one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)

@@ -1,0 +1,106 @@
+"""The log of a node: lines for people, or one JSON object per line for machines; to the terminal and to node.log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Literal
+
+FILE = "node.log"
+MOST_BYTES = 5 * 2**20
+KEPT = 3
+_NAME = "dfca.node"
+
+
+class Log:
+    """Logs events: a sentence, and named values for machines. last_error: the last warning or error, and when."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self.last_error: dict[str, Any] | None = None
+
+    def debug(self, text: str, **values: Any) -> None:
+        """Log what is of interest to those who look for a fault."""
+        self._write(logging.DEBUG, text, values)
+
+    def info(self, text: str, **values: Any) -> None:
+        """Log what goes as it should."""
+        self._write(logging.INFO, text, values)
+
+    def warning(self, text: str, **values: Any) -> None:
+        """Log what should not be; it is shown as the last error."""
+        self._write(logging.WARNING, text, values)
+
+    def error(self, text: str, **values: Any) -> None:
+        """Log what ends the node, or a part of it."""
+        self._write(logging.ERROR, text, values)
+
+    def _write(self, level: int, text: str, values: dict[str, Any]) -> None:
+        if level >= logging.WARNING:
+            self.last_error = {"text": text, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._logger.log(level, "%s", text, extra={"values": values})
+
+    def close(self) -> None:
+        """Close the files."""
+        for handler in list(self._logger.handlers):
+            self._logger.removeHandler(handler)
+            handler.close()
+
+
+def open_log(
+    folder: Path | None, format: Literal["human", "json"], level: str, stream: Any = None, name: str = ""
+) -> Log:
+    """Open the log of the node in a folder; None: the terminal only. name: of the node, where there are several."""
+    logger = logging.getLogger(f"{_NAME}.{name or (folder.name if folder else 'node')}")
+    logger.propagate = False
+    logger.setLevel(level.upper())
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream or sys.stderr)]
+    log = Log(logger)
+    if folder is not None:
+        try:
+            handlers.append(RotatingFileHandler(folder / FILE, maxBytes=MOST_BYTES, backupCount=KEPT, encoding="utf-8"))
+        except OSError as error:
+            log.last_error = {"text": f"{FILE} cannot be written: {error.strerror}", "time": _now()}
+    for handler in handlers:
+        handler.setFormatter(_Json() if format == "json" else _Human())
+        handler.handleError = _ignore  # type: ignore[method-assign]
+        logger.addHandler(handler)
+    return log
+
+
+def _ignore(record: logging.LogRecord) -> None:
+    """A full disk or a closed terminal must not stop a node."""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class _Human(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{when}  {level}{_clean(record.getMessage())}"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "text": record.getMessage(),
+            **getattr(record, "values", {}),
+        }
+        return json.dumps(line, default=str)
+
+
+def _clean(text: str) -> str:
+    """Make what others chose harmless for a terminal: no control characters, one line."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,161 @@
+"""The state of a node, as one JSON object: what it does, with whom, how well, and what went wrong.
+
+A running node answers with it; one that does not run has left its last one in status.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfca.errors import RunError
+from dfca.files import atomic_write
+from dfca.node.operate.control import NotRunning, call
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dfca.node.local_work import LocalWork
+    from dfca.node.node import Node
+    from dfca.node.operate.books import Books
+
+FILE = "status.json"
+
+
+def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int, str]) -> dict[str, Any]:
+    """Describe what a node computes: state, round, clusters, scores, staleness."""
+    machine, report = node.machine, work.report
+    scores = [] if report is None else [{"accuracy": s.accuracy, "loss": s.loss} for s in report.scores]
+    own = scores[report.cluster] if scores else None
+    waits = re.sub(r"clients? (?=\d)", "", machine.waits())
+    return {
+        "state": machine.state.value,
+        "waits": re.sub(r"\d{10,}", lambda number: names.get(int(number[0]), number[0]), waits),
+        "round": machine.round,
+        "rounds": machine.options.rounds,
+        "clusters": 0 if machine.bank is None else len(machine.bank),
+        "cluster": machine.assignment,
+        "incarnation": machine.incarnation,
+        "loss": _finite(work.loss),
+        "accuracy": None if own is None else own["accuracy"],
+        "scores": scores,
+        "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
+        "staleness": books.staleness,
+        "round_s": books.round_s,
+        "since_round_s": None if books.finished_at is None else time.monotonic() - books.finished_at,
+        "folds": books.counts["fold"],
+        "drops": books.counts["drop"],
+    }
+
+
+def describe_neighbours(node: Node, links: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> list[Any]:
+    """Describe every neighbour: what the transport knows of its link, and what the peer knows of its round."""
+    known = node.machine.links
+    found = []
+    for number in sorted({*links, *known, *getattr(node.machine, "neighbours", ())}, key=lambda n: names.get(n, "")):
+        said = known.get(number)
+        hello = said.hello if said is not None else None
+        entry: dict[str, Any] = {"name": names.get(number, str(number)), "number": number}
+        entry |= {"state": "up" if number in known else "down"} | dict(links.get(number, {}))
+        entry["round"] = None if said is None or hello is None else max(hello.round - 1, said.round)
+        entry["clusters"] = None if hello is None else hello.clusters
+        found.append(entry)
+    return found
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def save_status(folder: Path, status: Mapping[str, Any]) -> None:
+    """Keep a status for the time when the node does not run."""
+    atomic_write(folder / FILE, json.dumps(status) + "\n")
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Ask the node that runs in a folder for its status; where none runs, return the last one it left.
+
+    Raises RunError where there is none.
+    """
+    try:
+        return call(folder, "status", timeout_s=10.0)
+    except NotRunning:
+        try:
+            last: dict[str, Any] = json.loads((folder / FILE).read_text())
+        except (OSError, ValueError):
+            raise RunError(
+                f"the node in {folder} does not run and has left no status; start it: dfca node run {folder}"
+            ) from None
+        return {**last, "running": False}
+
+
+def status_table(status: Mapping[str, Any]) -> RenderableType:
+    """Show a status to people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in _facts(status):
+        facts.add_row(name, Text(value))
+    links = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error"):
+        links.add_column(name, justify="right" if name in ("round", "seen", "rtt", "received", "sent") else "left")
+    for each in status.get("neighbours", ()):
+        links.add_row(*(Text(cell) for cell in _cells(each)))
+    return Group(facts, Text(""), links) if status.get("neighbours") else Group(facts)
+
+
+def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    get = status.get
+    running = "runs" if get("running") else f"does not run; this is its state of {get('time')}"
+    rows = [("node", f"{get('name')} ({str(get('id', ''))[:7]}), {running}")]
+    rows.append(("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {get('members')} members"))
+    rounds = "" if (get("rounds") or 0) >= 2**50 else f" of {get('rounds')}"
+    took = "" if get("round_s") is None else f", {get('round_s'):.2g} s each"
+    rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}; {get('waits')}"))
+    cluster = "none yet" if get("cluster") is None else f"{get('cluster')} of {get('clusters')}"
+    rows.append(("cluster", cluster))
+    scores = [f"{each['accuracy']:.1%}" for each in get("scores") or ()]
+    if get("accuracy") is not None:
+        others = f" (all clusters: {', '.join(scores)})" if len(scores) > 1 else ""
+        samples = get("samples") or {}
+        rows.append(("accuracy", f"{get('accuracy'):.1%} on {samples.get('held_out')} held-out samples{others}"))
+    if get("loss") is not None:
+        rows.append(("loss", f"{get('loss'):.4g} on {(get('samples') or {}).get('train')} samples, before training"))
+    if get("staleness") is not None:
+        rows.append(("staleness", f"{get('staleness'):.2g} updates, {get('folds')} folded, {get('drops')} dropped"))
+    rows.append(("traffic", f"{_bytes(get('bytes_in', 0))} received, {_bytes(get('bytes_out', 0))} sent"))
+    refused = ", ".join(f"{reason} {count}" for reason, count in sorted((get("refused") or {}).items()))
+    rows.append(("refused", refused or "nothing"))
+    rows += [("problem", text) for text in get("problems") or ()]
+    last = get("last_error")
+    if last:
+        rows.append(("last error", f"{last['text']} ({last['time']})"))
+    return rows
+
+
+def _cells(each: Mapping[str, Any]) -> list[str]:
+    def shown(key: str, form: str = "{}") -> str:
+        return "" if each.get(key) is None else form.format(each[key])
+
+    rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
+    return [
+        *(shown("name"), shown("state"), shown("round"), shown("silent_s", "{:.1f} s ago"), rtt),
+        *(_bytes(each.get("bytes_in") or 0), _bytes(each.get("bytes_out") or 0), shown("address"), shown("last_error")),
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -1,0 +1,76 @@
+"""`dfca node run`: one process that runs one node, over gRPC, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from dfca.errors import DfcaError
+from dfca.node.folder import NodeFolder
+from dfca.node.service import Service, ServiceOptions, ServiceTransport
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WORK_THREADS = ("work", "disk")
+
+
+def run_node(path: Path, options: ServiceOptions) -> None:
+    """Run the node of a folder until SIGINT or SIGTERM. Raises DfcaError where it cannot run.
+
+    A second signal does not wait for anything.
+    """
+    service = Service(NodeFolder.load(path), options, make_grpc_transport)
+    try:
+        asyncio.run(_run(service))
+    finally:
+        error = sys.exception()
+        if (error is None or not isinstance(error, DfcaError)) and _is_computing():
+            # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0 if error is None else 1)
+
+
+async def _run(service: Service) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+        service.stop()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, end)
+    await service.run()
+
+
+def _is_computing() -> bool:
+    return any(thread.name in WORK_THREADS and thread.is_alive() for thread in threading.enumerate())
+
+
+def make_grpc_transport(folder: NodeFolder) -> ServiceTransport:
+    """Make the transport of a node from its settings and the swarm's facts."""
+    from dfca.node.net.options import NetOptions, Swarm
+    from dfca.node.net.transport import GrpcTransport
+
+    config, facts = folder.config, folder.facts
+    network, limits = config.network, config.limits
+    options = NetOptions(
+        host=network.host,
+        port=network.port,
+        neighbours=network.neighbours,
+        degree=network.degree,
+        insecure=network.insecure,
+        discovery=network.discovery,
+        max_links=limits.links,
+        frames_per_s=limits.frames_per_s,
+        pulls=limits.pulls,
+        cache_bytes=limits.cache_bytes,
+        disk_bytes=limits.disk_bytes,
+    )
+    encoding = facts.payload if config.payload == "swarm" else config.payload
+    swarm = Swarm(facts.swarm_id, facts.model_size, encoding=encoding, compress=facts.compression == "zstd")
+    return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path)

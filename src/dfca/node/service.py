@@ -1,0 +1,459 @@
+"""A node as one process: everything is loaded and checked, the folder is locked, the doors are opened, the peer runs.
+
+    service = Service(NodeFolder.load(path), ServiceOptions(), make_transport)
+    await service.run()                # until `stop`, a signal that calls it, or an error
+
+The doors: the transport (neighbours), the control server (commands of this machine's user), metrics where they are
+asked for, and a pairing server while an invite is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dfca.errors import ConfigError, DataError, DfcaError
+from dfca.node.addresses import is_unspecified, own_addresses
+from dfca.node.folder import NodeFolder
+from dfca.node.local_work import LocalWork, Samples
+from dfca.node.node import Node, Pace
+from dfca.node.operate.books import Books
+from dfca.node.operate.control import ControlServer
+from dfca.node.operate.logs import Log, open_log
+from dfca.node.operate.status import describe_neighbours, describe_work, save_status
+from dfca.node.record import Recorder
+from dfca.node.task.dataset import DeviceData
+from dfca.node.task.learner import build, evaluate
+from dfca.node.transport import Transport
+from dfca.node.trust.identity import peer_number, short
+from dfca.peer.peer import Peer
+
+TICK_S = 1.0
+STATUS_S = 15.0
+ADDRESSES_S = 30.0
+LEAST_ROUND_S = 0.05
+"""A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
+END_S = 4.0
+"""How long the end may wait for the disk; the process ends within 10 s of a signal."""
+
+
+class ServiceTransport(Transport, Protocol):
+    """A transport with a life of its own: `node.net.GrpcTransport`."""
+
+    on_neighbours: Callable[[tuple[int, ...]], None]
+
+    async def start(self) -> str:
+        """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+    def status(self) -> dict[str, Any]:
+        """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What the command line decides. record: where the peer's inputs are written down; until_done: end when all rounds
+    are done, instead of serving on; version: of this program, for its status."""
+
+    log_format: Literal["human", "json"] | None = None
+    log_stream: Any = None
+    record: Path | None = None
+    until_done: bool = False
+    version: str = ""
+
+
+class Service:
+    """One node that runs in a folder. Nothing of it is opened before `run`."""
+
+    def __init__(
+        self,
+        folder: NodeFolder,
+        options: ServiceOptions,
+        make_transport: Callable[[NodeFolder], ServiceTransport],
+    ) -> None:
+        self.folder, self.options, self._make_transport = folder, options, make_transport
+        config = folder.config
+        self.log: Log = open_log(
+            folder.path, options.log_format or config.log.format, config.log.level, options.log_stream
+        )
+        self.books = Books(self.log, self._name)
+        self._stop: asyncio.Event | None = None
+        self._pairing: Any = None
+        self._joined: list[dict[str, str]] = []
+        self._began = time.time()
+        self._closers: list[Callable[[], Any]] = []
+        self._problems: dict[str, str] = {}
+        self.port = 0
+        self.addresses: tuple[str, ...] = ()
+        self.node: Node
+        self.work: LocalWork
+        self.transport: ServiceTransport
+
+    # The life of a node.
+
+    async def run(self) -> None:
+        """Run until `stop`. Raises DfcaError where it cannot begin or go on; everything is closed then."""
+        self._stop = asyncio.Event()
+        lock = self.folder.lock()
+        try:
+            await self._open()
+            await self._serve()
+        finally:
+            await self._close()
+            lock.release()
+
+    def stop(self) -> None:
+        """End soon: the round in progress is abandoned, everything else is saved."""
+        if self._stop is not None:
+            self._stop.set()
+
+    async def _open(self) -> None:
+        folder, config = self.folder, self.folder.config
+        torch.set_num_threads(config.training.threads)
+        self.work = make_work(folder)
+        store = folder.store()
+        store.clean()
+        saved = store.load()
+        for warning in store.warnings:
+            self.log.warning(warning)
+        life = store.next_life(saved)
+        self.transport = self._make_transport(folder)
+        address = await self.transport.start()
+        self._closers.append(self.transport.stop)
+        self.port = int(address.rpartition(":")[2])
+        wanted = tuple(sorted(peer_number(id) for id in self.transport.status()["neighbours"]))
+        peer_options = folder.facts.peer_options(folder.identity.number, wanted)
+        peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
+        for reason, count in peer.refused.items():
+            self.log.warning(f"the saved models are passed over: {reason} ({count})")
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S)
+        self.node = Node(peer, self.work, self.transport, store, note=self.books.note, pace=pace)
+        if self.options.record is not None:
+            recorder = Recorder(self.options.record, peer, saved)
+            self.node.record = recorder
+            self._closers.append(recorder.close)
+        self.transport.on_neighbours = self.node.rewire
+        self._announce()
+        control = ControlServer(folder.path, self._commands())
+        await control.open()
+        self._closers.append(control.close)
+        if config.log.metrics_port is not None:
+            from dfca.node.operate.metrics import serve_metrics
+
+            self._closers.append(serve_metrics(config.log.metrics_port, self._status_for_thread()))
+        self.log.info(
+            f"node {config.name} ({short(folder.identity.id)}) of swarm {folder.facts.name} listens at "
+            f"{', '.join(self.addresses)}; life {life}, {'round ' + str(peer.round) if saved else 'no models yet'}",
+            event="start",
+            id=folder.identity.id,
+            incarnation=life,
+        )
+
+    async def _serve(self) -> None:
+        assert self._stop is not None
+        running = asyncio.create_task(self._run_node())
+        stopping = asyncio.create_task(self._stop.wait())
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await asyncio.wait({running, stopping, ticking}, return_when=asyncio.FIRST_COMPLETED)
+            if ticking.done():
+                ticking.result()
+            if running.done():
+                running.result()
+                if not self.options.until_done:
+                    await asyncio.wait({stopping, ticking}, return_when=asyncio.FIRST_COMPLETED)
+                    if ticking.done():
+                        ticking.result()
+        finally:
+            for task in (running, stopping, ticking):
+                task.cancel()
+            await asyncio.gather(running, stopping, ticking, return_exceptions=True)
+
+    async def _run_node(self) -> None:
+        """Run the node once enough members have joined; one that has models goes on at once."""
+        wanted = self.folder.facts.starts_with
+        if self.node.machine.bank is None and len(self.folder.roster.members()) < wanted:
+            self.log.info(f"waits until {wanted} members have joined the swarm", event="wait")
+            self.transport.open(Idle())  # the roster travels over links
+            while len(self.folder.roster.members()) < wanted:
+                await asyncio.sleep(TICK_S / 4)
+            await asyncio.sleep(TICK_S)  # for the neighbours, which learn of the last one from here
+            self.transport.close()
+        await self.node.run(late=True)
+
+    async def _close(self) -> None:
+        """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
+        if hasattr(self, "node"):
+            with suppress(Exception):
+                save_status(self.folder.path, {**self.status(), "running": False})
+            if not await self.node.finish(END_S):
+                self.log.error(
+                    f"the last state could not be saved: {self.node.saving.problem or 'the disk is too slow'}"
+                )
+        if self._pairing is not None:
+            self._closers.append(self._pairing.close)
+        for close in reversed(self._closers):
+            try:
+                result = close()
+                if asyncio.iscoroutine(result):
+                    await asyncio.wait_for(result, 2.0)
+            except Exception as error:
+                self.log.debug(f"while ending: {type(error).__name__}: {error}")
+        with suppress(DfcaError):
+            self.folder.save_roster()
+        self.log.info("ended", event="end")
+        self.log.close()
+
+    async def _tick(self) -> None:
+        """See to what changes slowly: the roster, addresses, problems; raises where the node cannot go on."""
+        status_at, addresses_at = -math.inf, time.monotonic()
+        while True:
+            self.folder.check_member()
+            self._watch("roster", self._save_roster)
+            self._report("disk", self.node.saving.problem)
+            self._report("data", self.work.problem)
+            now = time.monotonic()
+            if now - addresses_at >= ADDRESSES_S:
+                addresses_at = now
+                self._watch("address", self._announce)
+            if now - status_at >= STATUS_S:
+                status_at = now
+                self._watch("status", lambda: save_status(self.folder.path, self.status()))
+            await asyncio.sleep(TICK_S)
+
+    def _save_roster(self) -> None:
+        self.folder.save_roster()
+
+    def _watch(self, what: str, act: Callable[[], None]) -> None:
+        """Do something that may fail without ending the node."""
+        try:
+            act()
+        except DfcaError as error:
+            self._report(what, str(error))
+        else:
+            self._report(what, None)
+
+    def _report(self, what: str, problem: str | None) -> None:
+        """Log a problem when it comes, and when it goes."""
+        before = self._problems.get(what)
+        if problem is None:
+            if self._problems.pop(what, None) is not None:
+                self.log.info(f"solved: {before}")
+        elif problem != before:
+            self._problems[what] = problem
+            self.log.warning(problem)
+
+    def _announce(self) -> None:
+        """Tell the members where this device is reached."""
+        self.addresses = own_addresses(self.folder.config, self.port)
+        self.folder.roster.announce(self.folder.identity, self.addresses)
+        self.folder.save_roster()
+
+    def _name(self, number: int) -> str:
+        member = self.folder.roster.by_number(number)
+        return str(number) if member is None else member.name
+
+    # Status and commands.
+
+    def status(self) -> dict[str, Any]:
+        """Describe the node: see `operate.status`."""
+        folder, node = self.folder, self.node
+        names = {member.number: member.name for member in folder.roster.members().values()}
+        net = self.transport.status()
+        links = {peer_number(id): {"id": id, **each} for id, each in net["neighbours"].items()}
+        refused = Counter({**node.machine.refused}) + Counter(net["refused"])
+        refused.update({f"roster: {reason}": count for reason, count in folder.roster.refused.items()})
+        if self._pairing is not None:
+            refused.update({f"pairing: {reason}": count for reason, count in self._pairing.refused.items()})
+        store = node.saving.store
+        return {
+            "running": True,
+            "version": self.options.version,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pid": os.getpid(),
+            "up_s": time.time() - self._began,
+            "name": folder.config.name,
+            "id": folder.identity.id,
+            "swarm": folder.facts.swarm_id,
+            "swarm_name": folder.facts.name,
+            "addresses": list(self.addresses),
+            "members": len(names),
+            **describe_work(node, self.work, self.books, names),
+            "neighbours": describe_neighbours(node, links, names),
+            "bytes_in": sum(each.get("bytes_in") or 0 for each in links.values()),
+            "bytes_out": sum(each.get("bytes_out") or 0 for each in links.values()),
+            "refused": dict(refused),
+            "saves": {
+                "count": getattr(store, "saves", 0),
+                "bytes": getattr(store, "written_bytes", 0),
+                "seconds": getattr(store, "seconds", 0.0),
+            },
+            "problems": list(self._problems.values()),
+            "last_error": self.log.last_error,
+        }
+
+    def _status_for_thread(self) -> Callable[[], dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+
+        async def ask() -> dict[str, Any]:
+            return self.status()
+
+        return lambda: asyncio.run_coroutine_threadsafe(ask(), loop).result(5.0)
+
+    def _commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {
+            "status": self._on_status,
+            "stop": self._on_stop,
+            "invite": self._on_invite,
+            "joined": self._on_joined,
+            "remove": self._on_remove,
+            "block": self._on_block,
+        }
+
+    async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.status()
+
+    async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.stop()
+        return {}
+
+    async def _on_invite(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Open an invite for one device."""
+        from dfca.node.trust.invite import LIFETIME_S
+        from dfca.node.trust.pairing import PairingServer, PairingSettings
+
+        folder, network = self.folder, self.folder.config.network
+        host = self.addresses[0].rpartition(":")[0].strip("[]")
+        bind = "" if is_unspecified(network.host) else network.host
+        settings = PairingSettings(host=host, bind=bind, may_introduce=bool(request.get("may_introduce")))
+        if self._pairing is not None and self._pairing.settings != settings:
+            await self._pairing.close()
+            self._pairing = None
+        if self._pairing is None:
+            self._pairing = PairingServer(settings, self._note_joined)
+        lifetime = min(float(request.get("lifetime_s") or LIFETIME_S), 86_400.0)
+        data = folder.facts.to_bytes()
+        invite = await self._pairing.open(folder.identity, folder.roster, data, network.invite_port, lifetime)
+        self.log.info(f"an invite is open for {lifetime:g} s at {invite.host} port {invite.port}", event="invite")
+        return {"invite": str(invite), "lifetime_s": lifetime, "joined": len(self._joined)}
+
+    def _note_joined(self, member: Any, code: str) -> None:
+        self._joined.append({"name": member.name, "id": member.id, "code": code})
+        self.log.info(
+            f"{member.name} ({short(member.id)}) has joined; the code on both screens is {code}", event="joined"
+        )
+        self._watch("roster", self._save_roster)
+
+    async def _on_joined(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say who has joined since, and whether an invite is still open."""
+        since = max(0, int(request.get("since") or 0))
+        return {"joined": self._joined[since:], "open": bool(self._pairing and self._pairing.invites)}
+
+    async def _on_remove(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = remove_member(self.folder, str(request.get("member")))
+        return {"removed": name}
+
+    async def _on_block(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have no links with some members for a time: for experiments."""
+        names, seconds = request.get("members") or (), float(request.get("seconds") or 0.0)
+        found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
+        self.transport.block(found, seconds)
+        return {"blocked": len(found)}
+
+
+class Idle:
+    """Takes part in nothing: for the time before a node begins."""
+
+    def connected(self, neighbour: int) -> None:
+        """Ignore it."""
+
+    def disconnected(self, neighbour: int) -> None:
+        """Ignore it."""
+
+    def received(self, sender: int, message: Any) -> None:
+        """Ignore it."""
+
+
+class Memory:
+    """The memory of a bank: what the first rows held, they hold after it has grown."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self._bank = torch.zeros(0, size, dtype=dtype)
+
+    def __call__(self, models: int) -> Tensor:
+        """Return memory (models, P)."""
+        before = self._bank
+        self._bank = torch.zeros(models, before.shape[1], dtype=before.dtype)
+        kept = min(models, len(before))
+        self._bank[:kept] = before[:kept]
+        return self._bank
+
+
+def make_work(folder: NodeFolder) -> LocalWork:
+    """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
+    config, facts = folder.config, folder.facts
+    model = build(facts, config.training.factory)
+    data = DeviceData(config, folder.path, facts)
+    seen = time.monotonic()
+
+    def samples() -> Samples:
+        train, held_out = data.samples.train, data.samples.held_out
+        if not len(train[1]):
+            raise DataError(f"{config.data.path} has no samples to train with")
+        client = facts.client(folder.identity.number, 0, train, model)
+        return Samples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out))
+
+    def refresh() -> Samples | None:
+        nonlocal seen
+        every = config.training.reread_s
+        if not every or time.monotonic() - seen < every:
+            return None
+        seen = time.monotonic()
+        if data.refresh():
+            return samples()
+        if data.problem is not None:
+            raise DataError(data.problem)
+        return None
+
+    return LocalWork(samples(), refresh)
+
+
+def remove_member(folder: NodeFolder, name: str) -> str:
+    """Remove a member by name or ID, for ever; the roster is saved. Returns its name."""
+    member = folder.roster.by_name(name)
+    if member is None:
+        known = ", ".join(sorted(each.name for each in folder.roster.members().values()))
+        raise ConfigError(f'"{name}" is not a member of the swarm; members: {known}')
+    folder.roster.remove(folder.identity, member.id)
+    folder.save_roster()
+    return member.name
+
+
+def check_port(host: str, port: int, key: str) -> None:
+    """Raise ConfigError where a port cannot be listened on."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port} ({error.strerror}); set another {key} in node.toml, or end the "
+                "program that has it"
+            ) from None

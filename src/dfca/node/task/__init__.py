@@ -1,0 +1,1 @@
+"""What a node learns: the facts of its swarm, its own settings, its data, its model."""

@@ -1,0 +1,264 @@
+"""The settings of one device: node.toml, written by `dfca node init` with a comment on every key.
+
+What a device may decide for itself stands here; what all members must share stands in the facts (`facts.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dfca.errors import ConfigError, RunError
+from dfca.files import atomic_write
+from dfca.node.task.problems import explain, sentences
+
+FILE = "node.toml"
+LARGEST = 2**20
+PORT = 7447
+INVITE_PORT = 7448
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+MODULE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists, not tuples
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False, strict=False)]
+
+
+class Section(BaseModel):
+    """A part of the settings: frozen, complete, and nothing else in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataConfig(Section):
+    """The samples of this device."""
+
+    path: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="a file (.csv, .parquet, .npz, .safetensors), a folder of images with one subfolder per class, or "
+        '"module:function", which runs your own code; relative to the folder of this file',
+    )
+    format: Literal["auto", "csv", "parquet", "npz", "safetensors", "images", "factory"] = Field(
+        default="auto", description="auto: by the path"
+    )
+    label: str = Field(default="label", min_length=1, max_length=200, description="the column with the class")
+    features: Literal["auto"] | Names = Field(
+        default="auto", description="columns to use; auto: all but the label and those to ignore"
+    )
+    ignore: tuple[str, ...] = Field(default=(), strict=False, description="columns that are no features, e.g. a time")
+    missing: Literal["refuse", "drop"] = Field(
+        default="refuse", description="rows with an empty value: refuse the file, or drop the row"
+    )
+    test: str | None = Field(
+        default=None, max_length=4096, description="samples to score with, of the same form; none: some are held out"
+    )
+    held_out: float = Field(
+        default=0.2, ge=0, le=0.9, strict=False, description="share of the samples that score and never train"
+    )
+    image_size: int | None = Field(
+        default=None, ge=1, le=4096, description="pixels of a side, of the founder's images; none: as they are"
+    )
+
+    @property
+    def kind(self) -> str:
+        """The format, found by the path where it is "auto"."""
+        return found_format(self.path) if self.format == "auto" else self.format
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.format == "factory" and not MODULE.match(self.path):
+            raise ValueError(f'path must be "module:function" for format "factory", got "{self.path}"')
+        if self.features != "auto" and len(set(self.features)) < len(self.features):
+            raise ValueError("features names a column twice")
+        if self.features != "auto" and self.label in self.features:
+            raise ValueError(f'features must not name the label "{self.label}"')
+        return self
+
+
+class NetworkConfig(Section):
+    """Where this device listens, and whom it talks to."""
+
+    host: str = Field(default="0.0.0.0", min_length=1, max_length=255, description="address to listen on")
+    port: int = Field(default=PORT, ge=0, le=65_535, description="0: any free one")
+    invite_port: int = Field(default=INVITE_PORT, ge=0, le=65_535, description="open only while an invite is")
+    advertise: tuple[str, ...] = Field(
+        default=(), strict=False, max_length=16, description='"host:port" by which others reach it; empty: found'
+    )
+    neighbours: Literal["auto"] | Names = Field(
+        default="auto", description="auto: about `degree` of the members; or a list of their names"
+    )
+    degree: int = Field(default=6, ge=1, le=1000, description="links that auto aims at")
+    discovery: bool = Field(default=False, description="find members on the local network (needs dfca[discovery])")
+    insecure: bool = Field(default=False, description="plain text without keys; only on 127.0.0.1, for experiments")
+
+    @field_validator("advertise")
+    @classmethod
+    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            check_address(address)
+        return addresses
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.port and self.port == self.invite_port:
+            raise ValueError(f"port and invite_port must differ, got {self.port} for both")
+        if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f'insecure is for host "127.0.0.1" only, got "{self.host}"')
+        return self
+
+
+class TrainingConfig(Section):
+    """How this device computes."""
+
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps|auto)$", description="cpu, cuda, cuda:N, mps or auto"
+    )
+    threads: int = Field(default=1, ge=1, le=1024, description="cores that training may use")
+    pause_s: Seconds = Field(default=0.0, description="rest between two rounds, to save power")
+    reread_s: Seconds = Field(default=10.0, description="how often to look whether the data has changed; 0: never")
+    factory: str | None = Field(
+        default=None,
+        max_length=200,
+        description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
+    )
+
+    @field_validator("factory")
+    @classmethod
+    def _factory(cls, factory: str | None) -> str | None:
+        if factory is not None and not MODULE.match(factory):
+            raise ValueError(f'must be "module:function", got "{factory}"')
+        return factory
+
+
+class LogConfig(Section):
+    """What this device writes down."""
+
+    format: Literal["human", "json"] = Field(default="human", description="human, or json: one object per line")
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="the least that is logged")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Prometheus metrics on 127.0.0.1; none: not served"
+    )
+
+
+class LimitsConfig(Section):
+    """What this device does at most, whatever others send."""
+
+    data_bytes: int = Field(default=2 * 2**30, ge=1024, description="of its data, read into memory")
+    links: int = Field(default=64, ge=1, le=10_000, description="neighbours at a time, those that others want included")
+    frames_per_s: float = Field(default=200.0, gt=0, strict=False, description="messages of one neighbour")
+    pulls: int = Field(default=4, ge=1, le=1000, description="models that are received at a time")
+    cache_bytes: int = Field(default=512 * 2**20, ge=2**20, description="models that neighbours may still read")
+    disk_bytes: int = Field(default=2**30, ge=2**20, description="models that have arrived in part")
+
+
+class Config(Section):
+    """Everything that one device decides for itself."""
+
+    name: str = Field(pattern=NAME, description="of this device, as the others see it")
+    payload: Literal["swarm", "float32", "bf16", "int8"] = Field(
+        default="swarm", description="how its models are sent: as the swarm agreed, or smaller"
+    )
+    data: DataConfig
+    network: NetworkConfig = NetworkConfig()
+    training: TrainingConfig = TrainingConfig()
+    log: LogConfig = LogConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+    @classmethod
+    def checked(cls, content: dict[str, Any], what: str = FILE) -> Config:
+        """Make settings from a table. Raises ConfigError with everything that is wrong."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise explain(what, sentences(error, cls)) from None
+
+    @classmethod
+    def load(cls, folder: Path) -> Config:
+        """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong."""
+        path = folder / FILE
+        try:
+            if path.stat().st_size > LARGEST:
+                raise ConfigError(f"{path} must be at most {LARGEST} bytes, got {path.stat().st_size}")
+            text = path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no node in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        try:
+            content = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+        return cls.checked(content, str(path))
+
+    def save(self, folder: Path) -> None:
+        """Write node.toml with a comment on every key. Raises RunError where the folder cannot be written."""
+        path = folder / FILE
+        if path.is_symlink():
+            raise RunError(f"{path} is a link; remove it, or use another folder")
+        atomic_write(path, self.to_toml())
+
+    def to_toml(self) -> str:
+        """Write all keys, each with its comment; those without a value are commented out."""
+        plain = self.model_dump(mode="json")
+        lines = ["# The settings of this device; `dfca node run` reads them when it starts.", ""]
+        sections: list[str] = []
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key)
+            if isinstance(value, Section):
+                sections += ["", f"[{key}]  # {(type(value).__doc__ or '').rstrip('.')}"]
+                for name, inner in type(value).model_fields.items():
+                    sections += _entry(name, plain[key][name], inner.description or "")
+            else:
+                lines += _entry(key, plain[key], field.description or "")
+        return "\n".join([*lines, *sections]) + "\n"
+
+
+def _entry(key: str, value: Any, description: str) -> list[str]:
+    entry = f"# {key} =" if value is None else tomli_w.dumps({key: value}).strip()
+    if "\n" not in entry and len(entry) + len(description) < 114:
+        return [f"{entry}  # {description}"]
+    return [*textwrap.wrap(description, 114, initial_indent="# ", subsequent_indent="# "), entry]
+
+
+def found_format(path: str) -> str:
+    """Find the format of data by its path.
+
+    >>> found_format("a.csv"), found_format("my.module:load"), found_format("photos")
+    ('csv', 'factory', 'images')
+    """
+    suffixes = {
+        ".csv": "csv",
+        ".tsv": "csv",
+        ".txt": "csv",
+        ".parquet": "parquet",
+        ".pq": "parquet",
+        ".npz": "npz",
+        ".safetensors": "safetensors",
+    }
+    if MODULE.match(path):
+        return "factory"
+    return suffixes.get(Path(path).suffix.lower(), "images")
+
+
+def absolute(path: str) -> str:
+    """Make a path that the user typed independent of where the node starts; "module:function" stays."""
+    return path if MODULE.match(path) else str(Path(path).expanduser().absolute())
+
+
+def check_address(address: str) -> tuple[str, int]:
+    """Part "host:port" or "[IPv6]:port"; raises ValueError with a sentence."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit():
+        raise ValueError(f'an address must be "host:port" or "[IPv6]:port", got "{address}"')
+    if not 1 <= int(port) <= 65_535:
+        raise ValueError(f"a port must be in 1..65535, got {port} in {address!r}")
+    return host.strip("[]"), int(port)

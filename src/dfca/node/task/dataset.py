@@ -1,0 +1,212 @@
+"""The samples of a device as its model sees them: matched with the swarm's facts, scaled, some held out, read again.
+
+Which samples are held out depends on their content alone (a hash), so that old samples keep their side while data
+grows, and two equal samples never stand on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfca.errors import DataError, DfcaError
+from dfca.node.task.config import Config
+from dfca.node.task.csv_table import listed
+from dfca.node.task.facts import Facts
+from dfca.node.task.reading import Raw, Request, read
+from dfca.node.task.scaling import Scaling
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part."""
+
+    train: Pair
+    held_out: Pair
+    dropped: int = 0
+
+    def to(self, device: str) -> Samples:
+        """Move everything to a device."""
+        train, held_out = ((x.to(device), y.to(device)) for x, y in (self.train, self.held_out))
+        return Samples(train, held_out, self.dropped)
+
+
+def problems(raw: Raw, facts: Facts) -> list[str]:
+    """List everything about samples that does not fit a swarm, each with its cure."""
+    found = _input_problems(raw, facts)
+    if raw.labels is not None:
+        unknown = sorted(set(raw.labels) - set(facts.classes))
+        if unknown:
+            found.append(
+                f'{"class" if len(unknown) == 1 else "classes"} {listed(unknown)} in "{facts.label}" '
+                f"{'is' if len(unknown) == 1 else 'are'} not of the swarm, which knows {listed(facts.classes)}: "
+                "correct the labels, remove these samples, or found a new swarm"
+            )
+    return found
+
+
+def _input_problems(raw: Raw, facts: Facts) -> list[str]:
+    inputs = facts.inputs
+    if inputs.kind == "table":
+        if raw.names is None:
+            return [
+                f"the swarm's samples are named columns ({listed(inputs.features)}) and these have no names: add "
+                'an array "features" with their names, or list them in data.features'
+            ]
+        missing = [name for name in inputs.features if name not in raw.names]
+        more = [name for name in raw.names if name not in inputs.features and name not in inputs.ignored]
+        found = []
+        if missing:
+            found.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")
+        if more:
+            found.append(f"column {listed(more)} is not one of the swarm's: remove it, or name it in data.ignore")
+        return found
+    if raw.names is not None:
+        return [f"these samples are columns ({listed(raw.names)}) and the swarm's are arrays of shape {inputs.shape}"]
+    if raw.x.shape[1:] != inputs.shape:
+        return [f"samples have shape {raw.x.shape[1:]} and the swarm's {inputs.shape}: bring them to that shape"]
+    if raw.kind != inputs.kind:
+        return [f"samples are {_kind(raw.kind)} and the swarm's {_kind(inputs.kind)}: bring them to that form"]
+    return []
+
+
+def _kind(kind: str) -> str:
+    return "images of bytes (uint8)" if kind == "images" else "arrays of numbers"
+
+
+def matched(raw: Raw, facts: Facts) -> np.ndarray:
+    """Return x (n, *shape) with the columns in the swarm's order; the samples must fit."""
+    if facts.inputs.kind != "table" or raw.names is None or raw.names == facts.inputs.features:
+        return raw.x
+    place = {name: i for i, name in enumerate(raw.names)}
+    return raw.x[:, [place[name] for name in facts.inputs.features]]
+
+
+def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
+    """Say which samples x (n, *shape) are held out, (n,) bool: those whose hash lies in the first `share`."""
+    if share <= 0:
+        return np.zeros(len(x), dtype=bool)
+    rows = np.ascontiguousarray(x).reshape(len(x), -1)
+    limit = int(share * 2**64)
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=8, person=b"dfca held-out").digest() for row in rows)
+    return np.fromiter((int.from_bytes(digest, "little") < limit for digest in digests), dtype=bool, count=len(x))
+
+
+def load(config: Config, folder: Path, facts: Facts) -> Samples:
+    """Read, match, part and scale the samples of a device.
+
+    Raises DataError with everything that does not fit.
+    """
+    train = _fitting(_request(config, folder, facts), facts)
+    if config.data.test is not None:
+        aside = config.data.model_copy(update={"path": config.data.test, "format": "auto"})
+        test = _fitting(_request(config.model_copy(update={"data": aside}), folder, facts), facts)
+        return Samples(_pair(train, facts), _pair(test, facts), train.dropped)
+    out = held_out_rows(matched(train, facts), config.data.held_out)
+    if out.all():
+        raise DataError(
+            f"{config.data.path} has {len(out)} samples, and none is left to train with; collect more, or lower "
+            f"data.held_out (now {config.data.held_out:g})"
+        )
+    return Samples(_pair(_rows(train, ~out), facts), _pair(_rows(train, out), facts), train.dropped)
+
+
+def load_inputs(config: Config, folder: Path, facts: Facts) -> Tensor:
+    """Read samples to predict, raw: (n, *shape) in the swarm's order of columns; classes are not needed."""
+    raw = _fitting(replace(_request(config, folder, facts), labelled=False), facts)
+    return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
+
+
+def _request(config: Config, folder: Path, facts: Facts) -> Request:
+    return Request(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes)
+
+
+def _fitting(request: Request, facts: Facts) -> Raw:
+    raw = read(request)
+    if not request.labelled:
+        raw = replace(raw, labels=None)
+    if found := problems(raw, facts):
+        raise DataError(f"{request.data.path} does not fit the swarm: {'; '.join(found)}")
+    return raw
+
+
+def _rows(raw: Raw, chosen: np.ndarray) -> Raw:
+    labels = [label for label, kept in zip(raw.labels or (), chosen, strict=True) if kept]
+    return replace(raw, x=raw.x[chosen], labels=labels)
+
+
+def _pair(raw: Raw, facts: Facts) -> Pair:
+    """Scale samples and number their classes."""
+    number = {name: place for place, name in enumerate(facts.classes)}
+    y = torch.tensor([number[label] for label in raw.labels or ()], dtype=torch.int64)
+    x = Scaling.of(facts.scaling, facts.inputs).apply(torch.from_numpy(np.ascontiguousarray(matched(raw, facts))))
+    return x, y
+
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def signature(paths: Sequence[Path]) -> Signature:
+    """Describe files by name, size, time and inode; folders by all files in their subfolders."""
+    found: list[tuple[str, int, int, int]] = []
+    for path in paths:
+        files = [path, *sorted(path.glob("*/*"))] if path.is_dir() else [path]
+        for file in files:
+            try:
+                status = os.stat(file)
+            except OSError:
+                continue
+            found.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(found)
+
+
+class DeviceData:
+    """The samples of a device, read again when their file has changed.
+
+        data = DeviceData(config, folder, facts)       # raises DataError
+        if data.refresh(): ...                         # data.samples are new
+
+    A file that is being written is left alone until it looks the same twice. One that can no longer be used leaves the
+    old samples in place, and `problem` says why.
+    """
+
+    def __init__(self, config: Config, folder: Path, facts: Facts) -> None:
+        self._config, self._folder, self._facts = config, folder, facts
+        self._read = self._seen = self._look()
+        self.problem: str | None = None
+        self.samples = load(config, folder, facts)
+
+    def changed(self) -> bool:
+        """Return whether the files are others than those that were read, and the same as at the last look."""
+        now = self._look()
+        settled, self._seen = now == self._seen, now
+        return settled and now != self._read
+
+    def refresh(self) -> bool:
+        """Read the samples again where they have changed; returns whether they are new."""
+        if not self.changed():
+            return False
+        self._read = self._seen
+        try:
+            samples = load(self._config, self._folder, self._facts)
+        except DfcaError as error:
+            self.problem = str(error)
+            return False
+        self.samples, self.problem = samples, None
+        return True
+
+    def _look(self) -> Signature:
+        data = self._config.data
+        if data.kind == "factory":
+            return ()
+        paths = [data.path, *([data.test] if data.test else ())]
+        return signature([self._folder / Path(path).expanduser() for path in paths])

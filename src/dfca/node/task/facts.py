@@ -1,0 +1,334 @@
+"""The facts of a swarm: what all its members share, and what never changes.
+
+Facts are JSON. The name of a swarm is the SHA-256 of their canonical bytes (sorted keys, no spaces), so a device that
+knows the name can check the facts, whoever hands them on. Facts run no code: a model of the founder's own
+(`model.factory`) is a name that each device must allow in its own settings.
+
+    facts = Facts.from_bytes(data)
+    model = build(facts)                                      # learner.py: the model, checked against the facts
+    options = facts.peer_options(number, neighbours)          # for `peer.Peer`
+    client = facts.client(number, degree, (x, y), model)      # for `node.worker.Worker`
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dfca.errors import ConfigError
+from dfca.files import atomic_write
+from dfca.node.task.problems import explain, sentences
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dfca.core.algorithm import Algorithm
+    from dfca.core.client import Client
+    from dfca.node.task.learner import Architecture
+    from dfca.peer.options import PeerOptions
+
+FILE = "facts.json"
+VERSION = 1
+"""Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
+ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
+"""Those that need neither a server nor the true clusters."""
+LARGEST = 16 * 2**20
+"""Bytes of facts that are read: names and scaling of 100,000 features take 7 MB."""
+MOST_FLOATS = 2**29
+"""The largest model, 2 GiB: facts that are received cannot ask for more memory than that."""
+MOST_FEATURES = 1_000_000
+FOREVER = 2**53
+"""The rounds of a swarm that never ends."""
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Size = Annotated[int, Field(ge=1, le=65_536, strict=True)]
+Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+
+
+class Section(BaseModel):
+    """A part of the facts: frozen, complete, and nothing else in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelFacts(Section):
+    """Which model, and how large; `size` and `digest` tell whether two devices build the same one."""
+
+    name: Literal["mlp", "cnn", "cnn1d", "factory"] = Field(default="mlp", description="mlp, cnn, cnn1d, or factory")
+    hidden: tuple[Size, ...] = Field(
+        default=(100,), strict=False, min_length=1, max_length=8, description="of the hidden layers; a cnn has one"
+    )
+    channels: tuple[Size, Size] = Field(default=(32, 64), strict=False, description="filters of the two convolutions")
+    factory: str | None = Field(
+        default=None, max_length=200, description='"package.module:function", called as make(shape, classes)'
+    )
+    size: int = Field(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
+    digest: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.name == "factory") != (self.factory is not None):
+            raise ValueError('factory is given exactly where name is "factory"')
+        if self.name != "mlp" and len(self.hidden) != 1:
+            raise ValueError(f"hidden has one layer in a {self.name}, got {len(self.hidden)}")
+        return self
+
+
+class InputFacts(Section):
+    """What one sample is: named features in this order, or an array of a shape."""
+
+    features: tuple[Name, ...] = Field(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
+    shape: tuple[Size, ...] = Field(default=(), strict=False, max_length=4, description="of an array without names")
+    ignored: tuple[Name, ...] = Field(default=(), strict=False, max_length=1000, description="columns to leave out")
+    kind: Literal["table", "array", "images"] = Field(default="table", description="images: 0..255, channels first")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.features) == bool(self.shape):
+            raise ValueError("give features or shape, one of the two")
+        if len(set(self.features)) < len(self.features):
+            raise ValueError(f"the feature {Counter(self.features).most_common(1)[0][0]!a} stands there twice")
+        if math.prod(self.shape) > MOST_FEATURES:
+            raise ValueError(f"a sample must have at most {MOST_FEATURES} numbers, got {math.prod(self.shape)}")
+        if (self.kind == "table") != bool(self.features):
+            raise ValueError(f'kind "{self.kind}" and {"features" if self.features else "a shape"} do not fit')
+        return self
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.shape or (len(self.features),)
+
+
+class ScalingFacts(Section):
+    """x' = curve((x - mean) / scale): one number for all, one per feature, or one per channel (first dimension)."""
+
+    mean: tuple[Number, ...] = Field(default=(0.0,), strict=False, min_length=1, max_length=MOST_FEATURES)
+    scale: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
+        default=(1.0,), strict=False, min_length=1, max_length=MOST_FEATURES
+    )
+
+    curve: Literal["asinh", "linear"] = "asinh"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean) != len(self.scale):
+            raise ValueError(f"mean and scale must be of one length, got {len(self.mean)} and {len(self.scale)}")
+        # What a float32 cannot hold would become infinite on its way into the model.
+        if any(abs(value) > 3e38 for value in self.mean) or any(not 1e-37 < value < 3e38 for value in self.scale):
+            raise ValueError("mean and scale must be numbers that a float32 holds, and scale at least 1e-37")
+        return self
+
+
+class LocalFacts(Section):
+    """How a member trains between two exchanges."""
+
+    steps: int = Field(default=20, ge=1, le=100_000, description="gradient steps of a round")
+    learning_rate: Number = Field(default=0.1, gt=0, le=1e6)
+    batch_size: int | None = Field(default=32, ge=1, description="samples of a step; none: all of them")
+    momentum: Number = Field(default=0.0, ge=0, lt=1)
+    weight_decay: Number = Field(default=0.0, ge=0, le=1e6)
+
+
+class ElectionFacts(Section):
+    """How the members elect the models that clusters begin with (`core.election`)."""
+
+    warmup_steps: int = Field(default=50, ge=1, le=1_000_000)
+    level: Number = Field(default=0.001, gt=0, lt=0.5)
+    support: int = Field(default=2, ge=1)
+    patience: int = Field(default=5, ge=1)
+    most: int = Field(default=16, ge=1, le=1024)
+    quorum: Number = Field(default=0.8, gt=0, le=1, description="share of the members that must have warmed up")
+
+
+class StalenessFacts(Section):
+    """How a message weighs by its age (`peer.staleness`)."""
+
+    kind: Literal["constant", "polynomial", "hinge"] = "constant"
+    power: Number = Field(default=0.5, ge=0)
+    after: Number = Field(default=4, ge=0)
+    unit: Literal["updates", "rounds", "seconds"] = "updates"
+
+
+class Facts(Section):
+    """What all members of a swarm share."""
+
+    version: int = Field(default=VERSION, ge=1)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="of the swarm, for people")
+    founder: str = Field(pattern=r"^[a-z2-7]{52}$", description="device ID of the founder, or ID of the authority")
+    nonce: str = Field(
+        default_factory=lambda: secrets.token_hex(16),
+        pattern=r"^[0-9a-f]{32}$",
+        description="makes two swarms two, even if all else is equal",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    algorithm: Literal["dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca"
+    clusters: int | None = Field(default=None, ge=1, le=1024, description="none: found by the members")
+    rounds: int = Field(default=0, ge=0, le=FOREVER, description="0: for ever")
+    starts_with: int = Field(
+        default=1, ge=1, le=100_000, description="members that must have joined before anybody begins to train"
+    )
+    model: ModelFacts = ModelFacts()
+    inputs: InputFacts
+    label: Name = Field(default="label", description="the column with the class, where a device names no other")
+    classes: tuple[Name, ...] = Field(strict=False, min_length=2, max_length=65_536)
+    scaling: ScalingFacts = ScalingFacts()
+    local: LocalFacts = LocalFacts()
+    aggregation: Literal["batch", "sequential"] = "sequential"
+    timeout_s: Number | None = Field(default=None, gt=0, description='how long "batch" waits; none: for ever')
+    weights: Literal["uniform", "metropolis"] = "uniform"
+    share: Literal["trained", "all", "relay"] = "trained"
+    election: ElectionFacts = ElectionFacts()
+    revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
+    staleness: StalenessFacts = StalenessFacts()
+    payload: Literal["float32", "bf16", "int8"] = "float32"
+    compression: Literal["none", "zstd"] = "none"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
+        if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
+            raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca" finds them')
+        shape, count = self.inputs.sample_shape, len(self.scaling.mean)
+        if count not in (1, shape[0]):
+            raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
+        return self
+
+    # Bytes and names.
+
+    def to_bytes(self) -> bytes:
+        """Write the canonical bytes: JSON with sorted keys and without spaces, ASCII."""
+        plain = self.model_dump(mode="json")
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Facts:
+        """Read facts that somebody handed on.
+
+        Raises ConfigError with everything that is wrong.
+        """
+        if len(data) > LARGEST:
+            raise ConfigError(f"the swarm's facts must be at most {LARGEST} bytes, got {len(data)}")
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the swarm's facts are not JSON ({error}); ask for a new invite") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"the swarm's facts must be a table, got a {type(content).__name__}")
+        version = content.get("version")
+        if isinstance(version, int) and not isinstance(version, bool) and version != VERSION:
+            older = "this device" if version > VERSION else "the other devices"
+            raise ConfigError(
+                f"the swarm speaks version {version} of the protocol and this dfca version {VERSION}; upgrade {older}"
+            )
+        return cls.checked(content)
+
+    @classmethod
+    def checked(cls, content: dict[str, Any]) -> Facts:
+        """Make facts from a table. Raises ConfigError with everything that is wrong."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise explain("the swarm's facts", sentences(error, cls)) from None
+
+    @classmethod
+    def load(cls, folder: Path) -> Facts:
+        """Read the facts in a node's folder. Raises ConfigError where there are none, or no good ones."""
+        path = folder / FILE
+        try:
+            with open(path, "rb") as file:
+                data = file.read(LARGEST + 1)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no swarm in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+        return cls.from_bytes(data)
+
+    def save(self, folder: Path) -> None:
+        """Write the facts into a node's folder. Raises RunError where it cannot be written."""
+        atomic_write(folder / FILE, self.to_bytes())
+
+    @property
+    def swarm_id(self) -> str:
+        """The name of the swarm: SHA-256 of the canonical bytes in lower-case base32, 52 characters."""
+        return base64.b32encode(hashlib.sha256(self.to_bytes()).digest()).decode().rstrip("=").lower()
+
+    # What a driver needs.
+
+    @property
+    def model_size(self) -> int:
+        """P: floats of one model."""
+        if self.model.size == 0:
+            raise ConfigError("the swarm's facts do not say how large the model is; the founder must build it first")
+        return self.model.size
+
+    def make_algorithm(self) -> Algorithm:
+        """Make the algorithm's record, with the swarm's own way of electing."""
+        from dataclasses import replace
+
+        from dfca import algorithms
+        from dfca.core.election import ElectionOptions
+
+        algorithm = algorithms.get(self.algorithm)
+        options = self.election.model_dump(exclude={"quorum"})
+        revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
+        return replace(algorithm, election=ElectionOptions(**options), revives=revives)
+
+    def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
+        """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""
+        import torch
+
+        from dfca.core.client import rules_of
+        from dfca.peer.options import PeerOptions
+        from dfca.peer.staleness import Staleness
+
+        algorithm = self.make_algorithm()
+        fields: dict[str, Any] = {
+            "size": self.model_size,
+            "dtype": torch.float32,
+            "start": algorithm.start,
+            "rounds": self.rounds or FOREVER,
+            "seed": self.seed,
+            "clusters": self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1),
+            "aggregation": self.aggregation,
+            "timeout_s": self.timeout_s,
+            "staleness": Staleness(**self.staleness.model_dump()),
+            "election": algorithm.election,
+            "revives": algorithm.revives,
+            "quorum": self.election.quorum,
+        }
+        rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share)
+        return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})
+
+    def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
+        """Make the client that a `Worker` computes for: samples x (n, *shape), scaled, and y (n,)."""
+        from dfca.core.client import Client
+        from dfca.core.local import LocalOptions
+
+        x, y = samples
+        return Client(
+            id=number,
+            degree=degree,
+            x=x,
+            y=y,
+            model=model.flat,
+            make_model=model.make,
+            algorithm=self.make_algorithm(),
+            clusters=self.clusters or 1,
+            local=LocalOptions(**self.local.model_dump()),
+            seed=self.seed,
+            weights=self.weights,
+            share=self.share,
+        )

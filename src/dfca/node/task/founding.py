@@ -1,0 +1,179 @@
+"""Found a swarm, or make a device ready to join one: what `dfca node init` and `dfca node join` do with data.
+
+config, facts = init_swarm(folder, identity.id, Founding(data="a.csv", label="activity"))
+config = join_swarm(folder, facts, Joining(data="b.csv"))
+problems = check_fits(facts, config, folder)        # [] where all is well
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import ConfigError, DataError, DfcaError, unknown
+from dfca.node.task.config import MODULE, Config, absolute
+from dfca.node.task.csv_table import listed
+from dfca.node.task.dataset import load, problems
+from dfca.node.task.facts import Facts
+from dfca.node.task.learner import build, measured
+from dfca.node.task.reading import Raw, Request, found_classes, read
+from dfca.node.task.scaling import measure
+
+MODELS = ("mlp", "cnn", "cnn1d")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What the user says of a device; what is not said is found, or taken from the swarm.
+
+    name: of the device, the folder's if not given. settings: any other keys of node.toml by section, e.g. {"network":
+    {"port": 7447}}.
+    """
+
+    data: str
+    label: str | None = None
+    name: str | None = None
+    test: str | None = None
+    features: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] = ()
+    drop_missing: bool = False
+    factory: str | None = None
+    settings: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Founding(Joining):
+    """What the founder says of the swarm as well.
+
+    model: mlp, cnn, cnn1d or "module:function"; hidden: units of its hidden layers; classes: all that any device may
+    ever have, those of the founder's data if not given. agreed: any other facts, e.g. {"local": {"steps": 20}}.
+    """
+
+    swarm: str | None = None
+    model: str = "mlp"
+    hidden: tuple[int, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    clusters: int | None = None
+    algorithm: str = "dfca"
+    seed: int = 0
+    agreed: dict[str, Any] | None = None
+
+
+def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, Facts]:
+    """Settle the facts of a new swarm and the settings of its founder; reads the data, writes nothing.
+
+    founder: the device ID, or the authority's ID. `config.save(folder)` and `facts.save(folder)` write both.
+
+    Raises DfcaError with everything that is wrong.
+    """
+    config = _config(folder, options, options.label or "label", ())
+    raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes))
+    facts = Facts.checked(
+        {
+            "name": options.swarm or config.name,
+            "founder": founder,
+            "seed": options.seed,
+            "algorithm": options.algorithm,
+            "clusters": options.clusters,
+            **(options.agreed or {}),
+            "label": config.data.label,
+            "inputs": _inputs(raw, config),
+            "classes": _classes(raw, options, config.data.path),
+            "scaling": measure(raw.x, raw.kind),
+            "model": _model(options),
+        }
+    )
+    model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
+    facts = facts.model_copy(update={"model": model})
+    load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
+    return config, facts
+
+
+def join_swarm(folder: Path, facts: Facts, options: Joining) -> Config:
+    """Settle the settings of a device that joins a swarm; reads the data, writes nothing.
+
+    Raises DfcaError with everything that does not fit.
+    """
+    config = _config(folder, options, options.label or facts.label, facts.inputs.ignored)
+    if found := check_fits(facts, config, folder):
+        raise DataError(f"{options.data} does not fit the swarm {facts.name}: {'; '.join(found)}")
+    return config
+
+
+def check_fits(facts: Facts, config: Config, folder: Path) -> list[str]:
+    """List everything about a device that does not fit a swarm: its data, and the model where it is code."""
+    found: list[str] = []
+    for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
+        data = config.data.model_copy(update={"path": path})
+        try:
+            found += problems(read(Request(data, folder, True, facts.inputs, config.limits.data_bytes)), facts)
+        except DfcaError as error:
+            found.append(str(error))
+    try:
+        build(facts, config.training.factory)
+    except DfcaError as error:
+        found.append(str(error))
+    if not found:
+        try:
+            load(config, folder, facts)
+        except DfcaError as error:
+            found.append(str(error))
+    return found
+
+
+def _config(folder: Path, options: Joining, label: str, ignored: tuple[str, ...]) -> Config:
+    """Make the settings from what the user typed; paths become absolute, as the node may start elsewhere."""
+    data: dict[str, Any] = {
+        "path": absolute(options.data),
+        "label": label,
+        "features": options.features or "auto",
+        "ignore": tuple(dict.fromkeys([*ignored, *options.ignore])),
+        "missing": "drop" if options.drop_missing else "refuse",
+        "test": None if options.test is None else absolute(options.test),
+    }
+    content: dict[str, Any] = {
+        "name": options.name or _name(folder),
+        "training": {"factory": options.factory or _own_model(options)},
+    }
+    for section, values in {"data": data, **(options.settings or {})}.items():
+        if isinstance(values, dict):
+            content[section] = {**content.get(section, {}), **values}
+        else:
+            content[section] = values
+    return Config.checked(content, "the settings")
+
+
+def _own_model(options: Joining) -> str | None:
+    return options.model if isinstance(options, Founding) and MODULE.match(options.model) else None
+
+
+def _name(folder: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.absolute().name).strip("-._")[:63]
+    if not name:
+        raise ConfigError(f"{folder} makes no name for a device; give one by --name")
+    return name
+
+
+def _inputs(raw: Raw, config: Config) -> dict[str, Any]:
+    if raw.names is not None:
+        return {"features": raw.names, "ignored": config.data.ignore}
+    return {"shape": raw.x.shape[1:], "kind": raw.kind}
+
+
+def _classes(raw: Raw, options: Founding, what: str) -> tuple[str, ...]:
+    found = sorted(set(raw.labels or ()))
+    if options.classes is None:
+        return found_classes(found, what)
+    if missing := [name for name in found if name not in options.classes]:
+        raise DataError(f"{what} has the classes {listed(missing)}, which --classes does not name")
+    return options.classes
+
+
+def _model(options: Founding) -> dict[str, Any]:
+    if MODULE.match(options.model):
+        return {"name": "factory", "factory": options.model}
+    if options.model not in MODELS:
+        raise unknown("model", options.model, [*MODELS, "module:function"])
+    return {"name": options.model} if options.hidden is None else {"name": options.model, "hidden": options.hidden}

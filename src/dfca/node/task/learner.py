@@ -1,0 +1,207 @@
+"""The model of a swarm on one device: built from the facts, scored on held-out samples, used for predictions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dfca.core.local import infer, losses, lowest
+from dfca.core.params import FlatModel
+from dfca.core.rng import seeded
+from dfca.errors import ConfigError, ModelError
+from dfca.models import ModelOptions, make_factory
+from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts
+from dfca.node.task.scaling import Scaling
+
+BLOCK = 4096
+"""Samples that are scored at a time: predictions of a large file need little memory."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model as the core uses it: a pure function of a flat vector, and how to make a fresh one."""
+
+    flat: FlatModel
+    make: Callable[[], nn.Module]
+
+
+def build(facts: Facts, allowed: str | None = None) -> Architecture:
+    """Build the model of a swarm.
+
+    allowed: the factory that this device's own settings name; facts alone never run code.
+
+    Raises ConfigError or ModelError where it is another model than the swarm's.
+    """
+    model, digest = _make(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed, allowed)
+    if model.flat.size != facts.model.size or digest != facts.model.digest:
+        raise ModelError(
+            f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
+            f"have other names or shapes; {_cure(facts.model)}"
+        )
+    return model
+
+
+def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int) -> ModelFacts:
+    """Fill in the size and digest of a model by building it once: what the founder does."""
+    built, digest = _make(model, shape, classes, seed, model.factory)
+    return model.model_copy(update={"size": built.flat.size, "digest": digest})
+
+
+def _make(
+    model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, allowed: str | None
+) -> tuple[Architecture, str]:
+    make = _factory(model, shape, classes, allowed)
+    if model.factory is None:
+        with torch.device("meta"):  # no memory is taken before the size is known
+            _check_size(make())
+    with seeded(seed, "init", 0):
+        module = make()
+    _check_size(module)
+    flat = FlatModel(module)
+    if flat.dtype != torch.float32:
+        raise ModelError(f"the model of a swarm must be of float32, got {flat.dtype}; convert it by module.float()")
+    _check_outputs(module, shape, classes)
+    layout = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
+    return Architecture(flat, make), hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def _factory(model: ModelFacts, shape: tuple[int, ...], classes: int, allowed: str | None) -> Callable[[], nn.Module]:
+    if model.factory is not None:
+        if allowed != model.factory:
+            named = "names none" if allowed is None else f'names "{allowed}"'
+            raise ConfigError(
+                f'the swarm\'s model is code of its founder, "{model.factory}", and node.toml of this device {named}; '
+                f'if you have that module and trust it, set factory = "{model.factory}" there (or join with --factory)'
+            )
+        return make_factory(ModelOptions.model_validate({"factory": model.factory}), shape, classes)
+    if model.name == "mlp" and len(model.hidden) > 1:
+        return lambda: deep_mlp(shape, classes, model.hidden)
+    sizes = {"name": model.name, "hidden": model.hidden[0], "channels": model.channels}
+    return make_factory(ModelOptions.model_validate(sizes), shape, classes)
+
+
+def deep_mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Build an MLP with several hidden layers: inputs - (hidden - ReLU)* - classes."""
+    sizes = (math.prod(shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inner, outer in zip(sizes, hidden, strict=False):
+        layers += [nn.Linear(inner, outer), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def _check_size(module: nn.Module) -> None:
+    floats = sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point())
+    if floats > MOST_FLOATS:
+        raise ModelError(f"a model must have at most {MOST_FLOATS} floats, got {floats}; take smaller layers")
+
+
+def _check_outputs(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Run two samples of zeros: a module of the user's own may not fit."""
+    module = module.eval()
+    try:
+        with torch.no_grad():
+            outputs = module(torch.zeros(2, *shape))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ModelError(f"the model cannot take samples of shape {shape}: {error}") from None
+    if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ModelError(f"the model must give one row of {classes} numbers per sample, (2, {classes}), got {got}")
+
+
+def _cure(model: ModelFacts) -> str:
+    if model.factory is not None:
+        return f'take the same version of "{model.factory}" as the founder'
+    return "ask for a new invite, and use the same version of dfca on all devices"
+
+
+def resolve_device(name: str) -> str:
+    """Settle which device computes: "auto" takes a GPU where there is one. Raises ConfigError."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return "cuda" if cuda else "mps" if mps else "cpu"
+    count = torch.cuda.device_count() if cuda else 0
+    asked = int(name.partition(":")[2] or 0)
+    if (name.startswith("cuda") and asked >= count) or (name == "mps" and not mps):
+        raise ConfigError(f'training.device "{name}" is not there; use "cpu", or "auto" for whatever there is')
+    return name
+
+
+class Score(NamedTuple):
+    """One model on held-out samples: accuracy in 0..1 and mean loss."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a device knows of its models: the cluster that fits its training samples best, and all held-out scores.
+
+    `own` is the score of the chosen cluster; None where nothing is held out.
+    """
+
+    cluster: int
+    scores: tuple[Score, ...]
+
+    @property
+    def own(self) -> Score | None:
+        """The held-out score of the chosen cluster."""
+        return self.scores[self.cluster] if self.scores else None
+
+
+def choose_cluster(model: Architecture, bank: Tensor, samples: tuple[Tensor, Tensor]) -> int:
+    """Pick the model of a bank (m, P) with the lowest loss on training samples: the device's own cluster."""
+    if len(bank) == 1 or len(samples[1]) == 0:
+        return 0
+    return lowest(losses(model.flat, bank, *samples))
+
+
+def evaluate(
+    model: Architecture, bank: Tensor, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]
+) -> Report:
+    """Choose a cluster with training samples and score every model of a bank (m, P) on held-out ones."""
+    cluster = choose_cluster(model, bank, train)
+    x, y = held_out
+    if len(y) == 0:
+        return Report(cluster, ())
+    return Report(cluster, tuple(_score(model, vector, x, y) for vector in bank))
+
+
+def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> Score:
+    hits, total = 0, 0.0
+    for start in range(0, len(y), BLOCK):
+        rows = slice(start, start + BLOCK)
+        with torch.no_grad():
+            outputs = infer(model.flat, vector, x[rows], "score")
+            total += float(nn.functional.cross_entropy(outputs, y[rows], reduction="sum"))
+        hits += int((outputs.argmax(dim=1) == y[rows]).sum())
+    return Score(hits / len(y), total / len(y))
+
+
+class Predictions(NamedTuple):
+    """For each sample: the class as its place in `facts.classes` (n,), and its probability (n,)."""
+
+    classes: Tensor
+    probabilities: Tensor
+
+
+def predict(model: Architecture, vector: Tensor, x: Tensor, scaling: Scaling) -> Predictions:
+    """Predict raw samples x (n, *shape), which are scaled here, by one model (P,)."""
+    found: list[Tensor] = []
+    chances: list[Tensor] = []
+    for start in range(0, len(x), BLOCK):
+        with torch.no_grad():
+            outputs = infer(model.flat, vector, scaling.apply(x[start : start + BLOCK]), "score")
+        probability, place = outputs.softmax(dim=1).max(dim=1)
+        found.append(place)
+        chances.append(probability)
+    if not found:
+        return Predictions(torch.empty(0, dtype=torch.long), torch.empty(0))
+    return Predictions(torch.cat(found), torch.cat(chances))

@@ -1,0 +1,373 @@
+"""The samples of a device as they lie on its disk, whatever the format: `read` returns `Raw`.
+
+  csv           a header and one row per sample (`csv_table.py`)
+  parquet       the same in columns; needs pyarrow
+  npz           arrays x (n, *shape) and y (n,): numbers or names; optional `features` (names) and `classes` (names of
+                the numbers in y)
+  safetensors   tensors x and y
+  images        a folder with one subfolder per class; needs pillow
+  factory       "module:function" of the user: runs code, and returns (x, y)
+
+Nothing here is unpickled, and sizes are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import warnings
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dfca.errors import DataError
+from dfca.node.task.config import DataConfig
+from dfca.node.task.csv_table import Table, Wanted, class_name, listed, read_csv, unreadable
+
+if TYPE_CHECKING:
+    from dfca.node.task.facts import InputFacts
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+LARGEST = 1e30
+"""A number beyond it is no measurement, and its square no float."""
+MOST_CLASSES = 65_536
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Samples before they are matched with the facts of a swarm.
+
+    x (n, *shape) of numbers, finite; labels (n,) or None where there are none; names: of the columns, None for arrays;
+    dropped: rows that were left out.
+    """
+
+    kind: Literal["table", "array", "images"]
+    x: np.ndarray
+    labels: list[str] | None
+    names: tuple[str, ...] | None = None
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to read: the settings, the folder that paths are relative to, and what is known already.
+
+    labelled: whether classes must be there; inputs: of the swarm, where there is one; most_bytes: in memory.
+    """
+
+    data: DataConfig
+    folder: Path
+    labelled: bool = True
+    inputs: InputFacts | None = None
+    most_bytes: int = 2 * 2**30
+
+    @property
+    def path(self) -> Path:
+        """Where the data lies."""
+        return (self.folder / Path(self.data.path).expanduser()).absolute()
+
+    @property
+    def wanted(self) -> Wanted:
+        """The columns to read; to predict, those of the swarm are enough."""
+        features = None if self.data.features == "auto" else self.data.features
+        ignore = self.data.ignore
+        if self.inputs is not None:
+            ignore += self.inputs.ignored
+            if not self.labelled and self.inputs.features:
+                features = self.inputs.features
+        return Wanted(self.data.label, self.labelled, features, ignore, self.data.missing == "drop")
+
+
+def read(request: Request) -> Raw:
+    """Read samples. Raises DataError with a sentence, whatever the file holds."""
+    raw = _read(request)
+    if raw.x.dtype.kind == "f" and float(np.abs(raw.x).max()) > LARGEST:
+        row = int((np.abs(raw.x).reshape(len(raw.x), -1) > LARGEST).any(axis=1).argmax())
+        raise DataError(
+            f"{request.data.path}: sample {row + 1} holds a number beyond {LARGEST:g}; is it a missing value? "
+            "Correct it"
+        )
+    return raw
+
+
+def _read(request: Request) -> Raw:
+    kind = request.data.kind
+    if kind == "factory":
+        return _from_factory(request)
+    path = request.path
+    try:
+        is_folder = path.is_dir()
+        if not path.exists():
+            raise unreadable(path, FileNotFoundError())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if is_folder != (kind == "images"):
+        form = "a folder of images with one subfolder per class" if kind == "images" else f"a file of format {kind}"
+        raise DataError(f"{path} is {'a folder' if is_folder else 'a file'} and must be {form}; see data.format")
+    if kind == "images":
+        return _from_images(request)
+    if kind == "csv":
+        return _of_table(read_csv(path, request.wanted, request.most_bytes))
+    try:
+        if kind == "parquet":
+            return _of_table(_read_parquet(path, request))
+        arrays = _read_npz(path, request) if kind == "npz" else _read_safetensors(path, request)
+    except DataError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except Exception as error:  # parsers of others raise what they like on broken files
+        raise DataError(f"{path} cannot be read as {kind}: {type(error).__name__}: {_short(error)}") from None
+    return _of_arrays(str(path), arrays, request)
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or "no reason given"
+
+
+def _of_table(table: Table) -> Raw:
+    return Raw("table", table.values, table.labels, table.names, table.dropped)
+
+
+def _read_parquet(path: Path, request: Request) -> Table:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(f"{path}: Parquet needs one more library: pip install 'dfca[parquet]'") from None
+    with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        label, places = request.wanted.columns(names, path)
+        _check_bytes(str(path), file.metadata.num_rows * len(places) * 8, request)
+        used = [names[place] for place in places]
+        content = file.read(columns=used + ([] if label is None else [names[label]]))
+    for name in used:
+        kind = content.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise DataError(f'{path}: column "{name}" holds {kind}, not numbers; leave it out by data.ignore')
+    columns = [np.asarray(content[name].cast(pa.float64()).to_numpy(), np.float64) for name in used]
+    values = np.stack(columns, axis=1)
+    classes = None if label is None else [_plain(value) for value in content[names[label]].to_pylist()]
+    return _without_gaps(Table(tuple(used), values, classes), path, request)
+
+
+def _without_gaps(table: Table, path: Path, request: Request) -> Table:
+    """Drop or refuse rows with missing values."""
+    bad = ~np.isfinite(table.values).all(axis=1)
+    if table.labels is not None:
+        bad |= np.array([label == "" for label in table.labels], dtype=bool)
+    if not bad.any():
+        if not len(table.values):
+            raise DataError(f"{path} has no rows")
+        return table
+    if request.data.missing == "refuse":
+        row = int(bad.argmax())
+        columns = [name for name, value in zip(table.names, table.values[row], strict=True) if not np.isfinite(value)]
+        raise DataError(
+            f'{path}: row {row + 1}, column "{[*columns, request.data.label][0]}" is empty or not finite '
+            f'({int(bad.sum())} rows are so); correct the file, or set data.missing = "drop"'
+        )
+    if bad.all():
+        raise DataError(f"{path} has no rows, all {len(bad)} have empty values")
+    labels = None if table.labels is None else [x for x, gone in zip(table.labels, bad, strict=True) if not gone]
+    return Table(table.names, table.values[~bad], labels, int(bad.sum()))
+
+
+def _read_npz(path: Path, request: Request) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as container:
+        sizes = {info.filename.removesuffix(".npy"): info.file_size for info in container.infolist()}
+    _check_bytes(str(path), sum(sizes.get(name, 0) for name in ("x", "y", "features", "classes")), request)
+    with np.load(path, allow_pickle=False) as content:
+        return {name: content[name] for name in ("x", "y", "features", "classes") if name in content.files}
+
+
+def _read_safetensors(path: Path, request: Request) -> dict[str, np.ndarray]:
+    import torch
+    from safetensors import safe_open
+
+    _check_bytes(str(path), path.stat().st_size, request)
+    with safe_open(path, framework="pt") as content:
+        tensors = {name: content.get_tensor(name) for name in ("x", "y") if name in content.keys()}  # noqa: SIM118
+    wide = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in tensors.items()}
+    return {name: tensor.numpy() for name, tensor in wide.items()}
+
+
+def _from_factory(request: Request) -> Raw:
+    """Call the user's own function; it returns (x, y), or x alone to predict."""
+    path = request.data.path
+    module, _, function = path.partition(":")
+    folder = str(request.folder.absolute())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), function)()
+    except Exception as error:  # it is the user's code
+        raise DataError(f'data.path "{path}" failed with {type(error).__name__}: {_short(error)}') from error
+    parts = found if isinstance(found, tuple | list) else (found,)
+    if not 1 <= len(parts) <= 2:
+        raise DataError(f'data.path "{path}" must return (x, y), got {len(parts)} values')
+    try:
+        arrays = {name: np.asarray(part) for name, part in zip(("x", "y"), parts, strict=False)}
+    except Exception as error:
+        raise DataError(f'data.path "{path}" must return arrays (x, y): {_short(error)}') from None
+    return _of_arrays(f'data.path "{path}"', arrays, request)
+
+
+def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: Request) -> Raw:
+    """Check arrays x and y, and make them samples."""
+    x, y = arrays.get("x"), arrays.get("y")
+    if x is None or (y is None and request.labelled):
+        raise DataError(f'{what} has no array "{"x" if x is None else "y"}"; it must have x (n, ...) and y (n,)')
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{what}: x must hold numbers, got {x.dtype}")
+    if x.ndim < 2 or x.ndim > 5 or 0 in x.shape:
+        raise DataError(f"{what}: x must have a shape (n, ...) with 2 to 5 dimensions, none empty, got {x.shape}")
+    if y is not None and y.shape != (len(x),):
+        raise DataError(f"{what}: y must have one entry per sample, ({len(x)},), got {y.shape}")
+    _check_bytes(what, x.size * 8, request)
+    finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{what}: sample {int((~finite).argmax())} of x is not finite; remove it, or correct it")
+    labels = None if y is None else _labels(what, y, arrays.get("classes"))
+    named = _names(what, x, arrays.get("features"), request)
+    if named is not None:
+        return Raw("table", x[:, named[1]].astype(np.float64), labels, named[0])
+    images = _as_images(x)
+    return Raw("array", x, labels) if images is None else Raw("images", images, labels)
+
+
+def _names(
+    what: str, x: np.ndarray, features: np.ndarray | None, request: Request
+) -> tuple[tuple[str, ...], list[int]] | None:
+    """Return the names of the columns that are used, of the file or of the settings, and their places."""
+    chosen = request.data.features
+    names = None if features is None else tuple(map(str, features.reshape(-1).tolist()))
+    if names is None and chosen != "auto":
+        names = chosen
+    if names is None:
+        return None
+    if x.ndim != 2 or len(names) != x.shape[1]:
+        raise DataError(f"{what}: {len(names)} names of features do not fit x of shape {x.shape}")
+    _, places = replace(request.wanted, required=False).columns(names, what)
+    return tuple(names[place] for place in places), places
+
+
+def _labels(what: str, y: np.ndarray, classes: np.ndarray | None) -> list[str]:
+    """Write the classes as names: those of `classes`, or the numbers themselves."""
+    if y.dtype.kind == "U":
+        return [class_name(value) for value in y.tolist()]
+    if y.dtype.kind not in "fiub" or not (np.isfinite(y).all() and (y == np.round(y)).all() and abs(y).max() < 2**53):
+        raise DataError(f"{what}: y must hold whole numbers or names, got {y.dtype} with others")
+    numbers = [int(value) for value in y]
+    if classes is None:
+        return [str(value) for value in numbers]
+    names = [class_name(str(name)) for name in classes.reshape(-1).tolist()]
+    if min(numbers) < 0 or max(numbers) >= len(names):
+        raise DataError(f"{what}: y must hold places 0..{len(names) - 1} in `classes`, got {max(numbers)}")
+    return [names[number] for number in numbers]
+
+
+def _as_images(x: np.ndarray) -> np.ndarray | None:
+    """Return bytes with the channels first; None where these are no images."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return None
+    if x.ndim == 3:
+        return x[:, None]
+    if x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x if x.shape[1] in (1, 3) else None
+
+
+def _from_images(request: Request) -> Raw:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("images need one more library: pip install 'dfca[node]'") from None
+    files = _image_files(request)
+    shape = _image_shape(request, files[0][0])
+    _check_bytes(str(request.path), len(files) * math.prod(shape), request)
+    x = np.empty((len(files), *shape), np.uint8)
+    for place, (file, _) in enumerate(files):
+        x[place] = _image(Image, file, shape)
+    labels = [name for _, name in files if name is not None]
+    return Raw("images", x, labels or None)
+
+
+def _image_files(request: Request) -> list[tuple[Path, str | None]]:
+    """List the images with their classes; images to predict may lie in the folder itself."""
+    path = request.path
+    found: list[tuple[Path, str | None]] = []
+    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        found += [(file, folder.name) for file in sorted(folder.iterdir()) if file.suffix.lower() in IMAGES]
+    if not request.labelled and not found:
+        found = [(file, None) for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGES]
+    if not found:
+        raise DataError(f"{path} has no images ({', '.join(IMAGES)}) in subfolders, one subfolder per class")
+    return found
+
+
+def _image_shape(request: Request, first: Path) -> tuple[int, int, int]:
+    """Settle the shape of all images: the swarm's, or the first one's."""
+    from PIL import Image
+
+    if request.inputs is not None and request.inputs.kind == "images" and len(request.inputs.shape) == 3:
+        colours, height, width = request.inputs.shape
+        return colours, height, width
+    with _explained(first), Image.open(first) as image:
+        side = request.data.image_size
+        width, height = (side, side) if side else image.size
+        return (1 if image.mode in ("1", "L", "I;16") else 3), height, width
+
+
+def _image(library: Any, file: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    colours, height, width = shape
+    with _explained(file), library.open(file) as image:
+        converted = image.convert("L" if colours == 1 else "RGB")
+        if converted.size != (width, height):
+            converted = converted.resize((width, height), library.Resampling.BILINEAR)
+        pixels = np.asarray(converted, np.uint8)
+    return pixels[None] if colours == 1 else pixels.transpose(2, 0, 1)
+
+
+class _explained:
+    """Turn whatever a damaged image raises into a sentence; warnings (huge images) count as damage."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._warnings = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        self._warnings.__enter__()
+        warnings.simplefilter("error")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._warnings.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and not isinstance(error, DataError):
+            raise DataError(f"{self._file} is no image that can be read: {_short(error)}; remove it") from None
+
+
+def _check_bytes(what: str, size: int, request: Request) -> None:
+    if size > request.most_bytes:
+        raise DataError(f"{what} must take at most {request.most_bytes} bytes (limits.data_bytes), got {size}")
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else class_name(str(value))
+
+
+def found_classes(labels: Sequence[str], what: str) -> tuple[str, ...]:
+    """List the classes of labels, in the order of numbers where all are numbers. Raises DataError."""
+    names = sorted(set(labels))
+    if all(name.lstrip("-").isdigit() and name.isascii() for name in names):
+        names.sort(key=int)
+    if len(names) < 2:
+        raise DataError(f"{what} has one class only, {listed(names)}; a model needs samples of two or more")
+    if len(names) > MOST_CLASSES:
+        raise DataError(f"{what} has {len(names)} classes, at most {MOST_CLASSES}; is the label column a number?")
+    return tuple(names)

@@ -1,0 +1,51 @@
+"""One thread for work that takes long: it does not keep the process alive."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+
+class OneThread(Executor):
+    """Runs calls one after the other in a daemon thread.
+
+    A `ThreadPoolExecutor` would be waited for when the process ends: a round of an hour would delay the end of a node.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call."""
+        future: Future[Any] = Future()
+        self._calls.put((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the thread after what it does now; calls that wait are cancelled where that is asked for."""
+        if cancel_futures:
+            while not self._calls.empty():
+                entry = self._calls.get()
+                if entry is not None:
+                    entry[0].cancel()
+        self._calls.put(None)
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            future, call = entry
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del entry, future, call  # a result is large, and the next call may be long in coming

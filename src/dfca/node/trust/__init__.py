@@ -1,0 +1,1 @@
+"""Who a device is, who belongs to a swarm, and how a new device comes in."""

@@ -1,0 +1,174 @@
+"""The messages of a pairing, for both ends: lines of JSON, proofs, and the six characters. See `pairing`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dfca.node.trust import records
+from dfca.node.trust.identity import encode_id
+from dfca.node.trust.records import MalformedRecord, canonical
+
+PROTOCOL = 1
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAX_LINE = records.MAX_RECORD_BYTES + 2
+MAX_FACTS_BYTES = 1 << 24
+MAX_SWARM = 64
+WRITE_S = 60.0
+
+
+class BadMessage(ValueError):
+    """A message that is none: the text is the reason that is counted."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """Which pairing this is: who, and the nonces of both, so that nothing of another pairing fits."""
+
+    inviter: str
+    joiner: str
+    inviter_nonce: bytes
+    joiner_nonce: bytes
+
+    def bytes_for(self, purpose: str, *fields: bytes) -> bytes:
+        """Return the bytes that a proof or signature for a purpose covers."""
+        ids = (self.inviter.encode(), self.joiner.encode())
+        return canonical(f"dfca pairing 1 {purpose}".encode(), *ids, self.inviter_nonce, self.joiner_nonce, *fields)
+
+    def proof(self, secret: bytes, purpose: str, *fields: bytes) -> bytes:
+        """Return HMAC-SHA256 with the invite's secret."""
+        return hmac.digest(secret, self.bytes_for(purpose, *fields), "sha256")
+
+    def code(self) -> str:
+        """Return the six characters that both ends show."""
+        return encode_id(hashlib.sha256(self.bytes_for("code")).digest())[:6].upper()
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What the joining device says about itself."""
+
+    certificate: bytes
+    name: str
+    addresses: tuple[str, ...]
+    version: str
+    nonce: bytes
+    proof: bytes = b""
+    signature: bytes = b""
+
+    def fields(self) -> tuple[bytes, ...]:
+        """Return what proof and signature cover besides IDs and nonces."""
+        addresses = canonical(*(address.encode() for address in self.addresses))
+        return (self.certificate, self.name.encode(), addresses, self.version.encode())
+
+    def to_message(self) -> dict[str, Any]:
+        """Return it as values of JSON."""
+        return {
+            "certificate": self.certificate.decode("ascii"),
+            "name": self.name,
+            "addresses": list(self.addresses),
+            "version": self.version,
+            "nonce": encode(self.nonce),
+            "proof": encode(self.proof),
+            "signature": encode(self.signature),
+        }
+
+    @classmethod
+    def from_message(cls, values: dict[str, Any]) -> JoinRequest:
+        """Read it; only its form is checked.
+
+        Raises:
+            BadMessage: if it has another form.
+        """
+        certificate, version = values.get("certificate"), values.get("version")
+        if not isinstance(certificate, str) or not certificate.isascii():
+            raise BadMessage("malformed")
+        if not isinstance(version, str) or not version.isascii() or len(version) > 64:
+            raise BadMessage("malformed")
+        try:
+            name, addresses = records.check_name(values.get("name")), records.check_addresses(values.get("addresses"))
+        except MalformedRecord as error:
+            raise BadMessage("malformed") from error
+        return cls(
+            certificate=certificate.encode(),
+            name=name,
+            addresses=addresses,
+            version=version,
+            nonce=decode(values, "nonce", NONCE_BYTES),
+            proof=decode(values, "proof", PROOF_BYTES),
+            signature=decode(values, "signature"),
+        )
+
+
+async def read_line(reader: asyncio.StreamReader) -> bytes:
+    """Read one line of at most MAX_LINE bytes.
+
+    Raises:
+        BadMessage: if it is longer.
+        EOFError: if the connection ends before.
+    """
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.LimitOverrunError as error:
+        raise BadMessage("too long") from error
+
+
+async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Read one JSON object on a line.
+
+    Raises:
+        BadMessage: if it is none.
+    """
+    try:
+        values = json.loads(await read_line(reader))
+    except (RecursionError, ValueError) as error:
+        raise error if isinstance(error, BadMessage) else BadMessage("malformed") from error
+    if not isinstance(values, dict):
+        raise BadMessage("malformed")
+    return values
+
+
+async def send_message(writer: asyncio.StreamWriter, values: dict[str, Any], more: bytes = b"") -> None:
+    """Send one JSON object as a line, and what follows it."""
+    writer.write(json.dumps(values, separators=(",", ":")).encode() + b"\n" + more)
+    async with asyncio.timeout(WRITE_S):
+        await writer.drain()
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """End a connection; the other end is not waited for."""
+    writer.close()
+    with suppress(OSError, TimeoutError, ssl.SSLError):
+        async with asyncio.timeout(1):
+            await writer.wait_closed()
+    writer.transport.abort()
+
+
+def encode(data: bytes) -> str:
+    """Write bytes in JSON."""
+    return base64.b64encode(data).decode()
+
+
+def decode(values: dict[str, Any], key: str, size: int | None = None) -> bytes:
+    """Read bytes from JSON.
+
+    Raises:
+        BadMessage: if they are none, or not as many as they should be.
+    """
+    text = values.get(key)
+    try:
+        data = base64.b64decode(text, validate=True) if isinstance(text, str) and len(text) <= 200 else b""
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data or (size is not None and len(data) != size):
+        raise BadMessage("malformed")
+    return data

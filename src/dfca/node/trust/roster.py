@@ -1,0 +1,381 @@
+"""Who belongs to a swarm: a set of signed records that all members merge, in any order, to the same result.
+
+Two questions are kept apart, so that the order of arrival never matters:
+
+- Is a record *held*? Its signature fits, and its signer is known by a chain of introductions from the root, each by one
+  that may introduce. More records never make a held one less so. Of each slot (kind, subject, signer) the record
+  with the highest rank is held; nothing is ever taken away.
+- Who is a *member*? That follows from all held records: a removed device is none; what a removed device introduced
+  counts only if every removal of it by others (else its own) lists it in `kept`.
+
+A removal counts for ever, also if its signer is removed later. The root can only be removed by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from dfca.errors import ConfigError, DataError
+from dfca.files import atomic_write
+from dfca.node.trust import records
+from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
+from dfca.node.trust.membership import Member, find_depths, find_members
+from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
+
+MAX_RECORDS = 8 * MAX_MEMBERS
+MAX_FORGED = 64
+"""After so many wrong signatures or certificates the rest of a call is not read: each takes 0.2 ms."""
+VERSION = 1
+
+MALFORMED = "malformed"
+SIGNATURE = "signature"  # forged, damaged, or made for another swarm
+CERTIFICATE = "certificate"
+SELF_INTRODUCED = "self-introduced"
+UNKNOWN_SIGNER = "unknown signer"
+NOT_ALLOWED = "signer may not introduce"
+ROOT_STAYS = "removal of the root by another"
+NOT_A_DEVICE = "only the root may be an authority"
+OLD_CONTACT = "old contact"
+FULL = "roster is full"
+NOT_READ = "after many forged ones"
+REASONS = (
+    MALFORMED,
+    SIGNATURE,
+    CERTIFICATE,
+    SELF_INTRODUCED,
+    UNKNOWN_SIGNER,
+    NOT_ALLOWED,
+    ROOT_STAYS,
+    NOT_A_DEVICE,
+    OLD_CONTACT,
+    FULL,
+    NOT_READ,
+)
+"""Why `merge` refuses a record."""
+
+
+class Roster:
+    """The records of one swarm and who is a member by them."""
+
+    def __init__(self, swarm: str, root: str) -> None:
+        self.swarm, self.root = swarm, root
+        self.changed = False
+        """Whether there is something that `save` has not written."""
+        self.refused: Counter[str] = Counter()
+        """How many records were refused, by reason."""
+        self._held: dict[tuple[str, str, str], Record] = {}
+        self._keys: dict[str, bytes] = {}
+        """A certificate of everybody who has an introduction; all of an ID have the same key."""
+        self._may_sign: set[str] = set()
+        self._membership = find_members(root, ())
+        self._by_number: dict[int, Member] = {}
+        self._digest: str | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    @classmethod
+    def found(
+        cls, identity: Identity, swarm: str, name: str, addresses: Iterable[str] = (), is_device: bool = True
+    ) -> Roster:
+        """Make the roster of a new swarm, whose root is this identity."""
+        roster = cls(swarm, identity.id)
+        first = Introduction(
+            identity.id, name, identity.certificate, tuple(addresses), True, is_device, introducer=identity.id
+        )
+        roster._add_own(identity, first)
+        return roster
+
+    def members(self) -> dict[str, Member]:
+        """Return the members by ID, in order of their IDs."""
+        return dict(self._membership.members)
+
+    def member(self, id: str) -> Member | None:
+        """Return the member with this ID."""
+        return self._membership.members.get(id)
+
+    def by_number(self, number: int) -> Member | None:
+        """Return the member with this number."""
+        return self._by_number.get(number)
+
+    def by_name(self, name: str) -> Member | None:
+        """Return the member with this name, ID or beginning of an ID (7 characters or more)."""
+        for member in self._membership.members.values():
+            if name in (member.name, member.id):
+                return member
+        begun = [
+            m for m in self._membership.members.values() if len(name) >= len(short(m.id)) and m.id.startswith(name)
+        ]
+        return begun[0] if len(begun) == 1 else None
+
+    def is_removed(self, id: str) -> bool:
+        """Return whether a device was removed: it never comes back."""
+        return id in self._membership.removed
+
+    def may_introduce(self, id: str) -> bool:
+        """Return whether this member, or the authority, may introduce others now."""
+        return id in self._membership.introducers and not self.is_removed(id)
+
+    def records(self) -> list[Record]:
+        """Return all records, each after those that it needs: they can be sent in parts, in this order."""
+        depths = find_depths(self.root, (each for each in self._held.values() if isinstance(each, Introduction)))
+        kinds = {"introduction": 0, "removal": 1, "contact": 2}
+
+        def order(record: Record) -> tuple[int, int, tuple[str, str, str]]:
+            depth = 0
+            if isinstance(record, Introduction) and record.introducer != record.id:
+                depth = 1 + depths[record.introducer]
+            return (kinds[record.kind], depth, record.slot)
+
+        return sorted(self._held.values(), key=order)
+
+    def digest(self) -> str:
+        """Return a digest that is equal if and only if swarm, root and records are."""
+        if self._digest is not None:
+            return self._digest
+        signed = (records.canonical(each.signed_bytes(self.swarm), each.signature) for each in self._held.values())
+        parts = sorted(hashlib.sha256(each).digest() for each in signed)
+        head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
+        self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
+        return self._digest
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back whenever the members have changed; the result ends it."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def merge(self, received: Iterable[Record | bytes]) -> list[str]:
+        """Take in records of others; return the reason (one of REASONS) for each that is refused.
+
+        Records may come in any order, as long as what they need comes in the same call or came before.
+        """
+        reasons: list[str] = []
+        new = [record for record in self._parsed(received, reasons) if self._held.get(record.slot) != record]
+        while new:
+            waiting = []
+            for record in new:
+                forged = reasons.count(SIGNATURE) + reasons.count(CERTIFICATE)
+                reason = self._hold(record) if forged < MAX_FORGED else NOT_READ
+                if reason in (UNKNOWN_SIGNER, NOT_ALLOWED):
+                    waiting.append((record, reason))  # perhaps another one of this call makes it good
+                elif reason is not None:
+                    reasons.append(reason)
+            if len(waiting) == len(new):
+                reasons += [reason for _, reason in waiting]
+                break
+            new = [record for record, _ in waiting]
+        self.refused.update(reasons)
+        self._update()
+        return reasons
+
+    def introduce(
+        self,
+        identity: Identity,
+        certificate: bytes,
+        name: str,
+        addresses: Iterable[str] = (),
+        may_introduce: bool = False,
+    ) -> Member:
+        """Make a device a member, in the name of this identity.
+
+        Raises:
+            ConfigError: if it cannot be: the sentence says why.
+        """
+        try:
+            id_ = check_certificate(certificate)
+        except ValueError as error:
+            raise ConfigError(f"the certificate of {name!r} cannot be used: {error}") from error
+        if not self.may_introduce(identity.id) and not id_ == identity.id == self.root:
+            raise ConfigError(
+                f"device {short(identity.id)} may not introduce others to this swarm; invite from one that may: "
+                + ", ".join(member.name for member in self._membership.members.values() if member.may_introduce)
+            )
+        if self.is_removed(id_):
+            raise ConfigError(
+                f"device {short(id_)} was removed from this swarm, which is final; give it a new identity: make its "
+                "folder again with another name"
+            )
+        if any(peer_number(other) == peer_number(id_) for other in self._membership.members if other != id_):
+            raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
+        held = self._held.get(("introduction", id_, identity.id))
+        serial = 0
+        if isinstance(held, Introduction):  # what was allowed once stays allowed, so that order never matters
+            may_introduce, serial = may_introduce or held.may_introduce, held.serial + 1
+        may_introduce = may_introduce or id_ == self.root
+        new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id, serial)
+        self._add_own(identity, new)
+        return self._membership.members[id_]
+
+    def remove(self, identity: Identity, id: str, keep: Iterable[str] | None = None) -> None:
+        """Remove a member for ever; by default those that it introduced stay (`keep=()`: they go too).
+
+        Raises:
+            ConfigError: if it is no member, or this identity may not remove it.
+        """
+        if id not in self._membership.members and id not in self._membership.introducers:
+            raise ConfigError(
+                f"{id[:52]!r} is not a member of this swarm; members: "
+                + ", ".join(member.name for member in self._membership.members.values())
+            )
+        if id != identity.id and not self.may_introduce(identity.id):
+            raise ConfigError(f"device {short(identity.id)} may not remove others; only members that may introduce can")
+        if id == self.root and identity.id != id:
+            raise ConfigError(f"device {short(id)} founded this swarm and can only be removed by itself")
+        counting = {record.id for record in self._membership.counting if record.introducer == id and record.id != id}
+        kept = counting if keep is None else counting & set(keep)
+        self._add_own(identity, Removal(id, identity.id, tuple(sorted(kept))))
+
+    def announce(self, identity: Identity, addresses: Iterable[str]) -> None:
+        """Publish where this device listens; nothing happens if that is known.
+
+        Raises:
+            ConfigError: if an address is not HOST:PORT.
+        """
+        held = self._held.get(("contact", identity.id, identity.id))
+        known = held if isinstance(held, Contact) else None
+        if known is not None and known.addresses == tuple(addresses):
+            return
+        # Seconds, so that a device that lost its roster does not begin below what others hold.
+        serial = max(int(time.time()), known.serial + 1 if known else 0)
+        self._add_own(identity, Contact(identity.id, tuple(addresses), serial))
+
+    def save(self, path: Path) -> None:
+        """Write the roster, at once and whole."""
+        values = {
+            "version": VERSION,
+            "swarm": self.swarm,
+            "root": self.root,
+            "records": [records.to_json(record) for record in self.records()],
+        }
+        atomic_write(Path(path), json.dumps(values, indent=1) + "\n")
+        self.changed = False
+
+    @classmethod
+    def load(cls, path: Path) -> Roster:
+        """Read a roster and check every record again.
+
+        Raises:
+            DataError: if the file is missing or damaged.
+        """
+        path = Path(path)
+        try:
+            values = json.loads(path.read_bytes())
+            version, received = values["version"], values["records"]
+            roster = cls(values["swarm"], values["root"])
+            if not isinstance(roster.swarm, str) or not is_device_id(roster.root) or not isinstance(received, list):
+                raise TypeError("swarm or root")
+        except FileNotFoundError as error:
+            raise DataError(f"{path} does not exist; join a swarm first, or found one") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{path} is not a roster that can be read; restore it, or pair this device again"
+            ) from error
+        if version != VERSION:
+            raise DataError(f"{path} has version {version!r} and this program reads {VERSION}; update dfca")
+        reasons = roster.merge(json.dumps(each).encode() for each in received)
+        if reasons:
+            raise DataError(
+                f"{path} is damaged: {len(reasons)} of {len(received)} records do not hold ({reasons[0]}); restore it, "
+                "or pair this device again"
+            )
+        roster.changed = False
+        return roster
+
+    def _parsed(self, received: Iterable[Record | bytes], reasons: list[str]) -> list[Record]:
+        parsed = []
+        for count, each in enumerate(received):
+            if count >= MAX_RECORDS:
+                reasons.append(FULL)
+                break
+            try:
+                # A record made elsewhere goes through the same checks of form as one from the network.
+                parsed.append(records.from_bytes(each if isinstance(each, bytes) else records.to_bytes(each)))
+            except (MalformedRecord, UnicodeError):
+                reasons.append(MALFORMED)
+        return parsed
+
+    def _hold(self, record: Record) -> str | None:
+        """Hold a record, or return why not."""
+        reason = self._forbidden(record)
+        if reason is not None:
+            return reason
+        held = self._held.get(record.slot)
+        if held is None and (len(self._held) >= MAX_RECORDS or self._has_no_room_for(record)):
+            return FULL
+        if held is not None and held.rank() >= record.rank():
+            return OLD_CONTACT if isinstance(held, Contact) and held.serial > getattr(record, "serial", 0) else None
+        if isinstance(record, Introduction) and record.id == record.introducer:
+            certificate = record.certificate
+        else:
+            certificate = self._keys[record.signer]
+        if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
+            return SIGNATURE
+        self._held[record.slot] = record
+        self.changed, self._digest = True, None
+        if isinstance(record, Introduction):
+            self._keys.setdefault(record.id, record.certificate)
+            if record.may_introduce:
+                self._may_sign.add(record.id)
+        return None
+
+    def _forbidden(self, record: Record) -> str | None:
+        """Return why its signer cannot make this record, whatever the signature."""
+        founding = isinstance(record, Introduction) and record.id == record.introducer == self.root
+        if isinstance(record, Introduction):
+            if record.id == record.introducer and not founding:
+                return SELF_INTRODUCED
+            if (founding and not record.may_introduce) or (not founding and not record.is_device):
+                return NOT_A_DEVICE
+            if _certified_id(record.certificate) != record.id:
+                return CERTIFICATE
+        if founding:
+            return None
+        if record.signer not in self._keys or (record.id not in self._keys and not isinstance(record, Introduction)):
+            return UNKNOWN_SIGNER
+        if isinstance(record, Removal) and record.id == self.root and record.by != self.root:
+            return ROOT_STAYS
+        if record.signer not in self._may_sign and record.signer != record.id:
+            return NOT_ALLOWED
+        return None
+
+    def _has_no_room_for(self, record: Record) -> bool:
+        return isinstance(record, Introduction) and record.id not in self._keys and len(self._keys) >= MAX_MEMBERS
+
+    def _add_own(self, identity: Identity, record: Record) -> None:
+        """Sign and hold a record of this device."""
+        try:
+            signed = records.from_bytes(records.to_bytes(records.sign_record(record, identity, self.swarm)))
+        except MalformedRecord as error:
+            raise ConfigError(f"this cannot be put into the roster: {error}") from error
+        reason = self._hold(signed)
+        if reason is not None:
+            raise ConfigError(f"device {short(identity.id)} cannot add this to the roster: {reason}")
+        self._update()
+
+    def _update(self) -> None:
+        """Work out the members from all records; call back if they changed."""
+        before = self._membership.members
+        self._membership = find_members(self.root, self._held.values())
+        if self._membership.members != before:
+            self._by_number = {member.number: member for member in self._membership.members.values()}
+            for callback in tuple(self._callbacks):
+                callback()
+
+    def copy(self) -> Roster:
+        """Return a roster of its own with the same records and no subscribers."""
+        other = Roster(self.swarm, self.root)
+        other._held, other._keys, other._may_sign = dict(self._held), dict(self._keys), set(self._may_sign)
+        other._update()
+        return other
+
+
+@lru_cache(maxsize=MAX_MEMBERS)
+def _certified_id(certificate: bytes) -> str | None:
+    try:
+        return check_certificate(certificate)
+    except ValueError:
+        return None

@@ -1,0 +1,323 @@
+"""The parts of the network that need no network: what waits, what is offered, what is read, what lies on the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfca.node.net.chunks import read_chunk, write_chunk
+from dfca.node.net.limits import Bucket, Penalties, Refusals
+from dfca.node.net.offers import Offer, Offers
+from dfca.node.net.outbox import Outbox, Overflow
+from dfca.node.net.partials import Partials
+from dfca.node.net.pulls import Pull, Pulls
+from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.refused import Refused
+
+ONE, TWO = "a" * 52, "b" * 52
+
+
+# What leaves.
+
+
+def test_an_outbox_keeps_order_replaces_by_key_and_is_bounded() -> None:
+    outbox: Outbox[str] = Outbox(3, 100)
+    outbox.put("one", 10)
+    assert outbox.replace("cluster 0", "old") is None
+    outbox.put("two", 10)
+    assert outbox.replace("cluster 0", "new") == "old"
+    outbox.put("three", 10)
+    with pytest.raises(Overflow):
+        outbox.put("four", 10)
+    assert [outbox.get() for _ in range(5)] == ["one", "two", "new", "three", None]
+    with pytest.raises(Overflow):
+        outbox.put("large", 101)
+    outbox.put("fits", 100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50))))
+def test_an_outbox_never_holds_more_than_its_bounds(steps: list[tuple[int, int]]) -> None:
+    outbox: Outbox[int] = Outbox(5, 120)
+    for kind, size in steps:
+        if kind == 0:
+            outbox.get()
+        elif kind == 1:
+            outbox.replace(size % 3, size)
+        else:
+            try:
+                outbox.put(size, size)
+            except Overflow:
+                assert outbox._count == 5 or outbox._bytes + size > 120
+        assert outbox._count <= 5
+        assert outbox._bytes <= 120
+        assert len(outbox) <= 8
+    while outbox.get() is not None:
+        pass
+    assert outbox._count == outbox._bytes == 0
+
+
+def offer(member: str, name: bytes, cluster: int | None, since: float = 0.0, number: int = 1) -> Offer:
+    return Offer(member, name, None, cluster, 0, since, number)
+
+
+def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:
+    offers = Offers(1000)
+    offers.add(offer(ONE, b"m", 0), b"x" * 100)
+    offers.add(offer(TWO, b"m", 0), b"x" * 100)
+    assert offers.bytes == 100
+    offers.received(ONE, 1)
+    assert offers.data(ONE, b"m") is None
+    assert offers.data(TWO, b"m") == b"x" * 100
+    offers.received(TWO, 1)
+    assert (len(offers), offers.bytes) == (0, 0)
+
+
+def test_a_newer_update_of_the_same_cluster_takes_the_place_of_the_older() -> None:
+    offers = Offers(1000)
+    offers.add(offer(ONE, b"old", 0), b"1")
+    offers.add(offer(ONE, b"other", 1), b"2")
+    offers.add(offer(ONE, b"new", 0), b"3")
+    assert [offers.data(ONE, name) for name in (b"old", b"other", b"new")] == [None, b"2", b"3"]
+
+
+def test_when_a_link_is_lost_updates_stay_and_the_rest_is_forgotten() -> None:
+    offers = Offers(1000)
+    offers.add(offer(ONE, b"update", 0, since=1.0), b"1")
+    offers.add(offer(ONE, b"copy", None, since=2.0), b"2")
+    offers.lose_link(ONE)
+    assert [each.name for each in offers.of(ONE)] == [b"update"]
+    offers.drop_older(ONE, 1.5)
+    assert offers.of(ONE) == []
+
+
+def test_the_cache_is_bounded_and_the_oldest_leave_first() -> None:
+    offers = Offers(250)
+    first, second, third = offer(ONE, b"a", 0), offer(TWO, b"b", None), offer(ONE, b"c", 1)
+    assert offers.add(first, b"x" * 100) == []
+    assert offers.add(second, b"x" * 100) == []
+    assert offers.add(third, b"x" * 100) == [first]
+    assert first.done
+    assert offers.bytes == 200
+    assert offers.add(offer(ONE, b"d", 2), b"x" * 1000) == [second, third]  # one always fits: a model must leave
+
+
+# What comes.
+
+
+def pull(number: int, cluster: int | None = 0, member: str = ONE, link: Any = "link", name: bytes = b"") -> Pull:
+    return Pull(link, member, number, name or bytes([number]) * 32, 100, 0, "float32", cluster, None)
+
+
+def test_the_newest_update_replaces_one_that_waits_and_cancels_one_that_is_read() -> None:
+    pulls = Pulls(4, 1, 10)
+    pulls.announce(pull(1))
+    running = pulls.begin()
+    assert running is not None
+    assert pulls.begin() is None
+    assert pulls.announce(pull(2)) == [running]
+    assert running.cancelled
+    (waiting,) = pulls.announce(pull(3))
+    assert waiting.number == 2
+    pulls.end(running)
+    newest = pulls.begin()
+    assert newest is not None
+    assert newest.number == 3
+
+
+def test_a_read_that_is_more_than_half_done_is_finished_first() -> None:
+    pulls = Pulls(4, 1, 10)
+    pulls.announce(pull(1))
+    running = pulls.begin()
+    assert running is not None
+    running.got = 51
+    assert pulls.announce(pull(2)) == []
+    assert not running.cancelled
+
+
+def test_messages_that_must_arrive_are_not_replaced_and_too_many_are_refused() -> None:
+    pulls = Pulls(4, 1, 3)
+    for number in (1, 2, 3):
+        assert pulls.announce(pull(number, None)) == []
+    with pytest.raises(Refused, match="rate"):
+        pulls.announce(pull(4, None))
+
+
+def test_one_member_cannot_take_all_reads_and_turns_go_round() -> None:
+    pulls = Pulls(3, 2, 10)
+    for number in range(1, 6):
+        pulls.announce(pull(number, None))
+    pulls.announce(pull(6, None, TWO))
+    order = [pulls.begin() for _ in range(4)]
+    assert [(each.member, each.number) if each else None for each in order] == [(ONE, 1), (TWO, 6), (ONE, 2), None]
+
+
+def test_reads_of_a_lost_link_are_cancelled_and_their_numbers_mean_nothing_on_the_next() -> None:
+    pulls = Pulls(4, 2, 10)
+    pulls.announce(pull(1))
+    old = pulls.begin()
+    assert old is not None
+    assert pulls.forget(ONE) == [old]
+    assert pulls.announce(pull(1, link="next", name=old.name)) == []
+    assert pulls.begin() is None  # the old read of the same model still holds its file
+    pulls.end(old)
+    assert pulls.begin() is not None
+
+
+# On the disk.
+
+
+def partials(folder: Path, most: int = 10_000) -> Partials:
+    found = Partials(folder / "partial", most, 10)
+    found.prepare()
+    return found
+
+
+NAME = bytes(range(32))
+
+
+def test_a_partial_goes_on_where_it_ended_also_in_another_process(tmp_path: Path) -> None:
+    import hashlib
+
+    data = os.urandom(1000)
+    name = hashlib.sha256(data).digest()
+    first = partials(tmp_path).open(name, ONE, 1000)
+    assert first is not None
+    first.write(data[:400])  # and now the process is killed
+    folder = partials(tmp_path)
+    second = folder.open(name, ONE, 1000)
+    assert second is not None
+    assert (second.offset, second.resumed) == (400, True)
+    second.write(data[400:])
+    digest, path = second.finish()
+    assert digest == name
+    assert isinstance(path, Path)
+    assert path.read_bytes() == data
+    folder.close(name, ONE, second, done=True)
+    assert list((tmp_path / "partial").iterdir()) == []
+    first.close()
+
+
+def test_what_one_neighbour_sent_is_not_continued_by_another(tmp_path: Path) -> None:
+    folder = partials(tmp_path)
+    one = folder.open(NAME, ONE, 1000)
+    assert one is not None
+    one.write(b"x" * 500)
+    two = folder.open(NAME, TWO, 1000)
+    assert two is not None
+    assert two.offset == 0
+    assert folder.open(NAME, ONE, 1000) is None  # it is being read
+    folder.close(NAME, ONE, one, done=False)
+
+
+def test_a_partial_that_cannot_be_a_beginning_is_deleted_and_links_are_not_followed(tmp_path: Path) -> None:
+    folder = partials(tmp_path)
+    path = folder.path(NAME, ONE)
+    path.write_bytes(b"x" * 2000)
+    found = folder.open(NAME, ONE, 1000)
+    assert found is not None
+    assert found.offset == 0
+    assert not path.exists()
+    target = tmp_path / "precious"
+    target.write_bytes(b"keep me")
+    path.symlink_to(target)
+    folder.close(NAME, ONE, found, done=False)
+    again = folder.open(NAME, ONE, 1000)
+    assert again is not None
+    again.write(b"z" * 20)
+    folder.close(NAME, ONE, again, done=False)
+    assert target.read_bytes() == b"keep me"
+
+
+def test_small_payloads_never_touch_the_disk(tmp_path: Path) -> None:
+    folder = partials(tmp_path)
+    small = folder.open(NAME, ONE, 10)
+    assert small is not None
+    small.write(b"0123456789")
+    assert small.finish()[1] == b"0123456789"
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+def test_the_disk_is_bounded_and_the_oldest_partial_leaves_first(tmp_path: Path) -> None:
+    folder = partials(tmp_path, most=1000)
+    for number in range(3):
+        name = bytes([number]) * 32
+        found = folder.open(name, ONE, 400)
+        assert found is not None
+        found.write(b"x" * 300)
+        folder.close(name, ONE, found, done=False)
+        os.utime(folder.path(name, ONE), (number + 1e9, number + 1e9))
+    kept = sorted(path.name[:2] for path in (tmp_path / "partial").iterdir())
+    assert kept == ["00", "01", "02"]
+    large = folder.open(NAME, ONE, 500)
+    assert large is not None
+    assert sorted(path.name[:2] for path in (tmp_path / "partial").iterdir()) == ["02"]
+    assert folder.open(bytes(32), TWO, 600) is None
+
+
+def test_the_folder_is_cleaned_of_what_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "notes.txt").write_text("x")
+    partials(tmp_path)
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+# On the wire.
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0, 2**40), st.integers(1, 300))
+def test_chunks_are_the_protobuf_messages_they_stand_for(data: bytes, start: int, size: int) -> None:
+    offset = start % len(data)
+    written = write_chunk(memoryview(data), offset, size)
+    assert written == pb.Chunk(data=data[offset : offset + size], offset=offset).SerializeToString()
+    found, place = read_chunk(written)
+    assert (bytes(found), place) == (data[offset : offset + size], offset)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_chunk_as_protobuf_reads_it_or_refused(data: bytes) -> None:
+    try:
+        found, offset = read_chunk(data)
+    except Refused:
+        return
+    chunk = pb.Chunk.FromString(data)
+    assert (bytes(found), offset) == (chunk.data, chunk.offset)
+
+
+# Limits.
+
+
+def test_a_bucket_allows_a_burst_and_then_its_rate() -> None:
+    bucket = Bucket(10.0, 5, now=0.0)
+    assert [bucket.take(0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert bucket.take(0.1)
+    assert not bucket.take(0.1)
+    assert sum(bucket.take(100.0) for _ in range(10)) == 5
+
+
+def test_penalties_double_and_are_forgiven() -> None:
+    penalties = Penalties(5.0, 60.0)
+    assert penalties.left_s(ONE, 0.0) == 0.0
+    penalties.punish(ONE, 0.0)
+    assert penalties.left_s(ONE, 1.0) == 4.0
+    penalties.punish(ONE, 10.0)
+    assert penalties.left_s(ONE, 10.0) == 10.0
+    for _ in range(10):
+        penalties.punish(ONE, 20.0)
+    assert penalties.left_s(ONE, 20.0) == 60.0
+    penalties.punish(ONE, 500.0)
+    assert penalties.left_s(ONE, 500.0) == 5.0
+
+
+def test_refusals_count_by_reason_and_by_member() -> None:
+    refusals = Refusals()
+    refusals.add("rate", ONE)
+    refusals.add("rate")
+    assert refusals.total == {"rate": 2}
+    assert refusals.of(ONE) == {"rate": 1}
+    refusals.forget(ONE)
+    assert refusals.of(ONE) == {}

@@ -1,0 +1,275 @@
+"""Whole nodes in one process: over memory, and over gRPC on loopback with real pairing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from node_swarm import make_swarm, memory_service, until, write_samples
+
+from dfca.errors import ConfigError, DataError, DfcaError
+from dfca.node.folder import InUse, NodeFolder
+from dfca.node.memory import MemoryNetwork
+from dfca.node.operate.commands import init_node, join_node, load_model, parse_settings, predict_file
+from dfca.node.operate.control import call
+from dfca.node.operate.doctor import examine
+from dfca.node.operate.status import read_status, status_table
+from dfca.node.run import make_grpc_transport
+from dfca.node.service import Service, ServiceOptions
+from dfca.node.task.founding import Founding, Joining
+
+
+def rounds(service: Service) -> int:
+    return service.node.machine.round if hasattr(service, "node") else 0
+
+
+def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Path) -> None:
+    folders = make_swarm(tmp_path, (0, 0, 0))
+
+    async def life(number: int, least: int) -> list[dict[str, Any]]:
+        network = MemoryNetwork(())
+        services = [memory_service(network, NodeFolder.load(each.path)) for each in folders]
+        running = [asyncio.create_task(each.run()) for each in services]
+        await until(lambda: all(rounds(each) >= least and each.work.report for each in services))
+        found = [each.status() for each in services]
+        with pytest.raises(InUse, match="runs already; stop it first"):
+            await memory_service(network, NodeFolder.load(folders[0].path)).run()
+        for each in services:
+            each.stop()
+        await asyncio.gather(*running)
+        return found
+
+    first = asyncio.run(life(0, 8))
+    assert [each["incarnation"] for each in first] == [0, 0, 0]
+    assert all(each["accuracy"] > 0.7 for each in first)
+    assert all(each["clusters"] >= 1 and each["members"] == 3 for each in first)
+    assert all(each["folds"] > 0 for each in first)
+    assert all(each["refused"]["model"] == 1 for each in first)
+    saved = [each.store().load() for each in folders]
+    banks = [each.bank for each in saved if each is not None and each.bank is not None]
+    assert len(banks) == 3
+    last = [each.round for each in saved if each is not None]
+    again = asyncio.run(life(1, max(last) + 2))
+    assert [each["incarnation"] for each in again] == [1, 1, 1]
+    assert all(each["clusters"] >= len(bank) for each, bank in zip(again, banks, strict=True))
+    stopped = read_status(folders[0].path)
+    assert stopped["running"] is False
+    assert stopped["round"] >= max(last) + 2
+    text, model = predict_file(folders[0].path, str(tmp_path / "0.csv"))
+    assert text.splitlines()[0] == "row,class,probability"
+    assert len(text.splitlines()) == 121
+    assert model.round >= max(last)
+
+
+def free_port(count: int) -> int:
+    """Find ports in a row that nobody has."""
+    for base in range(23_000, 60_000, 97):
+        try:
+            for port in range(base, base + count):
+                with socket.socket() as trial:
+                    trial.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    raise AssertionError
+
+
+async def grpc_service(path: Path, **options: Any) -> tuple[Service, asyncio.Task[None]]:
+    service = Service(NodeFolder.load(path), ServiceOptions(log_stream=io.StringIO(), **options), make_grpc_transport)
+    task = asyncio.create_task(service.run())
+    await until(lambda: task.done() or (path / "control.json").exists())
+    return service, task
+
+
+def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Path) -> None:
+    port = free_port(6)
+    a, b = tmp_path / "kitchen", tmp_path / "garage"
+    settings = {"network": {"host": "127.0.0.1", "port": port, "invite_port": port + 1}}
+    agreed = {"local": {"steps": 2}, "election": {"warmup_steps": 10}}
+    init_node(
+        a, Founding(write_samples(tmp_path / "a.csv", 0, 1), "activity", settings=settings, hidden=(8,), agreed=agreed)
+    )
+    data = write_samples(tmp_path / "b.csv", 0, 2)
+    other = {"network": {"host": "127.0.0.1", "port": port + 2, "invite_port": port + 3}}
+
+    async def scenario() -> None:
+        first, running = await grpc_service(a, record=tmp_path / "record")
+        answer = await asyncio.to_thread(call, a, "invite")
+        made = await asyncio.to_thread(join_node, b, answer["invite"], Joining(data, settings=other))
+        seen = await asyncio.to_thread(call, a, "joined", since=answer["joined"])
+        assert seen["joined"] == [{"name": "garage", "id": made.identity.id, "code": made.code}]
+        assert re.fullmatch(r"[A-Z2-7]{6}", made.code)
+        assert not seen["open"]
+        with pytest.raises(DfcaError, match=r"no invite is open|used before"):
+            await asyncio.to_thread(join_node, tmp_path / "c", answer["invite"], Joining(data, settings=other))
+        assert not (tmp_path / "c").exists()  # nothing is left of it
+        second, also = await grpc_service(b)
+        await until(lambda: second.books.counts["join"] > 0 and second.books.counts["fold"] > 3)
+        status = await asyncio.to_thread(read_status, a)
+        assert [(each["name"], each["state"]) for each in status["neighbours"]] == [("garage", "up")]
+        assert status["bytes_in"] > 0
+        checks = await asyncio.to_thread(lambda: list(examine(a)))
+        assert [check for check in checks if check.outcome == "failure"] == []
+        texts = {check.name: check.text for check in checks}
+        assert "garage answers at" in texts["reach"]
+        assert f"garage reaches this device at 127.0.0.1:{port}" in texts["reach back"]
+        assert "differs by 0." in texts["clock"]
+        assert (await asyncio.to_thread(call, a, "remove", member="garage"))["removed"] == "garage"
+        await until(lambda: first.status()["members"] == 1 and not first.node.machine.links)
+        with pytest.raises(ConfigError, match="was removed from this swarm"):
+            first.folder.roster.introduce(first.folder.identity, made.identity.certificate, "garage")
+        assert "has joined; the code on both screens is" in first.options.log_stream.getvalue()
+        for each in (first, second):
+            each.stop()
+        await asyncio.gather(running, also)
+
+    asyncio.run(scenario())
+    assert (tmp_path / "record").stat().st_size > 1000
+
+
+def test_a_port_in_use_is_said_in_a_sentence_and_nothing_is_left_open(tmp_path: Path) -> None:
+    port = free_port(2)
+    (folder,) = make_swarm(tmp_path, (0,), port)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+
+        async def scenario() -> None:
+            service = Service(folder, ServiceOptions(log_stream=io.StringIO()), make_grpc_transport)
+            with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: the port is in use"):
+                await service.run()
+
+        asyncio.run(scenario())
+        found = {check.name: check for check in examine(folder.path)}
+    assert found["port"].outcome == "failure"
+    assert "set another port in node.toml" in found["port"].cure
+    assert not (folder.path / "control.json").exists()
+    folder.lock().release()
+
+
+def test_a_device_that_does_not_belong_any_more_is_told_so(tmp_path: Path) -> None:
+    first, second = make_swarm(tmp_path, (0, 0))
+    first.roster.remove(first.identity, second.identity.id)
+    second.roster.merge(first.roster.records())
+    second.save_roster()
+    with pytest.raises(ConfigError, match="was removed from the swarm node0; that is final: make a new one"):
+        NodeFolder.load(second.path)
+    (first.path / "facts.json").write_bytes(first.facts.model_copy(update={"seed": 7}).to_bytes())
+    with pytest.raises(DataError, match="are of two swarms"):
+        NodeFolder.load(first.path)
+
+
+def test_a_service_ends_where_its_device_is_removed_while_it_runs(tmp_path: Path) -> None:
+    first, second = make_swarm(tmp_path, (0, 0))
+
+    async def scenario() -> None:
+        service = memory_service(MemoryNetwork(()), second)
+        running = asyncio.create_task(service.run())
+        await until(lambda: (second.path / "control.json").exists())
+        first.roster.remove(first.identity, second.identity.id)
+        second.roster.merge(first.roster.records())
+        with pytest.raises(ConfigError, match="was removed from the swarm"):
+            await running
+
+    asyncio.run(scenario())
+
+
+def test_the_doctor_names_each_failure_and_its_cure(tmp_path: Path) -> None:
+    (folder,) = make_swarm(tmp_path, (0,))
+    (tmp_path / "0.csv").write_text("a,b,activity\n1,2,walk\n3,4,rest\n")
+    (folder.path / "key.pem").chmod(0o644)
+    found = {check.name: check for check in examine(folder.path)}
+    assert found["key"].outcome == "failure"
+    assert "chmod 600" in found["key"].cure
+    assert found["data"].outcome == "failure"
+    assert 'column "c" is missing' in found["data"].text + found["data"].cure
+    assert found["node"].cure == f"start it: dfca node run {folder.path}"
+    assert found["settings"].outcome == "ok"
+
+
+def test_a_device_whose_data_does_not_fit_does_not_join(tmp_path: Path) -> None:
+    port = free_port(3)
+    a = tmp_path / "a"
+    settings = {"network": {"host": "127.0.0.1", "port": port, "invite_port": port + 1}}
+    init_node(a, Founding(write_samples(tmp_path / "a.csv", 0, 1), "activity", settings=settings, hidden=(4,)))
+    (tmp_path / "b.csv").write_text("a,b,speed,activity\n1,2,3,walk\n3,4,5,rest\n")
+
+    async def scenario() -> None:
+        service, running = await grpc_service(a)
+        answer = await asyncio.to_thread(call, a, "invite")
+        with pytest.raises(DataError, match='column "c" is missing'):
+            await asyncio.to_thread(join_node, tmp_path / "b", answer["invite"], Joining(str(tmp_path / "b.csv")))
+        assert service.status()["members"] == 1
+        assert service.status()["refused"] == {"pairing: declined": 1}
+        service.stop()
+        await running
+
+    asyncio.run(scenario())
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(DfcaError, match=r"has no models yet|does not exist|there is no node"):
+        load_model(tmp_path / "b")
+
+
+def test_a_status_is_a_table_for_people(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    (folder,) = make_swarm(tmp_path, (0,))
+
+    async def scenario() -> dict[str, Any]:
+        service = memory_service(MemoryNetwork(()), folder)
+        running = asyncio.create_task(service.run())
+        await until(lambda: rounds(service) >= 3)
+        status = service.status()
+        service.stop()
+        await running
+        return status
+
+    status = asyncio.run(scenario())
+    json.dumps(status, allow_nan=False)
+    text = io.StringIO()
+    Console(file=text, width=120).print(status_table(status))
+    assert "node0" in text.getvalue()
+    assert "held-out samples" in text.getvalue()
+
+
+def test_settings_on_the_command_line() -> None:
+    assert parse_settings(["a.b=1", "a.c=x y", 'd=["p"]'], "--set") == {"a": {"b": 1, "c": "x y"}, "d": ["p"]}
+    for wrong in ("nothing", "=1", "a-b=1"):
+        with pytest.raises(ConfigError, match=r"--set takes KEY=VALUE, such as network\.port=7500"):
+            parse_settings([wrong], "--set")
+
+
+def test_a_recorded_service_replays_from_its_save(tmp_path: Path) -> None:
+    from dfca.node.record import digest_of_save, read_recording
+    from dfca.node.service import Memory
+    from dfca.peer.peer import Peer
+    from dfca.sim.events.replay import replay_peer
+
+    (folder,) = make_swarm(tmp_path, (0,))
+
+    async def life(least: int) -> None:
+        service = memory_service(MemoryNetwork(()), NodeFolder.load(folder.path), record=tmp_path / "record")
+        running = asyncio.create_task(service.run())
+        await until(lambda: rounds(service) >= least)
+        service.stop()
+        await running
+
+    asyncio.run(life(3))
+    asyncio.run(life(8))
+    found = read_recording(tmp_path / "record")
+    assert found.saved is not None
+    assert found.incarnation == 1
+    peer = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation, found.saved)
+    again, _ = replay_peer(found.options, found.inputs, machine=peer)
+    assert isinstance(again, Peer)
+    last = folder.store().load()
+    assert last is not None
+    assert digest_of_save(again.save()) == digest_of_save(last)
+    assert torch.equal(again.bank, last.bank)  # type: ignore[arg-type]
