@@ -420,12 +420,31 @@ def test_predictions_of_a_file_keep_its_order(founded: tuple[Path, Config, Facts
 def test_a_task_needs_no_heavy_libraries() -> None:
     code = (
         "import sys\n"
-        "from dfca.node.task import config, dataset, export, facts, founding, learner\n"
+        "from dfca.node.task import config, facts\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])\n"
+        "from dfca.node.task import dataset, export, founding, learner\n"
         "heavy = ('sklearn', 'scipy', 'pandas', 'matplotlib', 'networkx', 'dfca.sim', 'PIL', 'pyarrow', 'onnx')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
-    light = (
-        "import sys; from dfca.node.task import config, facts; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["[]", "[]"], run
+
+
+@pytest.mark.slow
+def test_images_go_all_the_way_to_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = np.random.default_rng(0).integers(0, 256, (40, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 3)
+    config, facts = init_swarm(
+        tmp_path / "camera", FOUNDER, Founding(str(tmp_path / "a.npz"), model="cnn", hidden=(8,))
     )
-    run = [subprocess.run([sys.executable, "-c", each], capture_output=True, text=True) for each in (code, light)]
-    assert [each.stdout.strip() for each in run] == ["[]", "False False"], run
+    assert (facts.inputs.kind, facts.inputs.shape, facts.classes) == ("images", (1, 12, 12), ("0", "1", "2"))
+    model = build(facts)
+    vector = initial(model.flat, model.make, 3, "init", 0)
+    raw = load_inputs(config, tmp_path, facts)
+    expected = predict(model, vector, raw, Scaling.of(facts.scaling, facts.inputs))
+    to_onnx(Exported(facts, model, vector, 0, 1), tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    probabilities, classes = session.run(None, {"input": raw.float().numpy()})
+    np.testing.assert_array_equal(classes, expected.classes.numpy())
+    np.testing.assert_allclose(probabilities.max(axis=1), expected.probabilities.numpy(), atol=1e-5)
