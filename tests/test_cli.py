@@ -139,10 +139,14 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
 
 def test_the_commands_are_these() -> None:
     names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
-    assert names == {"", "run", "swarm", "list", "show", "options", "version", "report", "replay", "bench", "faults"} | {
-        *(f"data{name}" for name in ("", " list", " fetch", " import")),
-        *(f"keys{name}" for name in ("", " init", " show", " request", " sign", " accept", " remove")),
+    alone = "run swarm list show options version report replay bench faults"
+    groups = {
+        "data": "list fetch import",
+        "keys": "init show request sign accept remove",
+        "node": "init run invite join status doctor remove export predict install",
     }
+    listed = {f"{group} {name}" for group, words in groups.items() for name in words.split()}
+    assert names == {"", *alone.split(), *groups, *listed}
 
 
 def test_version() -> None:

@@ -5,7 +5,6 @@ Needs root, `ip`, `tc` and `nft`. The namespaces are named after the process and
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +94,7 @@ def test_a_model_crosses_a_bad_link_with_a_break_within_one_and_a_half_times_the
                 stdout=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
             for i, name in enumerate(names)
         ]
         try:

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,6 +62,9 @@ class ServiceTransport(Transport, Protocol):
 
     def status(self) -> dict[str, Any]:
         """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
+
+    def block(self, members: Collection[str], seconds: float) -> None:
+        """Have no links with some members, by device ID, for some seconds."""
 
 
 @dataclass(frozen=True)
