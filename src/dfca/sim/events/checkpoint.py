@@ -21,14 +21,14 @@ from torch import Tensor
 
 from dfca.core import client, election, relay
 from dfca.errors import RunError
+from dfca.peer import deadline, inbox, lineage, messages, pursuit, revival, state, work
 from dfca.peer import election as peer_election
-from dfca.peer import inbox, lineage, messages, pursuit, revival, state, work
 from dfca.sim.events import books, links
 
 _MARK = "~"
 _MODULES: tuple[ModuleType, ...] = (
     *(client, election, relay),
-    *(peer_election, inbox, lineage, messages, pursuit, revival, state, work),
+    *(peer_election, deadline, inbox, lineage, messages, pursuit, revival, state, work),
     *(books, links),
 )
 
