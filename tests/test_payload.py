@@ -125,6 +125,13 @@ def test_int8_is_within_half_a_step_of_its_block(numbers: np.ndarray, tail: int)
         assert bool(((found - model)[..., block].abs() <= step * 0.50001 + 1e-44).all())
 
 
+@pytest.mark.parametrize("encoding", ["bf16", "int8"])
+def test_a_model_that_is_handed_on_is_rounded_once(encoding: str) -> None:
+    model = torch.randn(3, 6400, generator=torch.Generator().manual_seed(3))
+    first = pack(model, encoding)
+    assert pack(unpack(first, expect(model)), encoding) == first
+
+
 def test_int8_by_hand() -> None:
     """One block with the largest number 127: the step is 1."""
     model = torch.tensor([127.0, -127.0, 0.4, 0.6, -2.5, 3.5, 0.0])
