@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from dfca import simulate
 from dfca.core.params import initial
+from dfca.data.clients import Split
 from dfca.errors import ConfigError, DataError, DfcaError, ModelError
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
@@ -26,7 +28,7 @@ from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Exported, predict_file, to_onnx, to_safetensors
 from dfca.node.task.facts import FOREVER, VERSION, Facts, InputFacts, ModelFacts
 from dfca.node.task.founding import Founding, Joining, check_fits, init_swarm, join_swarm
-from dfca.node.task.learner import Architecture, build, evaluate, measured, predict
+from dfca.node.task.learner import Architecture, build, deep_mlp, evaluate, measured, predict
 from dfca.node.task.scaling import Scaling, measure
 from dfca.node.worker import Worker
 from dfca.peer.peer import Peer
@@ -420,12 +422,67 @@ def test_predictions_of_a_file_keep_its_order(founded: tuple[Path, Config, Facts
 def test_a_task_needs_no_heavy_libraries() -> None:
     code = (
         "import sys\n"
-        "from dfca.node.task import config, dataset, export, facts, founding, learner\n"
+        "from dfca.node.task import config, facts\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])\n"
+        "from dfca.node.task import dataset, export, founding, learner\n"
         "heavy = ('sklearn', 'scipy', 'pandas', 'matplotlib', 'networkx', 'dfca.sim', 'PIL', 'pyarrow', 'onnx')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
-    light = (
-        "import sys; from dfca.node.task import config, facts; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["[]", "[]"], run
+
+
+@pytest.mark.slow
+def test_images_go_all_the_way_to_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = np.random.default_rng(0).integers(0, 256, (40, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 3)
+    config, facts = init_swarm(
+        tmp_path / "camera", FOUNDER, Founding(str(tmp_path / "a.npz"), model="cnn", hidden=(8,))
     )
-    run = [subprocess.run([sys.executable, "-c", each], capture_output=True, text=True) for each in (code, light)]
-    assert [each.stdout.strip() for each in run] == ["[]", "False False"], run
+    assert (facts.inputs.kind, facts.inputs.shape, facts.classes) == ("images", (1, 12, 12), ("0", "1", "2"))
+    model = build(facts)
+    vector = initial(model.flat, model.make, 3, "init", 0)
+    raw = load_inputs(config, tmp_path, facts)
+    expected = predict(model, vector, raw, Scaling.of(facts.scaling, facts.inputs))
+    to_onnx(Exported(facts, model, vector, 0, 1), tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    probabilities, classes = session.run(None, {"input": raw.float().numpy()})
+    np.testing.assert_array_equal(classes, expected.classes.numpy())
+    np.testing.assert_allclose(probabilities.max(axis=1), expected.probabilities.numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> None:
+    """Twelve devices, digits turned four ways, scaled by the founder's numbers: with asinh and without."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    local = Facts.model_fields["local"].default
+    accuracy = {}
+    for curve in ("asinh", "linear"):
+        train, test = [], []
+        scaling = None
+        for i, rows in enumerate(np.array_split(order, 12)):
+            x = np.ascontiguousarray(np.rot90(digits.images[rows], i % 4, axes=(1, 2))).reshape(len(rows), -1)
+            if scaling is None:
+                facts = measure(x, "table").model_copy(update={"curve": curve})
+                scaling = Scaling.of(facts, InputFacts(features=tuple(map(str, range(64)))))
+            scaled, y = scaling.apply(torch.from_numpy(x)), torch.from_numpy(digits.target[rows])
+            out = len(y) // 5
+            train.append((scaled[out:], y[out:]))
+            test.append((scaled[:out], y[:out]))
+        result = simulate(
+            lambda: deep_mlp((64,), 10, (100,)),
+            Split.of_clients(train, test, [i % 4 for i in range(12)]),
+            "dfca",
+            rounds=30,
+            topology={"name": "erdos-renyi", "p": 0.4},
+            evaluate_every=30,
+            aggregation="sequential",
+            **local.model_dump(),
+        )
+        accuracy[curve] = result.accuracy
+    assert accuracy["asinh"] > 0.9
+    assert accuracy["linear"] < 0.7

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dfca.errors import DataError
+from dfca.node.task.problems import printable
 
 DELIMITERS = (",", ";", "\t")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
@@ -40,7 +41,7 @@ class Wanted:
     def columns(self, names: Sequence[str], path: Path | str) -> tuple[int | None, list[int]]:
         """Find the places of the label and of the features among the names of a file. Raises DataError."""
         if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-            raise DataError(f'{path}: the column "{twice[0]}" stands there twice; rename one of the two')
+            raise DataError(f'{path}: the column "{printable(twice[0])}" stands there twice; rename one of the two')
         if self.label not in names and self.required:
             raise DataError(
                 f'{path} has no column "{self.label}" for the class; it has {listed(names)}: name one of them by '
@@ -98,7 +99,7 @@ def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Table:
 
 def listed(names: Sequence[str], most: int = 8) -> str:
     """List names in quotes, and no more than a few of them."""
-    shown = ", ".join(f'"{name[:60]}"' for name in names[:most])
+    shown = ", ".join(f'"{printable(name)}"' for name in names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown or "none"
 
 
@@ -166,10 +167,10 @@ class _Reader:
             return None
         values = {place: number(text, self._comma) for place, text in texts.items()}
         if gaps:
-            self._note(line, f'line {line}, column "{gaps[0]}" is empty')
+            self._note(line, f'line {line}, column "{printable(gaps[0])}" is empty')
         elif wrong := [place for place, value in values.items() if value is None]:
-            text = ascii(texts[wrong[0]][:40])[1:-1]
-            self._note(line, f'line {line}, column "{self._names[wrong[0]]}": "{text}" is not a number')
+            name, text = printable(self._names[wrong[0]]), printable(texts[wrong[0]])
+            self._note(line, f'line {line}, column "{name}": "{text}" is not a number')
         else:
             return [value for value in values.values() if value is not None]
         return None
@@ -219,7 +220,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
     """Make the error for a file that is not there, or not for us."""
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path} does not exist; give the data by --data or data.path in node.toml")
-    return DataError(f"{path} cannot be read: {error.strerror or error}")
+    return DataError(f"{path} cannot be read: {printable(str(error.strerror or error).strip(), 200)}")
 
 
 def _delimiter(header: str) -> str:

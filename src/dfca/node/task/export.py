@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dfca.errors import ConfigError, RunError
-from dfca.files import atomic_write, explain_write_errors
+from dfca.files import atomic_write
 from dfca.node.task.config import Config, absolute
 from dfca.node.task.csv_table import write_csv
 from dfca.node.task.dataset import load_inputs
@@ -161,5 +161,4 @@ def _quiet() -> Iterator[None]:
 def _write(path: Path, data: bytes) -> None:
     if path.is_dir() or path.is_symlink():
         raise RunError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; name a file to write")
-    with explain_write_errors(path):
-        atomic_write(path, data)
+    atomic_write(path, data)

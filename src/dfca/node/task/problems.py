@@ -24,6 +24,7 @@ KINDS = {
 }
 SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 LONGEST = 60
+MOST = 20
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -36,9 +37,13 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 def explain(what: str, problems: list[str]) -> ConfigError:
     """Make one error of all problems."""
-    if len(problems) == 1:
-        return ConfigError(f"{what}: {problems[0]}")
-    return ConfigError(f"{what}: {len(problems)} problems: " + "; ".join(problems))
+    count = "" if len(problems) == 1 else f"{len(problems)} problems: "
+    return ConfigError(f"{what}: {count}" + "; ".join(printable(problem, 2000) for problem in problems[:MOST]))
+
+
+def printable(text: str, most: int = 60) -> str:
+    """Show a text of a file in one line: what cannot be printed becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def show(value: Any) -> str:

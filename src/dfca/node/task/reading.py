@@ -28,6 +28,7 @@ import numpy as np
 from dfca.errors import DataError
 from dfca.node.task.config import DataConfig
 from dfca.node.task.csv_table import Table, Wanted, class_name, listed, read_csv, unreadable
+from dfca.node.task.problems import printable
 
 if TYPE_CHECKING:
     from dfca.node.task.facts import InputFacts
@@ -119,7 +120,7 @@ def _read(request: Request) -> Raw:
         arrays = _read_npz(path, request) if kind == "npz" else _read_safetensors(path, request)
     except DataError:
         raise
-    except OSError as error:
+    except PermissionError as error:
         raise unreadable(path, error) from None
     except Exception as error:  # parsers of others raise what they like on broken files
         raise DataError(f"{path} cannot be read as {kind}: {type(error).__name__}: {_short(error)}") from None
@@ -127,8 +128,7 @@ def _read(request: Request) -> Raw:
 
 
 def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or "no reason given"
+    return printable(" ".join(str(error).split()), 200) or "no reason given"
 
 
 def _of_table(table: Table) -> Raw:
@@ -150,7 +150,7 @@ def _read_parquet(path: Path, request: Request) -> Table:
     for name in used:
         kind = content.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise DataError(f'{path}: column "{name}" holds {kind}, not numbers; leave it out by data.ignore')
+            raise DataError(f"{path}: column {listed([name])} holds {kind}, not numbers; leave it out by data.ignore")
     columns = [np.asarray(content[name].cast(pa.float64()).to_numpy(), np.float64) for name in used]
     values = np.stack(columns, axis=1)
     classes = None if label is None else [_plain(value) for value in content[names[label]].to_pylist()]
@@ -170,7 +170,7 @@ def _without_gaps(table: Table, path: Path, request: Request) -> Table:
         row = int(bad.argmax())
         columns = [name for name, value in zip(table.names, table.values[row], strict=True) if not np.isfinite(value)]
         raise DataError(
-            f'{path}: row {row + 1}, column "{[*columns, request.data.label][0]}" is empty or not finite '
+            f"{path}: row {row + 1}, column {listed([*columns, request.data.label][:1])} is empty or not finite "
             f'({int(bad.sum())} rows are so); correct the file, or set data.missing = "drop"'
         )
     if bad.all():

@@ -2,8 +2,8 @@
 
 Models are averaged across devices, so all devices must feed them alike; scaling by one's own data would hide the very
 differences that clusters are made of. asinh is the identity around 0 and a logarithm far away: a feature that hardly
-varies at the founder and much elsewhere would drown all others. Measured with `simulate` on 12 devices with digits
-turned four ways, 30 rounds, accuracy: 0.56 without it, 0.92 with it; where devices are alike it changes nothing.
+varies at the founder and much elsewhere would drown all others. On 12 devices with digits turned four ways
+the accuracy after 30 rounds is 0.55 without it and 0.94 with it (`pytest -m slow -k turned_digits`).
 """
 
 from __future__ import annotations
