@@ -137,7 +137,7 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
         assert not {"cell", "cells"} & set(result.output.lower().split())
 
 
-NODE = "init run invite join status doctor remove stop export predict install"
+NODE = "init run invite join status doctor remove stop export predict install replay"
 
 
 def test_the_commands_are_these() -> None:
