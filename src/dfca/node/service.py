@@ -27,7 +27,7 @@ from torch import Tensor
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
-from dfca.node.local_work import LocalWork, Samples
+from dfca.node.local_work import LocalWork, Samples, find_device
 from dfca.node.node import Node, Pace
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
@@ -45,6 +45,8 @@ STATUS_S = 15.0
 ADDRESSES_S = 30.0
 LEAST_ROUND_S = 0.05
 """A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
+LINKS_S = 10
+"""How long a new swarm waits for its links before the first election."""
 END_S = 4.0
 """How long the end may wait for the disk; the process ends within 10 s of a signal."""
 
@@ -187,16 +189,21 @@ class Service:
             await asyncio.gather(running, stopping, ticking, return_exceptions=True)
 
     async def _run_node(self) -> None:
-        """Run the node once enough members have joined; one that has models goes on at once."""
-        wanted = self.folder.facts.starts_with
-        if self.node.machine.bank is None and len(self.folder.roster.members()) < wanted:
-            self.log.info(f"waits until {wanted} members have joined the swarm", event="wait")
-            self.transport.open(Idle())  # the roster travels over links
-            while len(self.folder.roster.members()) < wanted:
+        """Run the node; without models, once enough members have been seen to run, and its links are up."""
+        wanted, roster = self.folder.facts.starts_with, self.folder.roster
+        fresh = self.node.machine.bank is None and wanted > 1
+        if fresh:
+            self.node.open()
+            if len(roster.announced()) < wanted:
+                self.log.info(f"waits until {wanted} members run", event="wait")
+            while len(roster.announced()) < wanted:
                 await asyncio.sleep(TICK_S / 4)
-            await asyncio.sleep(TICK_S)  # for the neighbours, which learn of the last one from here
-            self.transport.close()
-        await self.node.run(late=True)
+            for _ in range(LINKS_S):
+                links = self.transport.status()["neighbours"].values()
+                if links and all(each["state"] == "up" for each in links):
+                    break
+                await asyncio.sleep(TICK_S)
+        await self.node.run(late=not fresh)
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -378,19 +385,6 @@ class Service:
         return {"blocked": len(found)}
 
 
-class Idle:
-    """Takes part in nothing: for the time before a node begins."""
-
-    def connected(self, neighbour: int) -> None:
-        """Ignore it."""
-
-    def disconnected(self, neighbour: int) -> None:
-        """Ignore it."""
-
-    def received(self, sender: int, message: Any) -> None:
-        """Ignore it."""
-
-
 class Memory:
     """The memory of a bank: what the first rows held, they hold after it has grown."""
 
@@ -409,12 +403,14 @@ class Memory:
 def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
     config, facts = folder.config, folder.facts
+    device = find_device(config.training.device)
     model = build(facts, config.training.factory)
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()
 
     def samples() -> Samples:
-        train, held_out = data.samples.train, data.samples.held_out
+        here = data.samples.to(device)
+        train, held_out = here.train, here.held_out
         if not len(train[1]):
             raise DataError(f"{config.data.path} has no samples to train with")
         client = facts.client(folder.identity.number, 0, train, model)
