@@ -139,7 +139,8 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
 def test_the_commands_are_these() -> None:
     names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
     assert names == {"", "run", "list", "version", "report", "replay", "bench", "faults"} | {
-        f"data{name}" for name in ("", " list", " fetch", " import")
+        *(f"data{name}" for name in ("", " list", " fetch", " import")),
+        *(f"keys{name}" for name in ("", " init", " show", " request", " sign", " accept", " remove")),
     }
 
 

@@ -17,10 +17,10 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.cli import bench, catalogue, data, faults, replay, report, run
+from dfca.cli import bench, catalogue, data, faults, keys, replay, report, run
 from dfca.errors import DfcaError, RankLost
 
-GROUPS = (run, catalogue, report, replay, faults, bench, data)
+GROUPS = (run, catalogue, report, replay, faults, bench, data, keys)
 INTERRUPTED = 130
 
 

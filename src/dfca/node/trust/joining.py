@@ -9,9 +9,9 @@ import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
-from dfca import __version__
 from dfca.errors import ConfigError, DfcaError
 from dfca.node.trust import records
 from dfca.node.trust.handshake import (
@@ -148,7 +148,7 @@ async def _join(joining: Joining, request: tuple[str, tuple[str, ...]], check_fa
         raise BadMessage("malformed")
     if not is_device_id(root) or not isinstance(size, int) or not 0 <= size <= MAX_FACTS_BYTES:
         raise BadMessage("malformed")
-    async with asyncio.timeout(ANSWER_S):
+    async with asyncio.timeout(ROSTER_S):
         facts = await reader.readexactly(size)
     expected = transcript.proof(invite.secret, "welcome", swarm.encode(), root.encode(), facts)
     _compare(invite, decode(welcome, "proof", PROOF_BYTES), expected)
@@ -171,7 +171,7 @@ def _make_request(
 ) -> tuple[Transcript, JoinRequest]:
     nonce = secrets.token_bytes(NONCE_BYTES)
     transcript = Transcript(invite.id, identity.id, inviter_nonce, nonce)
-    plain = JoinRequest(identity.certificate, *request, __version__, nonce)
+    plain = JoinRequest(identity.certificate, *request, _version(), nonce)
     fields = plain.fields()
     return transcript, replace(
         plain,
@@ -235,6 +235,13 @@ async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.Stream
             f"{short(found) or 'something else'}; nothing was sent to it: make a new invite and check the address",
         )
     return reader, writer
+
+
+def _version() -> str:
+    try:
+        return metadata.version("dfca")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
 def _compare(invite: Invite, proof: bytes, expected: bytes) -> None:

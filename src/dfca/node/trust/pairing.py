@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import secrets
 import socket
 import ssl
@@ -119,6 +120,7 @@ class PairingServer:
         self._spent: deque[tuple[Invite, str]] = deque(maxlen=SPENT_KEPT)
         self._visits: list[Visit] = []
         self._socket: socket.socket | None = None
+        self._port = 0
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -146,12 +148,11 @@ class PairingServer:
         if not 0 < len(facts) <= MAX_FACTS_BYTES:
             raise ConfigError(f"the facts of the swarm have {len(facts)} bytes; 1 to {MAX_FACTS_BYTES} can be sent")
         if self._socket is None:
-            if self._accepting is not None:  # it closes the port
+            if self._accepting is not None:  # when it has ended the port is closed
                 await asyncio.gather(self._accepting, return_exceptions=True)
-            self._socket = _listen(self.settings.bind, port)
-            self._accepting = asyncio.get_running_loop().create_task(self._accept(self._socket, _context(identity)))
+            self._start_listening(identity, port)
         host = self.settings.host or own_address()
-        each = OpenInvite(Invite.make(host, self._socket.getsockname()[1], identity.id), identity, roster, facts)
+        each = OpenInvite(Invite.make(host, self._port, identity.id), identity, roster, facts)
         each.timer = asyncio.get_running_loop().call_later(lifetime_s, self._spend, each, "expired")
         self._open.append(each)
         return each.invite
@@ -178,6 +179,13 @@ class PairingServer:
         if not self._open:
             self._stop_listening()
 
+    def _start_listening(self, identity: Identity, port: int) -> None:
+        context = _context(identity)
+        listening = _listen(self.settings.bind, port)
+        self._socket, self._port = listening, listening.getsockname()[1]
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening, context))
+        self._accepting.add_done_callback(lambda _: listening.close())
+
     def _stop_listening(self) -> None:
         if self._socket is not None and self._accepting is not None:
             self._accepting.cancel()
@@ -185,19 +193,18 @@ class PairingServer:
 
     async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(listening)
-                except OSError:  # too many open files, or the other end is gone already
-                    await asyncio.sleep(0.1)
-                    continue
-                if not self._make_room():
-                    connection.close()
-                    continue
-                visit = Visit(loop.create_task(self._serve(connection, context)))
-                self._visits.append(visit)
-                visit.task.add_done_callback(partial(self._forget, visit))
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # too many open files, or the other end is gone already
+                await asyncio.sleep(0.1)
+                continue
+            if not self._make_room():
+                connection.close()
+                continue
+            visit = Visit(loop.create_task(self._serve(connection, context)))
+            self._visits.append(visit)
+            visit.task.add_done_callback(partial(self._forget, visit))
 
     def _make_room(self) -> bool:
         """Return whether there is room for one more visit, if need be instead of one that has proved nothing."""
@@ -356,9 +363,10 @@ def _listen(bind: str, port: int) -> socket.socket:
         else:
             listening = socket.create_server(("", port))
     except (OSError, OverflowError) as error:
+        number = getattr(error, "errno", None)
         raise ConfigError(
             f"cannot listen for a new device on {bind or 'any address'} port {port}: "
-            f"{getattr(error, 'strerror', None) or error}; choose another port for pairing"
+            f"{os.strerror(number) if number else error}; choose another port for pairing"
         ) from error
     listening.setblocking(False)
     return listening

@@ -24,6 +24,7 @@ MAX_SIGNATURE_BYTES = 80
 MAX_SERIAL = 2**63 - 1
 SUFFIX_SIGN = "~"
 """Stands between a name and a part of the ID where two members have the same name; so no name may have it."""
+NOT_IN_NAMES = frozenset(SUFFIX_SIGN + "/\\")  # a name may end up in the name of a file
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{2,64}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
 
 
@@ -52,6 +53,8 @@ class Introduction:
     is_device: bool
     """False: the authority of a fleet, which introduces devices and takes no part itself."""
     introducer: str
+    serial: int = 0
+    """Counts the introductions of this device by this introducer: a later one has a new name or certificate."""
     signature: bytes = b""
 
     kind: ClassVar[str] = "introduction"
@@ -68,14 +71,8 @@ class Introduction:
 
     def rank(self) -> tuple[Any, ...]:
         """Order records of one slot: the higher counts. What was allowed once stays allowed (see `Roster`)."""
-        return (
-            self.may_introduce,
-            self.is_device,
-            self.name.encode(),
-            self.certificate,
-            self.addresses,
-            self.signature,
-        )
+        content = (self.is_device, self.name.encode(), self.certificate, self.addresses, self.signature)
+        return (self.may_introduce, self.serial, *content)
 
     def signed_bytes(self, swarm: str) -> bytes:
         """Return what the signature covers."""
@@ -89,6 +86,7 @@ class Introduction:
             bytes([self.may_introduce]),
             bytes([self.is_device]),
             self.introducer.encode(),
+            self.serial.to_bytes(8, "big"),
         )
 
 
@@ -203,6 +201,7 @@ def to_json(record: Record) -> dict[str, Any]:
             "may_introduce": record.may_introduce,
             "is_device": record.is_device,
             "introducer": record.introducer,
+            "serial": record.serial,
         }
     elif isinstance(record, Removal):
         values |= {"by": record.by, "kept": list(record.kept)}
@@ -235,9 +234,10 @@ def check_name(name: object) -> str:
     """
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise MalformedRecord(f"a name must have 1 to {MAX_NAME} characters")
-    if not name.isprintable() or name != name.strip() or SUFFIX_SIGN in name or is_device_id(name):
+    if not name.isprintable() or name != name.strip() or set(name) & NOT_IN_NAMES or is_device_id(name):
         raise MalformedRecord(
-            f'a name must be printable, without "{SUFFIX_SIGN}" and without spaces at its ends, and must not be an ID'
+            f"a name must be printable, without {' '.join(sorted(NOT_IN_NAMES))} and without spaces at its ends, and "
+            "must not be an ID"
         )
     if unicodedata.normalize("NFC", name) != name:
         raise MalformedRecord("a name must be in the normal form NFC of Unicode")
@@ -271,6 +271,7 @@ def _introduction(values: Mapping[str, Any]) -> Introduction:
         may_introduce=_flag(values, "may_introduce"),
         is_device=_flag(values, "is_device"),
         introducer=_id(values, "introducer"),
+        serial=_serial(values),
         signature=_signature(values),
     )
 
@@ -285,10 +286,14 @@ def _removal(values: Mapping[str, Any]) -> Removal:
 
 
 def _contact(values: Mapping[str, Any]) -> Contact:
+    return Contact(_id(values, "id"), check_addresses(values.get("addresses")), _serial(values), _signature(values))
+
+
+def _serial(values: Mapping[str, Any]) -> int:
     serial = values.get("serial")
     if not isinstance(serial, int) or isinstance(serial, bool) or not 0 <= serial <= MAX_SERIAL:
         raise MalformedRecord("a serial number must be a whole number of at most 63 bits")
-    return Contact(_id(values, "id"), check_addresses(values.get("addresses")), serial, _signature(values))
+    return serial
 
 
 def _id(values: Mapping[str, Any], key: str) -> str:

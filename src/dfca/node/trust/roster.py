@@ -29,6 +29,8 @@ from dfca.node.trust.membership import Member, find_depths, find_members
 from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
 
 MAX_RECORDS = 8 * MAX_MEMBERS
+MAX_FORGED = 64
+"""After so many wrong signatures or certificates the rest of a call is not read: each takes 0.2 ms."""
 VERSION = 1
 
 MALFORMED = "malformed"
@@ -41,6 +43,7 @@ ROOT_STAYS = "removal of the root by another"
 NOT_A_DEVICE = "only the root may be an authority"
 OLD_CONTACT = "old contact"
 FULL = "roster is full"
+NOT_READ = "after many forged ones"
 REASONS = (
     MALFORMED,
     SIGNATURE,
@@ -52,6 +55,7 @@ REASONS = (
     NOT_A_DEVICE,
     OLD_CONTACT,
     FULL,
+    NOT_READ,
 )
 """Why `merge` refuses a record."""
 
@@ -71,6 +75,7 @@ class Roster:
         self._may_sign: set[str] = set()
         self._membership = find_members(root, ())
         self._by_number: dict[int, Member] = {}
+        self._digest: str | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -121,16 +126,22 @@ class Roster:
         kinds = {"introduction": 0, "removal": 1, "contact": 2}
 
         def order(record: Record) -> tuple[int, int, tuple[str, str, str]]:
-            depth = depths[record.signer] if isinstance(record, Introduction) else 0
+            depth = 0
+            if isinstance(record, Introduction) and record.introducer != record.id:
+                depth = 1 + depths[record.introducer]
             return (kinds[record.kind], depth, record.slot)
 
         return sorted(self._held.values(), key=order)
 
     def digest(self) -> str:
         """Return a digest that is equal if and only if swarm, root and records are."""
-        parts = sorted(hashlib.sha256(records.to_bytes(record)).digest() for record in self._held.values())
+        if self._digest is not None:
+            return self._digest
+        signed = (records.canonical(each.signed_bytes(self.swarm), each.signature) for each in self._held.values())
+        parts = sorted(hashlib.sha256(each).digest() for each in signed)
         head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
-        return hashlib.sha256(head + b"".join(parts)).hexdigest()
+        self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
+        return self._digest
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back whenever the members have changed; the result ends it."""
@@ -147,7 +158,8 @@ class Roster:
         while new:
             waiting = []
             for record in new:
-                reason = self._hold(record)
+                forged = reasons.count(SIGNATURE) + reasons.count(CERTIFICATE)
+                reason = self._hold(record) if forged < MAX_FORGED else NOT_READ
                 if reason in (UNKNOWN_SIGNER, NOT_ALLOWED):
                     waiting.append((record, reason))  # perhaps another one of this call makes it good
                 elif reason is not None:
@@ -189,8 +201,12 @@ class Roster:
             )
         if any(peer_number(other) == peer_number(id_) for other in self._membership.members if other != id_):
             raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
+        held = self._held.get(("introduction", id_, identity.id))
+        serial = 0
+        if isinstance(held, Introduction):  # what was allowed once stays allowed, so that order never matters
+            may_introduce, serial = may_introduce or held.may_introduce, held.serial + 1
         may_introduce = may_introduce or id_ == self.root
-        new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id)
+        new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id, serial)
         self._add_own(identity, new)
         return self._membership.members[id_]
 
@@ -299,7 +315,7 @@ class Roster:
         if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
             return SIGNATURE
         self._held[record.slot] = record
-        self.changed = True
+        self.changed, self._digest = True, None
         if isinstance(record, Introduction):
             self._keys.setdefault(record.id, record.certificate)
             if record.may_introduce:
