@@ -24,6 +24,7 @@ from dfca.bench.bench_file import load as load_bench
 from dfca.bench.figures import draw as draw_bench
 from dfca.bench.tables import page_blocks as bench_blocks
 from dfca.core.local import LocalOptions
+from dfca.experiment.reference import reference
 from dfca.report.plots import colour_of
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -144,6 +145,15 @@ def benchmarks() -> None:
     )
 
 
+def keys() -> str:
+    """List every key of an experiment file."""
+    rows = []
+    for key in reference():
+        cells = [key.kind, key.default or "must be given", key.meaning]
+        rows.append([f"`{key.name}`", *(cell.replace("|", "\\|") for cell in cells)])
+    return table(["key", "type", "default", "meaning"], rows)
+
+
 def fill(path: Path, blocks: dict[str, Callable[[], str]]) -> None:
     """Replace the marked blocks of a page."""
     text = path.read_text()
@@ -161,6 +171,7 @@ def main() -> None:
     draw_quickstart()
     draw_bids()
     fill(ROOT / "README.md", {"quickstart": quickstart, "beside": partial(evidence.beside, "table1-mnist")})
+    fill(ROOT / "docs" / "experiments.md", {"keys": keys})
     fill(ROOT / "docs" / "beyond.md", {"measured": beyond_page.measured})
     fill(ROOT / "docs" / "results.md", evidence.blocks())
     benchmarks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -138,7 +139,7 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
 
 def test_the_commands_are_these() -> None:
     names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
-    assert names == {"", "run", "list", "version", "report", "replay", "bench", "faults"} | {
+    assert names == {"", "run", "list", "show", "options", "version", "report", "replay", "bench", "faults"} | {
         *(f"data{name}" for name in ("", " list", " fetch", " import")),
         *(f"keys{name}" for name in ("", " init", " show", " request", " sign", " accept", " remove")),
     }
@@ -192,6 +193,12 @@ def test_options_reach_the_config(tiny: Path) -> None:
     assert (config.algorithms, config.seeds, config.rounds) == (("local", "fedavg"), (3,), 2)
     assert len(read_metrics(Path("deep/folder"))) == 4
     assert Path("deep/folder/models/local-3.safetensors").exists()
+
+
+def test_more_threads_than_cores_are_refused(tiny: Path) -> None:
+    result = call("run", str(tiny), "--threads", "9999")
+    assert result.exit_code == 2
+    assert re.search(r"--threads must be <= \d+, the cores of this machine, got 9999", result.output)
 
 
 def test_another_scale_has_another_folder(tiny: Path) -> None:

@@ -107,9 +107,12 @@ def test_a_key_in_the_wrong_section_is_sent_home() -> None:
     )
 
 
-def test_several_problems_are_counted() -> None:
-    sentence = problem(rounds=0, participation=2.0, local={"steps": -1})
-    assert sentence == "rounds must be >= 1, got 0 (and 2 more problems in this config)"
+def test_all_problems_are_listed_at_once() -> None:
+    sentence = problem(rounds=0, participation=2.0, local={"steps": -1}, seeds=[0, "x"])
+    assert sentence == (
+        "4 problems: (1) rounds must be >= 1, got 0; (2) participation must be > 0 and <= 1, got 2.0; 1.0 is every "
+        'client in every round; (3) seeds[1] must be an integer, got "x"; (4) local.steps must be >= 0, got -1'
+    )
 
 
 def test_a_missing_key_is_told() -> None:

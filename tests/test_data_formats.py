@@ -393,6 +393,8 @@ def test_hapt_windows_lie_within_their_interval(tmp_path, wrapped):
         ("gyro_exp02_user03.txt", None, "lacks RawData/gyro_exp02_user03.txt"),
         ("labels.txt", b"1 1 5\n", "lacks RawData/labels.txt with 5 columns"),
         ("labels.txt", b"1 1 5 1 100\n", "no interval of at least 128 samples"),
+        ("labels.txt", b"1 1 5 -1000000000000 400\n", r"an interval from -1000000000000 to 400; get it again"),
+        ("labels.txt", b"1 1 5 1 400\n" * 3000, "the intervals of labels.txt overlap; get it again"),
         ("acc_exp01_user01.txt", b"1 2 x\n", "not a table of numbers"),
         ("acc_exp01_user01.txt", b"", "it is empty"),
         ("acc_exp01_user01.txt", table(np.ones((400, 2))), "must have the 3 columns x y z"),
@@ -407,3 +409,32 @@ def test_damaged_hapt_archives_are_refused(tmp_path, cache, name, data, sentence
     with pytest.raises(DataError, match=sentence):
         import_file(write_zip(tmp_path / "hapt.zip", files))
     assert not cache.exists()
+
+
+# ------------------------------------------------------------------------------------------------ archives too large
+
+
+def test_a_small_archive_that_unpacks_to_much_is_refused(tmp_path, cache):
+    zeros = bytes(70 * 2**20)
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+            archive.writestr(name, zeros)
+        archive.writestr("t10k-labels-idx1-ubyte", b"")
+    with pytest.raises(DataError, match=r"unpacks from \d+ to 73400320 bytes, which no data set here does"):
+        import_file(path)
+    packed = gzip.compress(zeros)
+    with pytest.raises(DataError, match="unpacks from"):
+        parse_idx(packed, "train-images-idx3-ubyte.gz")
+    with (tmp_path / "mnist.npz").open("wb") as file:
+        np.savez_compressed(file, x_train=np.zeros(70 * 2**20, np.uint8))
+    with pytest.raises(DataError, match="unpacks from"):
+        import_file(tmp_path / "mnist.npz")
+    assert not cache.exists()
+
+
+def test_the_unpickler_hands_out_stand_ins_only():
+    grab = b"cnumpy\nndarray\n."
+    assert read_pickle(grab, "batch") is not np.ndarray
+    with pytest.raises(DataError, match="must not make arrays by itself"):
+        read_pickle(b"cnumpy\nndarray\n(I1000000000000\ntR.", "batch")

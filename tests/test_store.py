@@ -20,7 +20,7 @@ from dfca.errors import RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial
-from dfca.files import atomic_save, atomic_write, sha256
+from dfca.files import append_line, atomic_save, atomic_write, sha256
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import FORM, LOCK, RunFolder
 from dfca.runs.store.metrics import read_metrics
@@ -219,7 +219,7 @@ def test_the_lock_is_held_until_close_and_its_file_stays(folder: RunFolder) -> N
         (
             "config.toml",
             "rounds = 3",
-            r"config.toml cannot be used: clients is missing; .*; use --out for another f",
+            r"config.toml cannot be used: 3 problems: .1. clients is missing; .*; use --out for another f",
         ),
     ],
 )
@@ -339,7 +339,7 @@ def test_a_checkpoint_of_another_version_of_the_state_is_not_used(folder: RunFol
     )
     sidecar = folder.path / "checkpoint" / "local-0" / "round-000005.json"
     stored = json.loads(sidecar.read_text())
-    del stored["state"]  # as version 0.1 wrote it
+    del stored["state"], stored["check"]  # as version 0.1 wrote it
     sidecar.write_text(json.dumps(stored))
     assert folder.checkpoints.latest(local(), state=1)[0] is not None
 
@@ -377,3 +377,79 @@ def test_a_changed_environment_is_told_and_the_old_one_kept(folder: RunFolder) -
     assert folder.store_environment({"torch": "2", "cpus": 2}) == ["torch 1 -> 2"]
     stored = json.loads((folder.path / "environment.json").read_text())
     assert stored == {"torch": "2", "cpus": 2, "earlier": [{"torch": "1", "cpus": 2}]}
+
+
+# --- other people's files
+
+
+def test_no_resume_discards_only_what_carries_our_mark(tmp_path: Path) -> None:
+    path = tmp_path / "somebody"
+    (path / "checkpoint").mkdir(parents=True)
+    (path / "checkpoint" / "weights.bin").write_text("precious")
+    (path / "config.toml").write_text('[project]\nname = "not an experiment"\n')
+    with pytest.raises(RunError, match=r"is not a run folder of dfca .*, so --no-resume does not empty it; use --out"):
+        RunFolder.open_(path, experiment(), resume=False)
+    assert (path / "checkpoint" / "weights.bin").read_text() == "precious"
+    assert sorted(entry.name for entry in path.iterdir()) == ["checkpoint", "config.toml"]
+
+
+def test_a_run_folder_with_a_spoilt_config_can_still_be_discarded(folder: RunFolder) -> None:
+    folder.close()
+    (folder.path / "config.toml").write_text("rounds = [")
+    RunFolder.open_(folder.path, experiment(), resume=False).close()
+    assert Config.from_toml((folder.path / "config.toml").read_text()) == experiment().config
+
+
+@pytest.mark.parametrize("name", [".lock", "summary.json", "metrics", "config.toml"])
+def test_a_run_writes_to_no_link(folder: RunFolder, name: str, tmp_path: Path) -> None:
+    folder.close()
+    target = tmp_path / "elsewhere"
+    if name == "metrics":
+        target.mkdir()
+        (folder.path / name).rmdir()
+    else:
+        target.write_text((folder.path / name).read_text())
+        (folder.path / name).unlink()
+    (folder.path / name).symlink_to(target)
+    before = None if target.is_dir() else target.read_text()
+    with pytest.raises(RunError, match=r"is a link"):
+        RunFolder.open_(folder.path, experiment(), resume=False)
+    assert target.is_dir() or target.read_text() == before
+
+
+def test_a_temporary_file_never_follows_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / f".report.html.{os.getpid()}.tmp").symlink_to(target)
+    atomic_write(tmp_path / "report.html", "new")
+    assert (target.read_text(), (tmp_path / "report.html").read_text()) == ("precious", "new")
+    (tmp_path / "log").symlink_to(target)
+    with pytest.raises(RunError, match="cannot write log"):
+        append_line(tmp_path / "log", "line")
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"round": 2', '"round": 3'),
+        lambda text: "[1, 2]",
+        lambda text: "null",
+        lambda text: "[" * 100_000,
+        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "facts"}),
+        lambda text: json.dumps(json.loads(text) | {"facts": 3}),
+    ],
+)
+def test_a_malformed_sidecar_falls_back_to_the_older_checkpoint(folder: RunFolder, change: Any) -> None:
+    trial = local()
+    for round in (1, 2):
+        facts = {"a": {1: 0.1}, "b": [round]}
+        folder.checkpoints.save(trial, Checkpoint(round, 0.5, {"bank": torch.zeros(2)}, facts))
+    sidecar = folder.path / "checkpoint" / trial.name / "round-000002.json"
+    sidecar.write_text(change(sidecar.read_text()))
+    found, warnings = folder.checkpoints.latest(trial)
+    assert found is not None
+    assert (found.round, found.facts) == (1, {"a": {"1": 0.1}, "b": [1]})
+    assert len(warnings) == 1
+    assert "is damaged" in warnings[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -223,6 +224,17 @@ def test_a_replay_is_bit_identical_and_says_so(one: Path, swept: Path) -> None:
     verdicts = list(replay_run(swept, lambda trial: trial.seed == 0))
     assert len(verdicts) == 6
     assert not any(verdict.difference for verdict in verdicts)
+
+
+def test_a_replay_uses_the_threads_that_the_run_recorded(one: Path) -> None:
+    recorded = json.loads((one / "environment.json").read_text())["threads"]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(recorded + 1)
+        assert not any(verdict.difference for verdict in replay_run(one))
+        assert torch.get_num_threads() == recorded
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_replay_finds_what_was_changed(one: Path, tmp_path: Path) -> None:

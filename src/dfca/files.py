@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LINKS, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)  # of os.open, where the system has them
 KINDS = {  # what safetensors calls the types of torch
     "torch.float64": "F64",
     "torch.float32": "F32",
@@ -45,11 +46,13 @@ class Stream:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` at the end of the block; before and after an error the old one stays.
 
-    It is written beside, flushed to the disk and moved into place.
+    It is written beside, flushed to the disk and moved into place. It is a new file: a link that lies there under its
+    name is removed, never followed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -113,9 +116,10 @@ def sha256(path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line and flush it to the disk."""
-    with explain_write_errors(path), open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    """Append one line and flush it to the disk; a link is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINKS | BINARY
+    with explain_write_errors(path), open(os.open(path, flags, 0o666), "ab") as file:
+        file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

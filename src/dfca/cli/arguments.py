@@ -47,11 +47,19 @@ def parse_workers(text: str) -> int | Literal["auto"]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads: as given, else this rank's share of the cores, else torch's own choice."""
+    """Set the number of torch's threads: as given, else this rank's share of the cores, else torch's own choice.
+
+    Raises ConfigError for more threads than cores.
+    """
+    import os
+
     import torch
 
     from dfca.sim.rounds.ranks import threads_of_rank
 
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise ConfigError(f"--threads must be <= {cores}, the cores of this machine, got {threads}")
     threads = threads or threads_of_rank()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,6 +1,8 @@
-"""`dfca list` and `dfca version`: what there is."""
+"""`dfca list`, `dfca show`, `dfca options` and `dfca version`: what there is."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
@@ -36,7 +38,48 @@ def list_everything() -> None:
     console = make_console()
     for title, descriptions in tables.items():
         console.print(names_table(title, descriptions), "")
-    console.print("[dim]dfca run PRESET runs one; dfca data list says where the data sets come from[/dim]")
+    console.print(
+        "[dim]dfca run PRESET runs one, dfca show PRESET prints it as a file to start from; dfca options explains "
+        "every key; dfca data list says where the data sets come from[/dim]"
+    )
+
+
+@commands.command()
+def show(
+    preset: Annotated[str, typer.Argument(help="A preset, or the path of an experiment file.")],
+    scale: Annotated[str | None, typer.Option(help="The scale to lay over it: desk, bridge, paper.")] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="Every key, with its default.")] = False,
+) -> None:
+    """Print a preset as TOML: a file to start from.
+
+    [bold]dfca show quickstart > mine.toml[/bold], change it, then [bold]dfca run mine.toml[/bold].
+    """
+    from dfca.experiment.load import load_experiment, preset_text
+
+    if scale is None and not complete:
+        print(preset_text(preset), end="")
+    else:
+        print(load_experiment(preset, scale).to_toml(), end="")
+
+
+@commands.command()
+def options(
+    prefix: Annotated[str, typer.Argument(help="Only these: local, world.link, data.name, ...")] = "",
+) -> None:
+    """Explain every key of an experiment file: type, default, meaning."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dfca.experiment.reference import reference
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("key", style="cyan", no_wrap=True)
+    for column in ("type", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for key in reference(prefix):
+        default = "[bold]must be given[/bold]" if not key.default else escape(key.default)
+        table.add_row(escape(key.name), escape(key.kind), default, escape(key.meaning))
+    make_console().print(table)
 
 
 @commands.command()

@@ -16,6 +16,7 @@ from typing import IO
 
 import numpy as np
 
+from dfca.data.containers import check_unpacked
 from dfca.errors import ChecksumError, DataError
 from dfca.files import replacing, sha256
 
@@ -57,6 +58,8 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            for entry in archive.zip.infolist():
+                check_unpacked(entry.filename, entry.file_size, entry.compress_size)
             return {field: archive[field] for field in archive.files}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, TypeError) as error:
         raise ChecksumError(f"{path} is damaged or no .npz of plain arrays ({error}); {remedy}") from error

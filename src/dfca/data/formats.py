@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from dfca.data.containers import Container
+from dfca.data.containers import Container, gunzip
 from dfca.data.pickles import read_pickle
 from dfca.errors import DataError
 
@@ -62,7 +62,7 @@ def parse(name: str, container: Container) -> Arrays:
 def parse_idx(data: bytes, origin: str) -> np.ndarray:
     """Parse one idx file of unsigned bytes: magic 0 0 8 d, then d big-endian sizes, then the bytes."""
     if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
+        data = gunzip(data, origin)
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise DataError(f"{origin} is not an idx file of bytes (it starts with {data[:4].hex() or 'nothing'})")
     header = 4 + 4 * data[3]
@@ -224,7 +224,10 @@ def parse_hapt(container: Container) -> Arrays:
     if intervals is None or intervals.shape[1] != 5:
         raise DataError(f"{container.path} lacks RawData/labels.txt with 5 columns; give the HAPT zip")
     windows, labels, subjects = [], [], []
+    most = sum(map(len, signals.values())) // STEP + len(intervals)
     for experiment, user, activity, first, last in intervals.tolist():
+        if not 1 <= first <= last:
+            raise DataError(f"{container.path}: labels.txt has an interval from {first} to {last}; get it again")
         if not 1 <= activity <= 6:
             continue
         signal = _both_sensors(container, signals, f"exp{experiment:02d}_user{user:02d}.txt")
@@ -232,6 +235,8 @@ def parse_hapt(container: Container) -> Arrays:
             windows.append(signal[start : start + WINDOW])
             labels.append(activity - 1)
             subjects.append(user)
+        if len(windows) > most:  # intervals that overlap: no recording has so many
+            raise DataError(f"{container.path}: the intervals of labels.txt overlap; get it again")
     if not windows:
         raise DataError(f"{container.path} has no interval of at least {WINDOW} samples of activities 1..6")
     return {

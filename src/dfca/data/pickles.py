@@ -1,7 +1,8 @@
 """Read the pickles of CIFAR-10 without running the code that they name.
 
-A pickle is a program that may call any function. This unpickler provides four harmless ones of its own in place of
-numpy's, enough for the byte arrays and label lists of the official batches, and refuses every other name.
+A pickle is a program that may call any function. This unpickler provides harmless stand-ins of its own in place of
+numpy's names (not even `numpy.ndarray` itself is handed out), enough for the byte arrays and label lists of the
+official batches, and refuses every other name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ import numpy as np
 from dfca.errors import DataError
 
 
+class _ArrayName:
+    """Stands for the name `numpy.ndarray`: a pickle can hand it to `_empty_array`, and do nothing else with it."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: object) -> _ArrayName:
+        raise DataError("a pickle must not make arrays by itself")
+
+
 def _empty_array(kind: type, shape: tuple[int, ...], code: object) -> np.ndarray:
-    if kind is not np.ndarray:
+    if kind is not _ArrayName:
         raise DataError("a pickled array must be a plain numpy.ndarray")
     return np.ndarray((0,), dtype=np.uint8)
 
@@ -35,7 +45,7 @@ def _encode(text: str, encoding: object = "latin1") -> bytes:
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
     ("numpy._core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): _ArrayName,
     ("numpy", "dtype"): _number_type,
     ("_codecs", "encode"): _encode,
 }

@@ -40,11 +40,13 @@ Options = TypeVar("Options", bound=BaseModel)
 class LocalConfig(Section):
     """How a client trains."""
 
-    steps: int = Field(5, ge=0)
-    learning_rate: float = Field(0.1, gt=0)
-    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = "full"
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    steps: int = Field(5, ge=0, description="gradient steps of a client per round")
+    learning_rate: float = Field(0.1, gt=0, description="step size of SGD")
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = Field(
+        "full", description="samples of one step; full: all of the client's"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD, begun anew in every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
 
     def options(self) -> LocalOptions:
         """Translate into the options of the core, where a full batch is None."""
@@ -61,22 +63,30 @@ class MixingConfig(Section):
     or "relay": also the freshest copy of a model to a neighbour that has no trainer of it beside it.
     """
 
-    weights: Literal["uniform", "metropolis"] = "uniform"
-    aggregation: Literal["batch", "sequential"] = "batch"
-    share: Literal["trained", "all", "relay"] = "trained"
+    weights: Literal["uniform", "metropolis"] = Field(
+        "uniform", description="weight of each copy in an average; metropolis: by the degrees of both ends of a link"
+    )
+    aggregation: Literal["batch", "sequential"] = Field(
+        "batch", description="batch: wait for all neighbours of a round; sequential: fold what came and go on"
+    )
+    share: Literal["trained", "all", "relay"] = Field(
+        "trained",
+        description="what a client hands on: the model that it trained, all its models, or also relayed copies of a "
+        "model to neighbours that have no trainer of it beside them",
+    )
 
 
 class EvaluationConfig(Section):
     """When and on how many samples of each distribution the metrics are computed."""
 
-    every: int = Field(10, ge=1)
-    samples: int = Field(200, ge=2)
+    every: int = Field(10, ge=1, description="rounds between two evaluations; the last round is always evaluated")
+    samples: int = Field(200, ge=2, description="samples of each true distribution that all models are scored on")
 
 
 class CheckpointConfig(Section):
     """How often a running trial is saved."""
 
-    every_s: float = Field(30.0, ge=0)
+    every_s: float = Field(30.0, ge=0, description="seconds between two checkpoints, at most 5 % of the time")
 
 
 def _defaults(section: type[Options]) -> Options:
@@ -87,17 +97,25 @@ def _defaults(section: type[Options]) -> Options:
 class Config(Section):
     """An experiment: one trial for each algorithm and seed."""
 
-    title: str = ""
-    description: str = ""
-    clients: int = Field(ge=1)
-    clusters: Literal["auto"] | Annotated[int, Field(ge=1)]
-    rounds: int = Field(ge=1)
-    participation: float = Field(1.0, gt=0, le=1)
-    algorithms: tuple[str, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
-    device: str = Field("cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
-    engine: EngineName = "auto"
-    bank: Place = "auto"
+    title: str = Field("", description="one line for tables and reports")
+    description: str = Field("", description="a paragraph for the report")
+    clients: int = Field(ge=1, description="number of clients")
+    clusters: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        description="models that every client keeps; auto: found by the election of dfca"
+    )
+    rounds: int = Field(ge=1, description="rounds of every client")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    algorithms: tuple[str, ...] = Field(min_length=1, description="which algorithms: `dfca list` shows them")
+    seeds: tuple[int, ...] = Field(
+        (0,), min_length=1, description="a number (3 is 0, 1, 2) or a list; data, graph, start and batches follow it"
+    )
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$", description="cpu, cuda, cuda:N, mps, or auto: a GPU if any"
+    )
+    engine: EngineName = Field(
+        "auto", description="how local work is executed; auto: many small models in one call, large ones one by one"
+    )
+    bank: Place = Field("auto", description="where all models are kept; auto: on disk where memory is too small")
     data: DataOptions = _defaults(DataOptions)
     model: ModelOptions = _defaults(ModelOptions)
     local: LocalConfig = _defaults(LocalConfig)
@@ -107,7 +125,9 @@ class Config(Section):
     checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
     world: WorldConfig | None = None
     clock: ClockConfig | None = None
-    algorithm: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    algorithm: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="options of single algorithms: [algorithm.NAME]"
+    )
 
     @field_validator("seeds", mode="before")
     @classmethod

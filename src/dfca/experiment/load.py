@@ -43,6 +43,15 @@ def presets() -> dict[str, str]:
     return {name: _parse(text, name).get("title", "") for name, text in sorted(_preset_texts().items())}
 
 
+def preset_text(name_or_path: str | Path) -> str:
+    """Return a preset, or an experiment file, as it is written.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    return _text(name_or_path)[1]
+
+
 def load_experiment(
     name_or_path: str | Path,
     scale: str | None = None,
@@ -103,20 +112,25 @@ def find_device(device: str) -> str:
 
 
 def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
+    name, text = _text(name_or_path)
+    return Path(name).stem, _parse(text, name)
+
+
+def _text(name_or_path: str | Path) -> tuple[str, str]:
+    """Return the name of a preset, or the path of a file, and its text."""
     path = Path(name_or_path)
     if path.suffix != ".toml" and path.name == str(name_or_path):
         texts = _preset_texts()
         if path.name not in texts:
             error = unknown("preset", path.name, texts)
             raise ConfigError(f"{error}; or give the path of an experiment file that ends in .toml")
-        return path.name, _parse(texts[path.name], path.name)
+        return path.name, texts[path.name]
     try:
-        text = path.read_text(encoding="utf-8")
+        return str(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         presets = ", ".join(sorted(_preset_texts()))
         raise ConfigError(f"cannot read the experiment file {path}: {reason}; the presets are: {presets}") from None
-    return path.stem, _parse(text, str(path))
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:

@@ -36,16 +36,20 @@ ADVICE = {
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    """Translate pydantic's list of problems into one error: the first problem, and how many more there are."""
+    """Translate pydantic's list of problems into one error that lists all of them."""
     problems: dict[str, list[Any]] = {}
     for problem in error.errors():
         path = _path(problem["loc"], model, extra=problem["type"] == "extra_forbidden")
-        problems.setdefault(path, []).append(problem)
-    path, first = next(iter(problems.items()))
-    # One bad item of a list is one problem, though pydantic also complains of the list.
-    more = len({each.partition("[")[0] for each in problems}) - 1
-    suffix = f" (and {more} more problem{'s' if more > 1 else ''} in this config)" if more else ""
-    return ConfigError(f"{_sentence(path, first, model)}{suffix}")
+        # One bad item of a list is one problem, though pydantic also complains of the list.
+        problems.setdefault(path.partition("[")[0], []).append((path, problem))
+    sentences = []
+    for found in problems.values():
+        path = found[0][0]
+        sentences.append(_sentence(path, [problem for where, problem in found if where == path], model))
+    if len(sentences) == 1:
+        return ConfigError(sentences[0])
+    listed = "; ".join(f"({number}) {each}" for number, each in enumerate(sentences, 1))
+    return ConfigError(f"{len(sentences)} problems: {listed}")
 
 
 def show(value: Any) -> str:

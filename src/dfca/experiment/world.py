@@ -59,8 +59,8 @@ class Section(BaseModel):
 class DevicesConfig(Section):
     """A class of devices: this share of the clients takes `slowdown` times as long."""
 
-    share: Fraction
-    slowdown: Positive
+    share: Fraction = Field(description="of the clients")
+    slowdown: Positive = Field(description="times as long for every step")
 
 
 class ComputeConfig(Section):
@@ -69,13 +69,15 @@ class ComputeConfig(Section):
     `slow_share` of the clients take `slowdown` times as long: one class of devices; `devices` lists several instead.
     """
 
-    step_s: Positive | None = None
-    kind: ComputeKind | None = None
-    spread: Seconds | None = None
-    tail: Positive | None = None
-    slow_share: Fraction | None = None
-    slowdown: Positive | None = None
-    devices: tuple[DevicesConfig, ...] | None = Field(None, strict=False)
+    step_s: Positive | None = Field(None, description="seconds of one local step of an ordinary client")
+    kind: ComputeKind | None = Field(None, description="how a round's time varies around that")
+    spread: Seconds | None = Field(None, description="lognormal: standard deviation of its logarithm")
+    tail: Positive | None = Field(None, description="pareto: shape; small is a heavy tail")
+    slow_share: Fraction | None = Field(None, description="share of the clients that are slow")
+    slowdown: Positive | None = Field(None, description="how many times as long they take")
+    devices: tuple[DevicesConfig, ...] | None = Field(
+        None, strict=False, description="several classes of devices, instead of slow_share and slowdown"
+    )
 
     @model_validator(mode="after")
     def _check_devices(self) -> ComputeConfig:
@@ -105,34 +107,36 @@ SLOW_SHARE = 0.1  # of the clients, where only a slowdown is given
 class UplinkConfig(Section):
     """A client whose bandwidth is another."""
 
-    client: ClientNumber
-    bandwidth_bytes_s: Bandwidth
+    client: ClientNumber = Field(description="its number")
+    bandwidth_bytes_s: Bandwidth = Field(description="of its uplink")
 
 
 class LinkConfig(Section):
     """How a message travels (`sim.events.world.Link`)."""
 
-    latency_s: Seconds | None = None
-    spread: Seconds | None = None
-    bandwidth_bytes_s: Bandwidth | None = None
-    uplinks: tuple[UplinkConfig, ...] | None = Field(None, strict=False)
+    latency_s: Seconds | None = Field(None, description="median time of a message, in seconds")
+    spread: Seconds | None = Field(None, description="of its logarithm; above 0 messages overtake each other")
+    bandwidth_bytes_s: Bandwidth | None = Field(
+        None, description='of a client\'s uplink, which its messages share; or "unlimited"'
+    )
+    uplinks: tuple[UplinkConfig, ...] | None = Field(None, strict=False, description="clients with another bandwidth")
 
 
 class FaultsConfig(Section):
     """The probabilities that a message is lost, arrives twice, or arrives broken."""
 
-    loss: Fraction | None = None
-    duplication: Fraction | None = None
-    corruption: Fraction | None = None
+    loss: Fraction | None = Field(None, description="probability that a model is lost")
+    duplication: Fraction | None = Field(None, description="... that it arrives twice")
+    corruption: Fraction | None = Field(None, description="... that it arrives broken")
 
 
 class ChurnConfig(Section):
     """Clients leave and return: `leaves_per_s` each, or so that the share `away` of them is away on average."""
 
-    away: Annotated[float, Field(ge=0, lt=1)] | None = None
-    leaves_per_s: Seconds | None = None
-    away_s: Positive | None = None
-    keeps: bool | None = None
+    away: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="share of the clients away on average")
+    leaves_per_s: Seconds | None = Field(None, description="how often a client leaves, instead of away")
+    away_s: Positive | None = Field(None, description="mean length of an absence, in seconds")
+    keeps: bool | None = Field(None, description="whether a client returns with its models")
 
     @model_validator(mode="after")
     def _check_rate(self) -> ChurnConfig:
@@ -156,10 +160,12 @@ class PartitionConfig(Section):
     Either `groups` of clients (those in none are one group), or `parts`: clients 0..N-1 cut into so many equal runs.
     """
 
-    begin_s: Seconds
-    end_s: Positive | None = None
-    groups: tuple[Annotated[tuple[ClientNumber, ...], Field(strict=False)], ...] | None = Field(None, strict=False)
-    parts: int | None = Field(None, ge=2)
+    begin_s: Seconds = Field(description="when it begins")
+    end_s: Positive | None = Field(None, description="when it heals; default: never")
+    groups: tuple[Annotated[tuple[ClientNumber, ...], Field(strict=False)], ...] | None = Field(
+        None, strict=False, description="lists of clients; those in none are one more group"
+    )
+    parts: int | None = Field(None, ge=2, description="so many equal runs of clients, instead of groups")
 
     @model_validator(mode="after")
     def _check_sides(self) -> PartitionConfig:
@@ -183,17 +189,19 @@ class PartitionConfig(Section):
 class LateJoinerConfig(Section):
     """A client that is not there before at_s."""
 
-    client: ClientNumber
-    at_s: Seconds
+    client: ClientNumber = Field(description="its number")
+    at_s: Seconds = Field(description="when it comes")
 
 
 class TimelineConfig(Section):
     """Which part of a run the report draws as lanes; `clients` None: those that something happens to."""
 
-    begin_s: Seconds = 0.0
-    span_s: Positive | None = None
-    clients: tuple[ClientNumber, ...] | None = Field(None, strict=False)
-    lanes: int = Field(8, ge=2, le=40)
+    begin_s: Seconds = Field(0.0, description="from when on")
+    span_s: Positive | None = Field(None, description="for how long; default: some rounds")
+    clients: tuple[ClientNumber, ...] | None = Field(
+        None, strict=False, description="whose lanes; default: clients that something happens to"
+    )
+    lanes: int = Field(8, ge=2, le=40, description="how many lanes")
 
 
 class WorldConfig(Section):
@@ -203,15 +211,15 @@ class WorldConfig(Section):
     event.
     """
 
-    preset: str = "ideal"
-    trace: bool = False
+    preset: str = Field("ideal", description="what is not given is the preset's: `dfca list` shows them")
+    trace: bool = Field(False, description="keep every event, for `dfca replay`")
     compute: ComputeConfig | None = None
     link: LinkConfig | None = None
     faults: FaultsConfig | None = None
     churn: ChurnConfig | None = None
-    partitions: tuple[PartitionConfig, ...] | None = Field(None, strict=False)
-    late_joiners: tuple[LateJoinerConfig, ...] | None = Field(None, strict=False)
-    availability: str | None = None
+    partitions: tuple[PartitionConfig, ...] | None = Field(None, strict=False, description="times without some links")
+    late_joiners: tuple[LateJoinerConfig, ...] | None = Field(None, strict=False, description="clients that come later")
+    availability: str | None = Field(None, description="path of a file with the times at which each client is there")
     timeline: TimelineConfig | None = None
 
     @model_validator(mode="after")
@@ -260,10 +268,10 @@ class WorldConfig(Section):
 class StalenessConfig(Section):
     """How a message weighs by its age, and what the age is measured in (`sim.events.staleness`)."""
 
-    kind: StalenessKind = "constant"
-    power: float = Field(0.5, ge=0)
-    after: float = Field(4, ge=0)
-    unit: StalenessUnit = "updates"
+    kind: StalenessKind = Field("constant", description="constant: all models weigh alike, however old")
+    power: float = Field(0.5, ge=0, description="polynomial, hinge: how fast the weight falls with the age")
+    after: float = Field(4, ge=0, description="hinge: the age from which it falls")
+    unit: StalenessUnit = Field("updates", description="what the age counts: the receiver's updates, rounds, seconds")
 
     def options(self) -> Staleness:
         """Translate into the record of the simulator."""
@@ -278,11 +286,13 @@ class ClockConfig(Section):
     `target_accuracy`, in 0..1: tables show when it was reached.
     """
 
-    until_s: Positive | None = None
-    timeout_s: Positive | None = None
-    evaluate_every_s: Positive | None = None
-    quorum: float = Field(0.8, gt=0, le=1)
-    target_accuracy: Fraction | None = None
+    until_s: Positive | None = Field(
+        None, description="virtual seconds after which the run ends; default: after rounds"
+    )
+    timeout_s: Positive | None = Field(None, description="how long batch and a server wait; default: for ever")
+    evaluate_every_s: Positive | None = Field(None, description="default: evaluation.every rounds on average")
+    quorum: float = Field(0.8, gt=0, le=1, description="share of the clients in reach that an election waits for")
+    target_accuracy: Fraction | None = Field(None, description="tables show when it was reached, 0 to 1")
     staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig.model_validate({}))
 
     @classmethod

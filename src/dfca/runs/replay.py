@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from dfca.errors import RunError
 from dfca.experiment.load import Experiment, read_stored
@@ -18,6 +21,7 @@ from dfca.runs.virtual import simulation_of
 from dfca.sim.events.replay import read_trace
 from dfca.sim.shards import Alone
 
+MOST_THREADS = 1024
 NOT_COMPARED = ("seconds",)  # of the machine, not of the clock
 
 
@@ -31,7 +35,7 @@ class ReplayResult(NamedTuple):
 
 
 def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: True) -> Iterator[ReplayResult]:
-    """Replay every finished trial of a run folder that has a trace.
+    """Replay every finished trial of a run folder that has a trace, with the threads that the run recorded.
 
     Raises:
         RunError: if there is none.
@@ -44,6 +48,9 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     experiment = Experiment(path.name, "default", config, sweep)
     folder = RunFolder(path, swept=bool(sweep))
     folder.check_form()
+    with suppress(OSError, ValueError, KeyError, TypeError):  # another number of threads rounds in another way
+        threads = json.loads((path / "environment.json").read_text(encoding="utf-8"))["threads"]
+        torch.set_num_threads(max(1, min(int(threads), MOST_THREADS)))
     finished, lines, found = folder.finished(), read_metrics(path), False
     for point in experiment.points:
         for seed in point.config.seeds:

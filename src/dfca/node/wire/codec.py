@@ -33,6 +33,9 @@ MOST_ITEMS = 4096
 MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}
 """Items of a list, by the field's name; `MOST_ITEMS` for the others."""
 
+EXACT = (messages.Candidate, messages.Centre)
+"""Messages whose models never travel rounded: an election digests them, and all peers must hold the same bits."""
+
 _NO_MODEL, _NO_BANK = torch.empty(0), torch.empty(0, 0)
 
 
@@ -98,6 +101,19 @@ def decode(data: bytes) -> Decoded:
     if not well_formed(message):
         raise Refused("field", f"{type(message).__name__} with a value that it cannot have")
     return Decoded(message, _model_of(message) is not None)
+
+
+def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
+    """Check that an announcement fits its message: one that needs a model, of that shape, and exact where it must be.
+
+    Raises Refused.
+    """
+    if not decoded.needs_model:
+        raise Refused("unasked", f"a model for {decoded.kind.__name__}, which has none")
+    if (rows > 0) != (decoded.kind is messages.Served):
+        raise Refused("shape", f"{rows} models for {decoded.kind.__name__}")
+    if decoded.kind in EXACT and encoding not in ("float32", "float64"):
+        raise Refused("encoding", f"{decoded.kind.__name__} with a model rounded to {encoding}")
 
 
 # Models inside messages.
@@ -233,6 +249,11 @@ def _repeated(hint: Any, field: FieldDescriptor) -> _Field:
     def read_all(source: Any) -> tuple[Any, ...]:
         values = getattr(source, name)
         check(len(values))
+        if field.type == FieldDescriptor.TYPE_SINT64:  # many and often: the extremes say it for all
+            found = tuple(values)
+            _count(min(found, default=0))
+            _count(max(found, default=0))
+            return found
         return tuple([read(value) for value in values])
 
     return _Field(write_all, read_all)
@@ -271,7 +292,7 @@ def _count(value: int) -> int:
 
 
 def _sum_bytes(value: int) -> bytes:
-    length = value.bit_length() // 8 + 1
+    length = (value + (value < 0)).bit_length() // 8 + 1  # -128 fits into one byte
     if length > MOST_SUM_BYTES:
         raise Refused("number", f"a sum of {length} bytes, at most {MOST_SUM_BYTES}")
     return value.to_bytes(length, "big", signed=True) if value else b""

@@ -19,6 +19,15 @@ SERVICE = "dfca.wire.v1.Peer"
 TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
 
+ENCODINGS: dict[str, int] = {
+    "float32": pb.ENCODING_FLOAT32,
+    "float64": pb.ENCODING_FLOAT64,
+    "bf16": pb.ENCODING_BF16,
+    "int8": pb.ENCODING_INT8,
+}
+"""What an announcement calls the encodings of `payload`."""
+ENCODING_NAMES: dict[int, str] = {number: name for name, number in ENCODINGS.items()}
+
 MOST_FRAME_BYTES = 2**18
 MOST_RECORDS = 256
 MOST_RECORD_BYTES = 2**14
@@ -112,7 +121,7 @@ def _check_announce(announce: pb.Announce) -> None:
     _check_name(announce.name)
     if not announce.size or not announce.number:
         raise Refused("field", "an announcement needs a number and a size")
-    if announce.encoding not in (pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT64, pb.ENCODING_BF16, pb.ENCODING_INT8):
+    if announce.encoding not in ENCODING_NAMES:
         raise Refused("encoding", f"unknown encoding {announce.encoding}")
     if announce.rows > MOST_ROWS:
         raise Refused("number", f"{announce.rows} models in one payload, at most {MOST_ROWS}")

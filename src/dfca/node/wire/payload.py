@@ -127,10 +127,14 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
     planes = np.empty((width, len(values)), np.uint8)
     for place in range(width):
         planes[place] = values[:, place]
-    shape = (width, *floats.shape)
-    file = _file({"planes": ("U8", shape, planes.reshape(-1))}, {"encoding": encoding})
-    found = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(file)
-    return found if len(found) <= WORTH * len(file) else None
+    file = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, {"encoding": encoding})
+    start = len(file) - planes.size
+    stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=len(file))
+    found = [stream.compress(file[:start]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    for plane in planes:  # its own blocks: exponents and digits have nothing in common
+        found += [stream.compress(plane.data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    whole = b"".join([*found, stream.flush()])
+    return whole if len(whole) <= WORTH * len(file) else None
 
 
 def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
@@ -258,12 +262,19 @@ def _tensor(value: Any) -> _Tensor:
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
         raise Refused("malformed", "a tensor without type, shape or place")
     dtype, shape, place = value["dtype"], value["shape"], value["data_offsets"]
-    numbers = [*shape, *place] if isinstance(shape, list) and isinstance(place, list) else [None]
-    if len(shape) > 3 or len(place) != 2 or not all(type(each) is int and 0 <= each < 2**48 for each in numbers):
+    if not _are_sizes(shape, 3) or not _are_sizes(place, 2) or len(place) != 2:
         raise Refused("malformed", "a tensor whose shape or place is no list of sizes")
     if not isinstance(dtype, str) or dtype not in _WIDTHS:
         raise Refused("dtype", f"a tensor of an unknown type: {dtype!r:.20}")
     return _Tensor(dtype, tuple(shape), *place)
+
+
+def _are_sizes(values: Any, most: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) <= most
+        and all(type(each) is int and 0 <= each < 2**48 for each in values)
+    )
 
 
 def _check_encoding(encoding: str, expect: Expect) -> None:

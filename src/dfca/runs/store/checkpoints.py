@@ -5,6 +5,7 @@ The JSON file (sidecar) is written last and holds the checksum of the tensors: a
     round     rounds done                     seconds   the trial has taken so far
     sha256    of the tensors                  facts     what else the simulation needs (`Simulation.state`)
     state     which kind of facts; 1 where it is missing, as in files of version 0.1
+    check     SHA-256 of all the other keys as JSON; files of version 0.1 have none
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dfca.experiment.sweep import Trial
-from dfca.files import Stream, atomic_save, atomic_write, sha256
+from dfca.files import Stream, atomic_save, atomic_write, sha256, text_sha256
 
 KEPT = 2  # checkpoints of a running trial: the last one and the one before, in case the disk spoils the last
 
@@ -60,7 +62,7 @@ class Checkpoints:
             "sha256": digest,
             "facts": checkpoint.facts,
         }
-        atomic_write(folder / f"{stem}.json", json.dumps(sidecar))
+        atomic_write(folder / f"{stem}.json", json.dumps(sidecar | {"check": _check(json.loads(json.dumps(sidecar)))}))
         for old in sorted(folder.glob("round-*.json"))[:-KEPT]:
             old.unlink()
             old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -72,7 +74,7 @@ class Checkpoints:
             name = f"checkpoint {sidecar.relative_to(self._run_folder).with_suffix('')}"
             try:
                 found = _load(sidecar)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
                 reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 warnings.append(f"{name} is damaged ({reason}) and is not used")
                 continue
@@ -97,6 +99,12 @@ class Checkpoints:
 
 def _load(sidecar: Path) -> Checkpoint:
     stored = json.loads(sidecar.read_text(encoding="utf-8"))
+    if "check" in stored and stored.pop("check") != _check(stored):
+        raise ValueError("its JSON was changed or cut off")
+    if type(stored["round"]) is not int or type(stored["seconds"]) not in (int, float):
+        raise ValueError("its round or its seconds are no numbers")
+    if not isinstance(stored["facts"], dict):
+        raise ValueError("its facts are no table")
     path = sidecar.with_suffix(".safetensors")
     if sha256(path) != stored["sha256"]:
         raise ValueError("its checksum does not fit")
@@ -107,3 +115,7 @@ def _load(sidecar: Path) -> Checkpoint:
         facts=stored["facts"],
         state=stored.get("state", 1),
     )
+
+
+def _check(sidecar: Mapping[str, Any]) -> str:
+    return text_sha256(json.dumps(sidecar, sort_keys=True))

@@ -41,7 +41,7 @@ from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
-from dfca.files import Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
+from dfca.files import NO_LINKS, Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
@@ -100,6 +100,8 @@ class RunFolder:
         """
         folder = cls(Path(path))
         folder._refuse_strangers()
+        if not resume and (folder.path / "config.toml").exists():
+            folder._refuse_to_discard()
         with explain_write_errors(folder.path / LOCK):
             folder.path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
@@ -208,7 +210,7 @@ class RunFolder:
         """
         path = self.path / LOCK
         with explain_write_errors(path):
-            path.touch()
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666))
         owner = path.read_text(encoding="utf-8", errors="replace").strip()
         lock = FileLock(path, thread_local=False)
         try:
@@ -237,6 +239,22 @@ class RunFolder:
                 f"{self.path} is not empty and not a run folder (it has {strangers[0]} but no config.toml); use --out "
                 "for another folder"
             )
+        for name in (LOCK, *OURS):
+            if (self.path / name).is_symlink():
+                raise RunError(f"{self.path / name} is a link, and a run writes to no link; remove it or use --out")
+
+    def _refuse_to_discard(self) -> None:
+        """Discard only what carries this program's mark: a config of ours, or the head of a summary."""
+        with suppress(ConfigError, OSError, UnicodeDecodeError):
+            read_stored((self.path / "config.toml").read_text(encoding="utf-8"))
+            return
+        with suppress(RunError, OSError, UnicodeDecodeError):
+            if {"config_sha256", "runs"} <= self._read_json("summary.json", {}).keys():
+                return
+        raise RunError(
+            f"{self.path} is not a run folder of dfca (config.toml is no config, and summary.json is not ours), so "
+            "--no-resume does not empty it; use --out for another folder"
+        )
 
     def _prepare(self, experiment: Experiment, resume: bool) -> None:
         remove_leftovers(self.path)

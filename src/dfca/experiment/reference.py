@@ -1,0 +1,99 @@
+"""Every key of an experiment file with its type, default and meaning, read off the config itself."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dfca import algorithms
+from dfca.errors import unknown
+from dfca.experiment.config import Config
+from dfca.experiment.problems import SIGNS, show
+
+NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
+
+
+class Key(NamedTuple):
+    """One key: its dotted name, what it may be, its default ("" where it must be given), its meaning."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def reference(prefix: str = "") -> list[Key]:
+    """List the keys whose names begin with a prefix: "local", "world.link", "clients"; all of them without one.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    keys = [*_keys(Config, ""), *_algorithm_keys()]
+    found = [key for key in keys if key.name == prefix or key.name.startswith(f"{prefix}." if prefix else "")]
+    if not found:
+        raise unknown("key", prefix, dict.fromkeys(key.name.partition(".")[0] for key in keys))
+    return found
+
+
+def _keys(section: type[BaseModel], path: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        inner = _section_of(field.annotation)
+        listed = inner is not None and _is_list(field.annotation)
+        full = f"{path}{name}{'[]' if listed else ''}"
+        if inner is not None:
+            yield from _keys(inner, f"{full}.")
+        elif name != "algorithm":
+            yield Key(full, _kind(field.annotation, field), _default(field), field.description or "")
+
+
+def _algorithm_keys() -> Iterator[Key]:
+    """List the options of single algorithms: the parameters of the functions that make them."""
+    for name, make in algorithms.ALGORITHMS.items():
+        for option, parameter in inspect.signature(make).parameters.items():
+            kind = "integer" if isinstance(parameter.default, int) else "number"
+            yield Key(f"algorithm.{name}.{option}", kind, show(parameter.default), f"an option of {name}")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the table that a key holds, or a list of which it holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section_of(inner))), None)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(_is_list(inner) for inner in get_args(annotation))
+
+
+def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
+    """Describe a type in words: "integer >= 1", '"full" or integer >= 1'."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        text = " or ".join(show(value) for value in inner)
+    elif origin in (Union, types.UnionType):
+        text = " or ".join(_kind(each) for each in inner if each is not type(None))
+    elif origin is tuple:
+        text = f"list of {_kind(inner[0])}"
+    elif hasattr(annotation, "__metadata__"):  # Annotated[int, Field(ge=1)]
+        bounds = [bound for each in annotation.__metadata__ for bound in getattr(each, "metadata", ())]
+        text = " ".join([_kind(inner[0]), *_bounds(bounds)])
+    else:
+        text = NAMES.get(annotation, str(annotation))
+    return " ".join([text, *(_bounds(field.metadata) if field else [])])
+
+
+def _bounds(metadata: list[Any]) -> list[str]:
+    return [f"{SIGNS[sign]} {getattr(bound, sign):g}" for bound in metadata for sign in SIGNS if hasattr(bound, sign)]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.default
+    return "not set" if value is None or value is PydanticUndefined else show(value)
