@@ -137,16 +137,16 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
         assert not {"cell", "cells"} & set(result.output.lower().split())
 
 
-NODE = "init run invite join status doctor remove stop export predict install replay"
-
-
 def test_the_commands_are_these() -> None:
     names = {" ".join(command) for command in commands_of(typer.main.get_command(app))}
-    assert names == {"", "run", "list", "show", "options", "version", "report", "replay", "bench", "faults"} | {
-        *(f"data{name}" for name in ("", " list", " fetch", " import")),
-        *(f"keys{name}" for name in ("", " init", " show", " request", " sign", " accept", " remove")),
-        *(f"node{name}" for name in ("", *(f" {each}" for each in NODE.split()))),
+    alone = "run swarm list show options version report replay bench faults"
+    groups = {
+        "data": "list fetch import",
+        "keys": "init show request sign accept remove",
+        "node": "init run invite join status doctor remove stop export predict install",
     }
+    listed = {f"{group} {name}" for group, words in groups.items() for name in words.split()}
+    assert names == {"", *alone.split(), *groups, *listed}
 
 
 def test_version() -> None:

@@ -17,10 +17,10 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.cli import bench, catalogue, data, faults, keys, node, replay, report, run
+from dfca.cli import bench, catalogue, data, faults, keys, node, replay, report, run, swarm
 from dfca.errors import DfcaError, RankLost
 
-GROUPS = (run, catalogue, report, replay, faults, bench, data, node, keys)
+GROUPS = (run, swarm, catalogue, report, replay, faults, bench, data, node, keys)
 INTERRUPTED = 130
 
 

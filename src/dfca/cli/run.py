@@ -28,7 +28,7 @@ def run(
         str, typer.Argument(metavar="EXPERIMENT", help="A preset ([bold]dfca list[/bold]) or the path of a TOML file.")
     ],
     scale: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The size, where the experiment has several: desk, paper.")
+        str | None, typer.Option(metavar="NAME", help="The size, where there are several: desk, bridge, paper.")
     ] = None,
     algorithms: Algorithms = None,
     seeds: Seeds = None,

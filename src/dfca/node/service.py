@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,6 +45,8 @@ STATUS_S = 15.0
 ADDRESSES_S = 30.0
 LEAST_ROUND_S = 0.05
 """A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
+LINKS_S = 10
+"""How long a new swarm waits for its links before the first election."""
 END_S = 4.0
 """How long the end may wait for the disk; the process ends within 10 s of a signal."""
 
@@ -62,6 +64,9 @@ class ServiceTransport(Transport, Protocol):
 
     def status(self) -> dict[str, Any]:
         """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
+
+    def block(self, members: Collection[str], seconds: float) -> None:
+        """Have no links with some members, by device ID, for some seconds."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class Service:
 
     async def _serve(self) -> None:
         assert self._stop is not None
-        running = asyncio.create_task(self.node.run(late=True))
+        running = asyncio.create_task(self._run_node())
         stopping = asyncio.create_task(self._stop.wait())
         ticking = asyncio.create_task(self._tick())
         try:
@@ -182,6 +187,23 @@ class Service:
             for task in (running, stopping, ticking):
                 task.cancel()
             await asyncio.gather(running, stopping, ticking, return_exceptions=True)
+
+    async def _run_node(self) -> None:
+        """Run the node; without models, once enough members have been seen to run, and its links are up."""
+        wanted, roster = self.folder.facts.starts_with, self.folder.roster
+        fresh = self.node.machine.bank is None and wanted > 1
+        if fresh:
+            self.node.open()
+            if len(roster.announced()) < wanted:
+                self.log.info(f"waits until {wanted} members run", event="wait")
+            while len(roster.announced()) < wanted:
+                await asyncio.sleep(TICK_S / 4)
+            for _ in range(LINKS_S):
+                links = self.transport.status()["neighbours"].values()
+                if links and all(each["state"] == "up" for each in links):
+                    break
+                await asyncio.sleep(TICK_S)
+        await self.node.run(late=not fresh)
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -309,6 +331,7 @@ class Service:
             "invite": self._on_invite,
             "joined": self._on_joined,
             "remove": self._on_remove,
+            "block": self._on_block,
         }
 
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -353,6 +376,13 @@ class Service:
     async def _on_remove(self, request: dict[str, Any]) -> dict[str, Any]:
         name = remove_member(self.folder, str(request.get("member")))
         return {"removed": name}
+
+    async def _on_block(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have no links with some members for a time: for experiments."""
+        names, seconds = request.get("members") or (), float(request.get("seconds") or 0.0)
+        found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
+        self.transport.block(found, seconds)
+        return {"blocked": len(found)}
 
 
 class Memory:

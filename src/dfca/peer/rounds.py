@@ -151,6 +151,8 @@ class Rounds(Joining):
             self.deadline = None
             self.wanted = {} if batch else self.wanted
             self._wait_for(Step.CLOSE)
+        elif self.election is not None and self.job is None and self.checking is None:
+            self._pause()  # the call came between the update and its fold
 
     def _age(self, update: Update, came_s: float) -> float:
         """Measure how old an update is: `staleness`."""

@@ -58,6 +58,10 @@ class Penalties:
         span = min(self.most_s, 2 * span) if again else self.first_s
         self._until[member] = (now + span, span)
 
+    def keep_out(self, member: str, until: float) -> None:
+        """Keep a member out until some time, whatever it did."""
+        self._until[member] = (until, 0.0)
+
     def left_s(self, member: str, now: float) -> float:
         """Return for how long a member is still kept out."""
         until, _ = self._until.get(member, (now, 0.0))

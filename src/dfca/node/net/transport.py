@@ -12,7 +12,7 @@ encoding and checking of models, which two threads do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from dfca.node.wire import codec
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
 
+ASKED = 2
+"""Members that a node asks for others that it does not know."""
 TICK_S = 0.25
 DTYPES = {torch.float32: pb.FLOAT32, torch.float64: pb.FLOAT64}
 
@@ -154,6 +156,14 @@ class GrpcTransport:
             self._dialer.want(set())
             self._neighbours.end_all(LinkDown("closed"))
 
+    def block(self, members: Collection[str], seconds: float) -> None:
+        """Cut the links with some members, and have none with them for some seconds: what a broken network does."""
+        for member in members:
+            self._local.penalties.keep_out(member, self._local.now() + seconds)
+            link = self._neighbours.links.get(member)
+            if link is not None:
+                self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
+
     # For screens and metrics.
 
     def status(self) -> dict[str, Any]:
@@ -203,8 +213,13 @@ class GrpcTransport:
             return set()
         if self._options.neighbours == "auto":
             return wanted_links(own, list(members), dead or set(), self._options.degree)
-        named = (self._roster.by_name(name) for name in self._options.neighbours)
-        return {member.id for member in named if member is not None} - {own}
+        named = [self._roster.by_name(name) for name in self._options.neighbours]
+        found = {member.id for member in named if member is not None} - {own}
+        if None in named or not all(self._dialer.addresses(id) for id in found):
+            # Somebody is not known yet, or not where it is: others know more, whom one can ask.
+            known = [id for id in sorted(members) if id != own and self._dialer.addresses(id)]
+            found |= set(known[:ASKED])
+        return found
 
     def _rewire(self) -> None:
         """Dial who is wanted, and report the neighbours if they changed."""

@@ -178,6 +178,9 @@ class Facts(Section):
     algorithm: Literal["dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca"
     clusters: int | None = Field(default=None, ge=1, le=1024, description="none: found by the members")
     rounds: int = Field(default=0, ge=0, le=FOREVER, description="0: for ever")
+    starts_with: int = Field(
+        default=1, ge=1, le=100_000, description="members that must have joined before anybody begins to train"
+    )
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
     label: Name = Field(default="label", description="the column with the class, where a device names no other")

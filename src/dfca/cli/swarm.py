@@ -1,0 +1,118 @@
+"""`dfca swarm`: an experiment on real nodes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dfca.cli.arguments import parse_names, parse_seeds
+from dfca.cli.console import make_console
+from dfca.cli.report import print_run
+from dfca.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dfca.swarm.run import Progress
+
+commands = typer.Typer()
+ROWS = 24
+"""A live table shows so many nodes."""
+STATES = {"done": "green", "training": "cyan", "waiting": "cyan", "down": "red", "starting": "yellow"}
+
+
+@commands.command()
+def swarm(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset or the path of a TOML file.")],
+    nodes: Annotated[int, typer.Option(metavar="N", min=2, help="How many nodes.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A new folder.", show_default="runs/swarm-NAME")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Which one; default: the first.")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="S", help="Which one; default: the first.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key.")] = None,
+    transport: Annotated[
+        str, typer.Option(metavar="grpc|memory", help="Processes with mutual TLS, or tasks of one process.")
+    ] = "grpc",
+    kill_every: Annotated[float | None, typer.Option(metavar="S", help="Kill -9 a node every so many seconds.")] = None,
+    cut: Annotated[
+        float | None, typer.Option(metavar="S", help="Cut half of the links every so many seconds, for half the time.")
+    ] = None,
+    limit: Annotated[float | None, typer.Option(metavar="S", help="Give up after so many seconds.")] = None,
+) -> None:
+    """Run an experiment on real nodes: N processes on this machine, paired by invites, each with its client's samples.
+
+    The nodes run until all have done their rounds. Killed nodes are started again from their disk. The run folder has
+    what a simulation's has, so that both can be compared and reported; DIR/nodes/ holds the folder of each node.
+
+    [bold]Examples[/bold]
+
+      dfca swarm quickstart --nodes 16
+
+      dfca swarm quickstart --nodes 16 --kill-every 5 --cut 20 --out runs/rough
+    """
+    from rich.live import Live
+
+    from dfca.experiment.load import load_experiment
+    from dfca.runs.store.reading import load_run
+    from dfca.swarm.faults import FaultOptions
+    from dfca.swarm.run import SwarmOptions, run_swarm
+
+    for name, value in (("--kill-every", kill_every), ("--cut", cut), ("--limit", limit)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} must be > 0 seconds, got {value:g}")
+    if transport not in ("grpc", "memory"):
+        raise ConfigError(f'--transport must be grpc or memory, got "{transport}"')
+    seeds = parse_seeds(seed)
+    chosen = load_experiment(
+        experiment,
+        None,
+        [f"clients={nodes}", *(set_ or ())],
+        parse_names(algorithm),
+        [seeds] if isinstance(seeds, int) else seeds,
+    )
+    faults = FaultOptions(kill_every, cut, chosen.config.seeds[0])
+    options = SwarmOptions(nodes, transport, faults, limit)  # type: ignore[arg-type]
+    folder = out or Path("runs") / f"swarm-{chosen.name}"
+    console = make_console()
+    console.print(f"{nodes} nodes, {chosen.config.algorithms[0]}, {chosen.config.rounds} rounds, in {folder}")
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        run_swarm(chosen, folder, options, show=lambda progress: live.update(make_table(progress)))
+    print_run(console, load_run(folder))
+
+
+def make_table(progress: Progress) -> Table:
+    """Make the live table: one row per node."""
+    from rich.table import Table
+
+    from dfca.memory import format_bytes
+
+    row = progress.row or {}
+    parts = [f"{progress.elapsed_s:.0f} s"]
+    if row:
+        parts += [f"accuracy {100 * row['accuracy']:.1f} %", f"{row['live_clusters']} clusters in use"]
+    parts += [f"{progress.kills} kills" if progress.kills else "", f"{progress.cuts} cuts" if progress.cuts else ""]
+    table = Table(title=", ".join(part for part in parts if part), title_justify="left", box=None)
+    for name in ("node", "state", "round", "models", "cluster", "held-out %", "links", "sent", "lives", "last error"):
+        table.add_column(name, justify="left" if name in ("node", "state", "last error") else "right")
+    for place, node in enumerate(progress.nodes[:ROWS]):
+        accuracy = "" if node.accuracy is None else f"{100 * node.accuracy:.1f}"
+        cluster = "" if node.cluster is None else str(node.cluster)
+        colour = STATES.get(node.state, "yellow")
+        table.add_row(
+            f"{place:02d}",
+            f"[{colour}]{node.state}[/{colour}]",
+            f"{node.round}/{progress.rounds}",
+            str(node.clusters),
+            cluster,
+            accuracy,
+            str(node.links),
+            format_bytes(node.sent_bytes),
+            str(node.lives),
+            node.error[:60],
+        )
+    if len(progress.nodes) > ROWS:
+        table.caption = f"and {len(progress.nodes) - ROWS} more"
+    return table

@@ -1,0 +1,1 @@
+"""Many real nodes on one machine, from an experiment: `dfca swarm`."""

@@ -1,0 +1,101 @@
+"""The nodes of a swarm as tasks of this process, over the network in memory: the same peers, workers and stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from dfca.node.memory import MemoryNetwork
+from dfca.node.node import Node
+from dfca.node.service import Memory
+from dfca.node.store import DiskStore
+from dfca.node.task.learner import build
+from dfca.node.worker import Worker
+from dfca.peer.peer import Peer
+from dfca.swarm.fleet import NodeStatus
+from dfca.swarm.plan import Plan
+
+NOBODY = "a" * 52
+"""The founder of a swarm without devices."""
+
+
+class MemoryFleet:
+    """Nodes as tasks: client i is peer i."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._facts = plan.facts(NOBODY)
+        self._model = build(self._facts, self._facts.model.factory)
+        self._network = MemoryNetwork(plan.setting.graph.edges)
+        self._nodes: dict[int, Node] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._lives = [0] * plan.setting.clients
+        self._healing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start everybody."""
+        for i in range(self.plan.setting.clients):
+            self._start(i)
+
+    async def status(self) -> list[NodeStatus]:
+        """Look at every node. Raises what a job of one has raised."""
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
+        found = []
+        for i, node in sorted(self._nodes.items()):
+            peer = node.machine
+            clusters = 0 if peer.bank is None else len(peer.bank)
+            found.append(
+                NodeStatus(
+                    state=peer.state.value,
+                    round=peer.round,
+                    clusters=clusters,
+                    cluster=peer.assignment,
+                    links=len(peer.links),
+                    refused=sum(peer.refused.values()),
+                    lives=self._lives[i],
+                )
+            )
+        return found
+
+    async def kill(self, client: int) -> None:
+        """End a node without a last save, and start it again from its disk."""
+        self._nodes[client].stop()
+        self._tasks[client].cancel()
+        self._start(client)
+
+    async def cut(self, links: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Cut links, and heal them after some seconds."""
+        for one, other in links:
+            self._network.cut(one, other)
+
+        async def heal() -> None:
+            await asyncio.sleep(seconds)
+            for one, other in links:
+                self._network.heal(one, other)
+
+        task = asyncio.create_task(heal())
+        self._healing.add(task)
+        task.add_done_callback(self._healing.discard)
+
+    async def stop(self) -> None:
+        """End everybody, with what they know on the disk."""
+        for task in self._healing:
+            task.cancel()
+        for node in self._nodes.values():
+            await node.finish(10.0)
+
+    def _start(self, client: int) -> None:
+        setting = self.plan.setting
+        store = DiskStore(self.plan.folder(client) / "state")
+        saved = store.load()
+        neighbours = tuple(sorted(setting.graph.neighbors(client)))
+        options = self._facts.peer_options(client, neighbours)
+        peer = Peer(options, Memory(options.size, options.dtype), store.next_life(saved), saved)
+        samples = setting.split.train.of(client)
+        worker = Worker(self._facts.client(client, len(neighbours), samples, self._model))
+        node = Node(peer, worker, self._network.transport(client), store)
+        self._nodes[client] = node
+        self._tasks[client] = asyncio.get_running_loop().create_task(node.run())
+        self._lives[client] += 1

@@ -1,0 +1,137 @@
+"""What a swarm is made of: one folder per node with its own samples, and the facts that all of them share.
+
+    OUT/                     a run folder, like a simulation's
+    OUT/nodes/node-00/       node.toml, key, certificate, roster, state, log: what a device has
+    OUT/samples/node-00/     train.npz, test.npz: the samples of client 0
+
+Nothing else crosses from one node to another but what nodes send each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dfca.errors import ConfigError
+from dfca.experiment.load import Experiment
+from dfca.experiment.sweep import Point, Trial, TrialGroup
+from dfca.node.task.config import Config as NodeConfig
+from dfca.node.task.facts import ALGORITHMS, Facts
+from dfca.node.task.learner import measured
+from dfca.runs.sink import RunSink
+from dfca.runs.trials import Workload
+from dfca.sim.setting import Setting
+from dfca.sim.shards import Alone
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial as a swarm: its experiment with so many clients, its setting, and where it lives."""
+
+    experiment: Experiment
+    trial: Trial
+    setting: Setting
+    out: Path
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the nodes, by client."""
+        return [f"node-{i:02d}" for i in range(self.setting.clients)]
+
+    def folder(self, client: int) -> Path:
+        """Return the folder of a node."""
+        return self.out / "nodes" / self.names[client]
+
+    def samples(self, client: int) -> Path:
+        """Return the folder of a node's samples."""
+        return self.out / "samples" / self.names[client]
+
+    def neighbours(self, client: int) -> list[str]:
+        """Name the neighbours of a client on the experiment's graph."""
+        return [self.names[j] for j in sorted(self.setting.graph.neighbors(client))]
+
+    def write_samples(self, client: int) -> None:
+        """Write the samples of a client."""
+        folder = self.samples(client)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in (("train", self.setting.split.train), ("test", self.setting.split.test)):
+            x, y = data.of(client)
+            np.savez(folder / f"{name}.npz", x=_plain(x), y=_plain(y))
+
+    def node_config(self, client: int, host: str = "127.0.0.1") -> NodeConfig:
+        """Make the settings of a node: any free port on the loopback, and its neighbours by name."""
+        network = {"host": host, "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
+        samples = self.samples(client).absolute()
+        data = {"path": str(samples / "train.npz"), "test": str(samples / "test.npz"), "held_out": 0.0}
+        training = {"reread_s": 0.0}
+        return NodeConfig.checked({"name": self.names[client], "data": data, "network": network, "training": training})
+
+    def facts(self, founder: str) -> Facts:
+        """Make the facts of the swarm from the experiment."""
+        setting, config = self.setting, self.trial.point.config
+        local = config.local.options()
+        facts = Facts.checked(
+            {
+                "name": f"swarm-{self.experiment.name}",
+                "founder": founder,
+                "seed": self.trial.seed,
+                "algorithm": self.trial.algorithm,
+                "clusters": setting.clusters,
+                "rounds": config.rounds,
+                "starts_with": setting.clients,
+                "model": _model_facts(config.model),
+                "inputs": {"shape": list(setting.split.train.x.shape[1:]), "kind": "array"},
+                "classes": [str(name) for name in range(setting.split.classes)],
+                "local": {
+                    "steps": local.steps,
+                    "learning_rate": local.learning_rate,
+                    "batch_size": local.batch_size,
+                    "momentum": local.momentum,
+                    "weight_decay": local.weight_decay,
+                },
+                "weights": config.mixing.weights,
+                "share": config.mixing.share,
+            }
+        )
+        model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
+        return facts.model_copy(update={"model": model})
+
+
+def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> Plan:
+    """Lay out an experiment's first algorithm and seed over so many nodes.
+
+    Raises ConfigError for what nodes cannot run: a sweep, virtual time, an algorithm with a server, drift.
+    """
+    if experiment.sweep:
+        raise ConfigError("a swarm runs one point of an experiment, and this one is a sweep; use a file without a grid")
+    config = experiment.config
+    if config.world is not None:
+        raise ConfigError("a swarm runs in real time, and this experiment has a [world]; leave [world] and [clock] out")
+    if config.data.drift_share:
+        raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
+    if config.participation < 1:
+        raise ConfigError(f"in a swarm every node takes part, got participation = {config.participation}; use 1.0")
+    algorithm = config.algorithms[0]
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f'nodes cannot run "{algorithm}"; use --algorithm with one of {", ".join(ALGORITHMS)}')
+    if nodes < 2:
+        raise ConfigError(f"--nodes must be >= 2, got {nodes}")
+    trial = Trial(algorithm, config.seeds[0], Point(config))
+    group = TrialGroup(trial.point, trial.seed, (algorithm,))
+    workload = Workload.of(group, sink, Alone(config.clients))
+    return Plan(experiment, trial, replace(workload.setting(trial), aggregation="sequential"), out)
+
+
+def _model_facts(options: Any) -> dict[str, Any]:
+    """Translate the [model] table of an experiment."""
+    if options.factory is not None:
+        return {"name": "factory", "factory": options.factory}
+    return {"name": options.name, "hidden": [options.hidden], "channels": list(options.channels)}
+
+
+def _plain(samples: Tensor) -> np.ndarray[Any, Any]:
+    return samples.detach().cpu().numpy()

@@ -1,0 +1,188 @@
+"""The nodes of a swarm as processes of this machine: `dfca node run`, with mutual TLS on the loopback.
+
+The members are paired as devices are: the first founds the swarm and runs; each of the others joins by an invite of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import DfcaError, RunError
+from dfca.node import folder as node_folder
+from dfca.node.operate.control import call
+from dfca.node.task.facts import Facts
+from dfca.node.trust.identity import Identity
+from dfca.node.trust.joining import join
+from dfca.node.trust.roster import Roster
+from dfca.swarm.fleet import NodeStatus
+from dfca.swarm.plan import Plan
+
+START_S = 120.0
+"""How long a node may take until it answers; many start at the same time."""
+STOP_S = 30.0
+LAST_LINES = 3
+
+
+@dataclass
+class NodeProcess:
+    """One node: its folder, and the process that runs it. lives: how often it was started."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    lives: int = 0
+    last: NodeStatus = field(default_factory=NodeStatus)
+
+    def start(self) -> None:
+        """Start the node in a process of its own."""
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with (self.folder / "output.txt").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dfca", "node", "run", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the swarm, which ends its nodes in order
+            )
+        self.lives += 1
+
+    def check(self) -> None:
+        """Raise RunError, with the last lines that it wrote, where the process has ended by itself."""
+        if self.process is not None and self.process.poll() not in (None, 0, -signal.SIGKILL):
+            lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+            raise RunError(f"{self.folder.name} ended with status {self.process.returncode}: {' / '.join(lines)}")
+
+    def ask(self) -> NodeStatus:
+        """Ask the node how it is."""
+        try:
+            found = call(self.folder, "status", timeout_s=5.0)
+        except DfcaError as error:
+            return self.last._replace(state="down", lives=self.lives, error=str(error))
+        self.last = _status(found)._replace(lives=self.lives)
+        return self.last
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+
+class ProcessFleet:
+    """Nodes as processes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.nodes = [NodeProcess(plan.folder(i)) for i in range(plan.setting.clients)]
+
+    async def start(self) -> None:
+        """Found the swarm, pair all others with its founder, and start everybody."""
+        founder, *others = range(len(self.nodes))
+        self._found(founder)
+        self.nodes[founder].start()
+        await self._wait_for(founder)
+        for i in others:
+            await self._pair(i, founder)
+            self.nodes[i].start()
+        for i in others:
+            await self._wait_for(i)
+
+    async def status(self) -> list[NodeStatus]:
+        """Ask every node how it is. Raises RunError for one that has ended by itself."""
+        for node in self.nodes:
+            node.check()
+        return list(await asyncio.gather(*(asyncio.to_thread(node.ask) for node in self.nodes)))
+
+    async def kill(self, client: int) -> None:
+        """Kill a node by SIGKILL, and start it again."""
+        node = self.nodes[client]
+        await asyncio.to_thread(node.kill)
+        node.start()
+
+    async def cut(self, links: Sequence[tuple[int, int]], seconds: float) -> None:
+        """Tell both ends of each link to refuse the other one for some seconds."""
+        for i, node in enumerate(self.nodes):
+            others = [self.plan.names[k if j == i else j] for j, k in links if i in (j, k)]
+            if others:
+                try:
+                    await asyncio.to_thread(call, node.folder, "block", members=others, seconds=seconds)
+                except DfcaError:
+                    continue  # it was killed a moment ago: its links are down anyway
+
+    async def stop(self) -> None:
+        """End all nodes. Raises RunError for those that do not end in time; they are killed."""
+        for node in self.nodes:
+            node.terminate()
+        end = time.monotonic() + STOP_S
+        late = []
+        for node in self.nodes:
+            if node.process is None:
+                continue
+            try:
+                await asyncio.to_thread(node.process.wait, max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                late.append(node.folder.name)
+                node.kill()
+        if late:
+            raise RunError(f"{', '.join(late)} did not end within {STOP_S:g} s and had to be killed")
+
+    def _found(self, client: int) -> None:
+        path = self._prepare(client)
+        identity = Identity.create(path)
+        facts = self.plan.facts(identity.id)
+        roster = Roster.found(identity, facts.swarm_id, self.plan.names[client], ())
+        node_folder.write(path, self.plan.node_config(client), facts, roster)
+
+    async def _pair(self, client: int, inviter: int) -> None:
+        """Join by an invite, as a device does."""
+        answer = await asyncio.to_thread(call, self.nodes[inviter].folder, "invite")
+        path = self._prepare(client)
+        identity = Identity.create(path)
+        joined = await join(answer["invite"], identity, self.plan.names[client], (), lambda data: None)
+        facts = Facts.from_bytes(joined.facts)
+        node_folder.write(path, self.plan.node_config(client), facts, joined.roster)
+
+    def _prepare(self, client: int) -> Path:
+        self.plan.write_samples(client)
+        path = self.plan.folder(client)
+        node_folder.prepare(path)
+        return path
+
+    async def _wait_for(self, client: int) -> None:
+        """Wait until a node answers."""
+        node, end = self.nodes[client], time.monotonic() + START_S
+        while (await asyncio.to_thread(node.ask)).state == "down":
+            node.check()
+            if time.monotonic() > end:
+                raise RunError(f"{node.folder.name} did not start within {START_S:g} s; see {node.folder}")
+            await asyncio.sleep(0.2)
+
+
+def _status(found: dict[str, Any]) -> NodeStatus:
+    """Read what a node says of itself."""
+    error = found.get("last_error") or {}
+    return NodeStatus(
+        state=str(found.get("state")),
+        round=int(found.get("round") or 0),
+        clusters=int(found.get("clusters") or 0),
+        cluster=found.get("cluster"),
+        accuracy=found.get("accuracy"),
+        links=sum(each.get("state") == "connected" for each in found.get("neighbours") or ()),
+        sent_bytes=int(found.get("bytes_out") or 0),
+        refused=sum((found.get("refused") or {}).values()),
+        error=str(error.get("text", "")) if isinstance(error, dict) else str(error),
+    )

@@ -1,0 +1,217 @@
+"""Run a swarm: start its nodes, watch them, do to them what was asked for, and leave a run folder like a simulation's.
+
+plan        who holds what; the facts of the swarm
+fleet       starts, asks, kills and stops nodes (`processes` or `memory`)
+scores      the saves of all nodes, scored by the one evaluator
+faults      whom to kill and which links to cut
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dfca.errors import ConfigError, RunError
+from dfca.experiment.load import Experiment
+from dfca.files import atomic_write
+from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
+from dfca.runs.store.environment import environment
+from dfca.runs.store.folder import RunFolder
+from dfca.runs.trials import IN_SUMMARY
+from dfca.swarm.faults import FaultOptions, FaultPlan
+from dfca.swarm.fleet import Fleet, NodeStatus
+from dfca.swarm.plan import Plan, make_plan
+from dfca.swarm.scores import Scorer, Snapshot, take
+
+POLL_S = 0.5
+SCORE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class SwarmOptions:
+    """How a swarm is run. limit_s: it is an error if it takes longer; None: no limit."""
+
+    nodes: int
+    transport: Literal["grpc", "memory"] = "grpc"
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    limit_s: float | None = None
+
+
+@dataclass
+class Progress:
+    """What a live table shows: how long it runs, every node, the newest metrics, what was done to it."""
+
+    elapsed_s: float
+    rounds: int
+    nodes: list[NodeStatus]
+    row: dict[str, Any] | None
+    kills: int
+    cuts: int
+
+
+def run_swarm(
+    experiment: Experiment,
+    out: Path,
+    options: SwarmOptions,
+    sink: RunSink | None = None,
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, Any]:
+    """Run the first algorithm and seed of an experiment on real nodes; returns the summary of the run folder.
+
+    Raises:
+        ConfigError: for what nodes cannot run.
+        RunError: if the folder holds a swarm already, nodes fail, or the limit is over.
+    """
+    if (out / "nodes").exists():
+        raise RunError(f"{out} holds a swarm already; use another --out, or remove the folder")
+    experiment = with_nodes(experiment, options.nodes)
+    with RunFolder.open_(out, experiment, resume=True) as folder:
+        listener = Broadcast(FolderSink(folder), sink or NullSink())
+        plan = make_plan(experiment, options.nodes, out, listener)
+        folder.store_environment(environment("cpu") | {"transport": options.transport})
+        listener.start_run([plan.trial], 0)
+        listener.start_trial(plan.trial, 0)
+        fleet = _make_fleet(plan, options)
+        try:
+            row = asyncio.run(_Run(plan, fleet, options, folder, listener, show).run())
+        finally:
+            listener.end_run()
+        listener.finish_trial(plan.trial, row)
+        return folder.summary()
+
+
+def with_nodes(experiment: Experiment, nodes: int) -> Experiment:
+    """Change the number of clients, and keep one algorithm and one seed."""
+    if nodes < 2:
+        raise ConfigError(f"--nodes must be >= 2, got {nodes}")
+    config = experiment.config
+    values = config.values() | {"clients": nodes, "algorithms": [config.algorithms[0]], "seeds": [config.seeds[0]]}
+    return Experiment(experiment.name, experiment.scale, type(config).of(values), experiment.sweep)
+
+
+def _make_fleet(plan: Plan, options: SwarmOptions) -> Fleet:
+    if options.transport == "memory":
+        from dfca.swarm.memory import MemoryFleet
+
+        return MemoryFleet(plan)
+    from dfca.swarm.processes import ProcessFleet
+
+    return ProcessFleet(plan)
+
+
+class _Run:
+    """One swarm from its start to its end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        fleet: Fleet,
+        options: SwarmOptions,
+        folder: RunFolder,
+        sink: RunSink,
+        show: Callable[[Progress], None],
+    ) -> None:
+        self.plan, self.fleet, self.options, self.folder, self.sink, self.show = (
+            plan, fleet, options, folder, sink, show,
+        )  # fmt: skip
+        self.faults = FaultPlan(options.faults, plan.setting.clients, list(plan.setting.graph.edges))
+        self.scorer = Scorer(plan)
+        self.row: dict[str, Any] | None = None
+        self.began = self._scored_s = 0.0
+
+    async def run(self) -> dict[str, Any]:
+        """Run it; returns the row of the finished trial."""
+        try:
+            await self.fleet.start()
+            self.began = time.monotonic()
+            nodes = await self._watch()
+        finally:
+            await self.fleet.stop()
+        seconds = time.monotonic() - self.began
+        snapshot = take(self.plan)
+        self._check(snapshot)
+        self._score(snapshot, seconds)
+        return self._finish(snapshot, nodes, seconds)
+
+    async def _watch(self) -> list[NodeStatus]:
+        """Follow the nodes until all have done their rounds."""
+        rounds = self.plan.trial.point.config.rounds
+        while True:
+            now = time.monotonic() - self.began
+            nodes = await self.fleet.status()
+            if now - self._scored_s >= SCORE_EVERY_S:
+                self._scored_s = now
+                self._score(take(self.plan), now)
+            self.show(Progress(now, rounds, nodes, self.row, self.faults.kills, self.faults.cuts))
+            if all(node.state == "done" for node in nodes):
+                return nodes
+            if self.options.limit_s is not None and now > self.options.limit_s:
+                raise RunError(f"the swarm was not done after {self.options.limit_s:g} s: {_who(self.plan, nodes)}")
+            await self._disturb(now, nodes)
+            await asyncio.sleep(POLL_S)
+
+    async def _disturb(self, now: float, nodes: list[NodeStatus]) -> None:
+        """Kill and cut, as long as somebody has rounds to do."""
+        victim = self.faults.victim(now)
+        if victim is not None:
+            await self.fleet.kill(victim)
+        links = self.faults.links(now)
+        if links is not None:
+            assert self.options.faults.cut_every_s is not None
+            await self.fleet.cut(links, self.options.faults.cut_every_s / 2)
+
+    def _score(self, snapshot: Snapshot, now: float) -> None:
+        row = self.scorer.row(snapshot, round(now, 3))
+        if row is None or (self.row is not None and row["round"] < self.row["round"]):
+            return
+        if self.row is None or row["round"] > self.row["round"]:
+            self.folder.metrics.append(self.plan.trial, row)
+        self.row = row
+        self.sink.finish_round(self.plan.trial, row["round"], row)
+
+    def _check(self, snapshot: Snapshot) -> None:
+        """Raise RunError where a node ended without models, or before its last round."""
+        rounds = self.plan.trial.point.config.rounds
+        for i, saved in enumerate(snapshot.saves):
+            name = self.plan.names[i]
+            if saved is None or saved.bank is None:
+                raise RunError(f"{name} ended without models; see {self.plan.folder(i) / 'node.log'}")
+            if saved.round < rounds:
+                raise RunError(f"{name} ended in round {saved.round} of {rounds}; see {self.plan.folder(i)}")
+
+    def _finish(self, snapshot: Snapshot, nodes: list[NodeStatus], seconds: float) -> dict[str, Any]:
+        """Write who did what, and make the row of the trial."""
+        assert self.row is not None
+        trial, config = self.plan.trial, self.plan.trial.point.config
+        members = [dict(node._asdict(), name=name) for name, node in zip(self.plan.names, nodes, strict=True)]
+        atomic_write(self.plan.out / "nodes.json", json.dumps(members, indent=1) + "\n")
+        row = (
+            trial.head | {"digest": trial.point.digest} | {key: self.row[key] for key in IN_SUMMARY if key in self.row}
+        )
+        return row | {
+            "clusters": config.distributions,
+            "rounds": config.rounds,
+            "seconds": round(seconds, 3),
+            "bytes_sent": sum(node.sent_bytes for node in nodes),
+            "nodes": self.options.transport,
+            "kills": self.faults.kills,
+            "cuts": self.faults.cuts,
+            "lineages": snapshot.lineages,
+            "refused": sum(node.refused for node in nodes),
+            "finished": True,
+        }
+
+
+def _who(plan: Plan, nodes: list[NodeStatus]) -> str:
+    """Say who is not done, in a few words."""
+    late = [
+        f"{name} is {node.state} in round {node.round}{f' ({node.error})' if node.error else ''}"
+        for name, node in zip(plan.names, nodes, strict=True)
+        if node.state != "done"
+    ]
+    return "; ".join(late[:4]) + (f"; and {len(late) - 4} more" if len(late) > 4 else "")

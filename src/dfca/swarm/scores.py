@@ -1,0 +1,76 @@
+"""What a swarm has learned so far: the saves of its nodes, scored by the one evaluator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dfca.node.store import DiskStore
+from dfca.peer.state import Saved
+from dfca.sim.evaluation import Evaluator
+from dfca.sim.shards import Alone
+from dfca.sim.start import Start
+from dfca.swarm.plan import Plan
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The saves of all nodes at some moment, by client; None for a node that has none."""
+
+    saves: list[Saved | None]
+
+    @property
+    def holding(self) -> list[int]:
+        """The clients that hold models."""
+        return [i for i, saved in enumerate(self.saves) if saved is not None and saved.bank is not None]
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that each client has done."""
+        return [0 if saved is None else saved.round for saved in self.saves]
+
+    @property
+    def lineages(self) -> int:
+        """How many lineages there are among those that hold models."""
+        return len({self.saves[i].lineage for i in self.holding})  # type: ignore[union-attr]
+
+
+def take(plan: Plan) -> Snapshot:
+    """Read the newest whole save of every node from its disk."""
+    return Snapshot([DiskStore(plan.folder(i) / "state").load() for i in range(plan.setting.clients)])
+
+
+class Scorer:
+    """Scores snapshots as a simulation scores its banks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._evaluator = Evaluator(Start(plan.setting, Alone(plan.setting.clients)))
+
+    def row(self, snapshot: Snapshot, time_s: float) -> dict[str, Any] | None:
+        """Return the metrics of a snapshot; None where nobody holds models yet.
+
+        Nodes that hold fewer models than others, in the middle of an election, count with those that they have: the
+        missing ones are the first model again, which changes no choice.
+        """
+        holding = snapshot.holding
+        if not holding:
+            return None
+        clients = len(snapshot.saves)
+        most = max(len(snapshot.saves[i].bank) for i in holding)  # type: ignore[union-attr, arg-type]
+        example = snapshot.saves[holding[0]].bank  # type: ignore[union-attr]
+        assert example is not None
+        banks = torch.zeros(most, clients, example.shape[1], dtype=example.dtype)
+        assignments = torch.full((clients,), -1)
+        for i in holding:
+            saved = snapshot.saves[i]
+            assert saved is not None
+            assert saved.bank is not None
+            banks[: len(saved.bank), i] = saved.bank
+            banks[len(saved.bank) :, i] = saved.bank[0]
+            assignments[i] = -1 if saved.assignment is None else saved.assignment
+        scored = self._evaluator.score_holders(banks, assignments, holding)
+        without = [i for i in range(clients) if i not in holding]
+        return {"round": min(snapshot.rounds), "time_s": time_s, **scored, "without_models": without}
