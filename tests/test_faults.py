@@ -113,8 +113,8 @@ def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
 def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
-    # 15 s: half of the peers get samples of other groups, with the network whole or parted.
-    run = finish(FaultWorld(6, 6, RING, "dfca", aggregation, drift_s=15.0, cuts=cuts))
+    # 15 s: half of the peers of a cluster get samples of another group, with the network whole or parted.
+    run = finish(FaultWorld(6, 6, RING, "dfca", aggregation, groups=1, drift_s=15.0, cuts=cuts))
     assert elections(run) >= 2
 
 
