@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from dfca import algorithms
 from dfca.cli import app
 from dfca.core.client import Message, Rules
 from dfca.errors import ConfigError
-from dfca.peer.messages import Alarm, Report, Served
+from dfca.peer.messages import Alarm, Candidate, Key, Report, Served
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import _HANDLERS, Peer
 from dfca.peer.server import ServerClient
 from dfca.peer.work import Train, Trained
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
+from dfca.sim.faults.bad_input import lie
 from dfca.sim.faults.check import check_world, shrink
 from dfca.sim.faults.run import FaultRun
 from dfca.sim.faults.tiny import Violation
@@ -111,8 +113,8 @@ def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
 def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
-    # 15 s: half of the peers get samples of other groups, with the network whole or parted.
-    run = finish(FaultWorld(6, 6, RING, "dfca", aggregation, drift_s=15.0, cuts=cuts))
+    # 15 s: half of the peers of a cluster get samples of another group, with the network whole or parted.
+    run = finish(FaultWorld(6, 6, RING, "dfca", aggregation, groups=1, drift_s=15.0, cuts=cuts))
     assert elections(run) >= 2
 
 
@@ -202,6 +204,11 @@ def test_a_servers_bank_that_came_during_training_is_used() -> None:
 
 
 # The tool itself.
+
+
+def test_a_peer_may_lie_about_what_it_has_garbled() -> None:
+    garbled = Candidate(Key(0, 0, 0, 1, 0), 0, 1, 0.5, b"z")  # type: ignore[arg-type]
+    assert {lie(garbled, random.Random(number)) for number in range(20)} == {garbled}
 
 
 def test_a_world_survives_its_line() -> None:

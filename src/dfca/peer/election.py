@@ -1,20 +1,12 @@
-"""A peer's part in an election: a wave that finds out who takes part, then turns on its spanning tree.
+"""A peer's part in an election: turns on the spanning tree of a wave (`wave`).
 
-**Wave** (echo with extinction). A peer that begins a wave sends `Probe` to all neighbours. Who receives one with a
-better key than its own joins: the sender is its parent, and it probes all its other neighbours. A probe with the same
-key is the answer of a peer that has another parent. When all neighbours of a peer have answered, it sends its parent
-the `Count` of its subtree: peers, and those among them that have warmed up. So the root knows that the wave is
-complete. Counts are sent again when they change: a straggler warms up, a child is lost or comes late.
-
-**Turns.** Once `quorum` of its peers have warmed up, the root sends `Open` down the tree. Each turn, the best `Bid`
-comes up, `Stand` goes down to the peer that made it, its `Candidate` model crosses each edge of the tree once, `Votes`
-come up summed, and the root's `Decision` goes down. Who has not warmed up when turns begin forwards everything and
-neither bids nor votes.
+**Turns.** The root sends `Open` down the tree. Each turn, the best `Bid` comes up, `Stand` goes down to the peer that
+made it, its `Candidate` model crosses each edge of the tree once, `Votes` come up summed, and the root's `Decision`
+goes down. Who has not warmed up when turns begin forwards everything and neither bids nor votes.
 
 **Losses.** A child that is lost is no longer waited for. Who loses its parent, or the child through which a candidate
 should have come, begins the next attempt. Decided turns are a log; the longest log wins the root, and a parent sends
-its children the `Centre`s that they lack, so that a new attempt costs one turn. Silence ends by a timeout, which every
-attempt that ended so doubles for all peers of the wave.
+its children the `Centre`s that they lack, so that a new attempt costs one turn.
 
 The rules of turns are those of `core.election`; sums are in fixed point, so any tree decides alike, as the synchronous
 simulator does in closed form.
@@ -23,17 +15,15 @@ simulator does in closed form.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfca.core.client import is_finite
-from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
-from dfca.peer.deadline import AnswerTime
+from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
@@ -42,7 +32,6 @@ from dfca.peer.messages import (
     Centre,
     Count,
     Decision,
-    Key,
     Open,
     Probe,
     Refuse,
@@ -50,54 +39,9 @@ from dfca.peer.messages import (
     Turn,
     Votes,
 )
-from dfca.peer.work import Losses, Score, Warm
-
-Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
-NO_WAVE = Key(-1, 0, 0, 0, 0)
-"""Less than the key of any wave."""
-SILENT = 3
-"""After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
-MOST_DOUBLINGS = 8
-PASS = Turn(None, False)
-"""A turn in which nobody was left that could stand."""
-
-
-class Standing(NamedTuple):
-    """What a log of turns means: who may not stand, rejections in a row, whether the next candidate is accepted anyhow,
-    and whether the election is over."""
-
-    barred: frozenset[int]
-    misses: int
-    forced: bool
-    over: bool
-
-
-def standing(log: Collection[Turn], clusters: int | None, call: Call | None, options: ElectionOptions) -> Standing:
-    """Read a log of turns.
-
-    With `clusters` given, an election of a start that had `patience` rejections in a row goes on by bids alone.
-    """
-    chosen, refused, misses = set[int](), set[int](), 0
-    for turn in log:
-        if turn.candidate is None:
-            if misses >= options.patience:
-                return Standing(frozenset(), misses, False, True)  # nobody is left at all
-            misses = options.patience
-        elif turn.accepted:
-            chosen.add(turn.candidate)
-            misses = misses if misses >= options.patience else 0
-        else:
-            refused.add(turn.candidate)
-            misses += 1
-    finds = clusters is None or call is not None
-    if call is None:
-        most = options.most if clusters is None else clusters
-    else:
-        most = len(call.lost) + max(0, options.most - call.clusters)
-    tired = misses >= options.patience
-    over = len(chosen) >= most or (tired and finds)
-    barred = chosen if tired and not finds else chosen | refused
-    return Standing(frozenset(barred), misses, tired and not finds, over)
+from dfca.peer.turns import PASS, Standing, agreed, standing
+from dfca.peer.wave import Wave
+from dfca.peer.work import Losses, Score
 
 
 class Outcome(NamedTuple):
@@ -111,42 +55,21 @@ class Outcome(NamedTuple):
 
 
 @dataclass
-class Election:
-    """One peer's part in an election. `out` and `work` are what it wants sent and done; the peer drains them.
+class Election(Wave):
+    """One peer's part in an election. `work`: what it wants done; the peer drains it, and `out`.
 
-    base: the lineage that it extends; held: the peer's models (k, P) in a by-election; alarmed: whether none of them
-    fits it. links: the neighbours in reach. kids: by child, what its subtree counts; pending: the neighbours that have
-    not answered the probe; missing: the children whose bid or votes are still to come. bid_losses, vote_losses: of the
-    centres so far, on the parts of the samples that bid and vote. last_s: when the last message of the wave came;
-    since_s: when the part of the turn began that goes on: how long it takes is learned (`answer_time`, the peer's).
+    held: the peer's models (k, P) in a by-election; alarmed: whether none of them fits it. voters: the peers that vote;
+    votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook the
+    model that this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
+    and vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that
+    goes on: how long it takes is learned (`answer_time`, the peer's).
     """
 
-    id: int
-    seed: int
-    incarnation: int
-    clusters: int | None
-    options: ElectionOptions
-    quorum: float
-    answer_time: AnswerTime
-    size: int
-    dtype: torch.dtype
-    base: Lineage
-    call: Call | None = None
     held: Tensor | None = None
     alarmed: bool = False
     stage: int | None = None
-    links: set[int] = field(default_factory=set)
-    key: Key = NO_WAVE
-    parent: int | None = None
-    kids: dict[int, Count] = field(default_factory=dict)
-    pending: set[int] = field(default_factory=set)
-    sent: tuple[int, int] | None = None
-    phase: Phase = "wave"
     voters: int = 0
     votes: bool = False
-    warm: Warm | None = None
-    log: list[Turn] = field(default_factory=list)
-    centres: list[Tensor] = field(default_factory=list)
     bid_losses: Tensor | None = None
     vote_losses: Tensor | None = None
     missing: set[int] = field(default_factory=set)
@@ -158,19 +81,9 @@ class Election:
     on_candidate: Losses | None = None
     scoring: Score | None = None
     outcome: Outcome | None = None
-    last_s: float = 0.0
     since_s: float = 0.0
     early: dict[int, Bid | Votes] = field(default_factory=dict)
-    out: list[tuple[int, Any]] = field(default_factory=list)
     work: list[Score] = field(default_factory=list)
-
-    # The wave.
-
-    def begin(self, now: float, attempt: int = 0) -> None:
-        """Begin a wave of one's own."""
-        self._forget_what_never_came()
-        own = Key(attempt, len(self.log), -lot(self.seed, self.id), self.id, self.incarnation)
-        self._enter(own, None, self.call, now)
 
     def receive(self, sender: int, message: Any, now: float) -> None:
         """Take in a message of the election that is well formed; one that does not fit is ignored."""
@@ -216,70 +129,11 @@ class Election:
         for sender, message in sorted(early.items(), key=itemgetter(0)):
             self.receive(sender, message, self.last_s)
 
-    def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
-        """Join a wave: forget the tree before, keep what was decided."""
-        self._forget_what_never_came()
-        self.key, self.parent, self.call = key, parent, call
-        self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
-        self.early = {}
-        self.phase, self.last_s = "wave", now
-        self.pending = self.links - {parent}
-        for neighbour in sorted(self.pending):
-            self._send(neighbour, Probe(key, self.base, call))
-        self._counted()
-
-    def _forget_what_never_came(self) -> None:
-        """Keep the turns whose centres are here: the others are somebody else's to know."""
-        accepted = 0
-        for place, turn in enumerate(self.log):
-            accepted += turn.accepted
-            if accepted > len(self.centres):
-                del self.log[place:]
-                return
-
-    def _take_count(self, sender: int, message: Count) -> None:
-        if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
-            return
-        self.pending.discard(sender)
-        self.kids[sender] = message
-        self._counted()
-
-    def _counted(self) -> None:
-        """Send the count of the subtree to the parent where it is complete and new; the root sees whether to open."""
-        if self.phase not in ("wave", "counted") or self.pending:
-            return
-        self.phase = "counted"
-        size = 1 + sum(kid.size for kid in self.kids.values())
-        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
-        if self.parent is None:
-            if ready >= max(1, math.ceil(self.quorum * size - 1e-9)):
-                self._opened(ready, tuple(self.log))
-        elif (size, ready) != self.sent:
-            self.sent = (size, ready)
-            self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
-
-    def is_held_by(self, entry: Entry) -> bool:
-        """Return whether an entry of a lineage is what comes of this wave."""
-        return (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
-
-    def warmed(self, warm: Warm) -> None:
-        """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
-        if self.phase in ("wave", "counted"):
-            self.warm = warm
-            self._counted()
-
-    @property
-    def opened(self) -> bool:
-        """Whether turns have begun: too late to warm up."""
-        return self.phase not in ("wave", "counted")
-
-    # Turns.
-
     def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
         held = 0 if self.held is None else len(self.held)
         fits = held == (0 if self.call is None else self.call.clusters)
         self.voters, self.votes = voters, self.warm is not None and fits
-        known = _agreed(self.log, log)
+        known = agreed(self.log, log)
         if known < len(self.log):  # another part of the network decided more
             kept = sum(turn.accepted for turn in self.log[:known])
             self.centres = self.centres[:kept]
@@ -293,7 +147,7 @@ class Election:
         """Send the children what they lack of the log, and open."""
         accepted = [turn for turn in self.log if turn.accepted]
         for kid, counted in sorted(self.kids.items()):
-            known = sum(turn.accepted for turn in self.log[: _agreed(counted.log, self.log)])
+            known = sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)])
             for place in range(known, min(len(accepted), len(self.centres))):
                 name = accepted[place].candidate
                 assert name is not None
@@ -307,7 +161,7 @@ class Election:
         self.centres.append(message.model)
         if self.phase == "opening":
             for kid, counted in sorted(self.kids.items()):
-                if sum(turn.accepted for turn in self.log[: _agreed(counted.log, self.log)]) <= message.place:
+                if sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)]) <= message.place:
                     self._send(kid, message)
             self._check_centres()
 
@@ -519,19 +373,11 @@ class Election:
         vote: Vote = cast(self.bid_losses, self.warm.losses.bid[0], losses.bid[0], self.vote_losses, losses.vote[0])
         return count(vote, self.candidate.gain)
 
-    # Losses of neighbours, and silence.
+    # Losses of neighbours.
 
-    def gained(self, neighbour: int) -> None:
-        """Ask a neighbour that came into reach to join."""
-        self.links.add(neighbour)
-        if self.phase in ("wave", "counted"):
-            self._send(neighbour, Probe(self.key, self.base, self.call))
-
-    def lost(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that is out of reach."""
-        self.links.discard(neighbour)
-        if self.phase != "done":
-            self._without(neighbour, now)
+    def _forget_turn(self) -> None:
+        """Forget the turn that was under way: a new attempt begins."""
+        self.candidate, self.scoring, self.voters, self.early = None, None, 0, {}
 
     def _without(self, neighbour: int, now: float) -> None:
         """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
@@ -554,43 +400,6 @@ class Election:
                 self._votes_are_in()
         elif was_child and self.phase == "bid" and self.route == neighbour:
             self._again(now)
-
-    def _again(self, now: float, silent: bool = False) -> None:
-        """Begin the next attempt with what was decided; after a silence, one in which everybody waits twice as long."""
-        self.scoring = None
-        attempt = self.key.attempt
-        self.begin(now, (attempt // SILENT + 1) * SILENT if silent else attempt + 1)
-
-    def next_wake(self) -> float:
-        """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
-        if self.phase == "done":
-            return math.inf
-        wait_s = self.answer_time.deadline_s
-        if not self.opened:  # it may be a warm-up that is waited for
-            wait_s = max(wait_s, self.answer_time.initial_s)
-        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT)
-
-    def wake(self, now: float) -> None:
-        """Begin again after too long a silence."""
-        if now >= self.next_wake():
-            self._again(now, silent=True)
-
-    def leave(self) -> None:
-        """Notify the neighbours of the tree that this peer takes no part any more."""
-        tree = {*self.kids, *self.pending, *(() if self.parent is None else (self.parent,))}
-        for neighbour in sorted(tree & self.links):
-            self._send(neighbour, Refuse(self.key))
-
-    def _send(self, neighbour: int, message: Any) -> None:
-        self.out.append((neighbour, message))
-
-
-def _agreed(mine: Collection[Turn], theirs: Collection[Turn]) -> int:
-    """Count the turns that two logs have in common."""
-    for place, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-        if one != other:
-            return place
-    return min(len(mine), len(theirs))
 
 
 def _join(known: Tensor | None, more: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -81,13 +82,23 @@ class Machine(ABC):
     def waits(self) -> str:
         """Describe what it waits for, in a sentence without a subject."""
 
-    @abstractmethod
     def state_of(self) -> dict[str, Any]:
-        """Return the whole state, field by field; nothing may be waiting in `ready`."""
+        """Return the whole state, field by field; nothing may be waiting in `ready`.
 
-    @abstractmethod
+        The models themselves are the driver's: they are in the memory that `allocate` returned.
+        """
+        fields = {name: getattr(self, name) for name in self.STATE}
+        bare = replace(self.copies, bank=torch.empty(0))
+        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
+
     def restore(self, fields: dict[str, Any]) -> None:
-        """Continue from a whole state."""
+        """Continue from a whole state; the memory that `allocate` returns holds the models already."""
+        for name in self.STATE:
+            if name in fields:
+                setattr(self, name, fields[name])
+        self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
+        if self.bank is not None:
+            self.copies = replace(self.copies, bank=self.bank)
 
     @abstractmethod
     def _handle(self, sender: int, message: Any) -> bool:

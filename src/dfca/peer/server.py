@@ -135,20 +135,6 @@ class Server(Machine):
 
     STATE = ("incarnation", "now", "state", "links", "refused", "copies", "served", "arrived", "due", "deadline")
 
-    def state_of(self) -> dict[str, Any]:
-        """Return the whole state, field by field; the models are in the memory that `allocate` returned."""
-        fields = {name: getattr(self, name) for name in self.STATE}
-        bare = replace(self.copies, bank=self.copies.bank[:0])
-        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
-
-    def restore(self, fields: dict[str, Any]) -> None:
-        """Continue from a whole state; the memory that `allocate` returns holds the models already."""
-        for name in self.STATE:
-            setattr(self, name, fields[name])
-        if fields["clusters"]:
-            self.bank = self.allocate(fields["clusters"])
-            self.copies = replace(self.copies, bank=self.bank)
-
     @staticmethod
     def _own_copy_does_not_count(copies: ClientState) -> ClientState:
         return replace(copies, counts=(-1,) * len(copies.bank), own={})

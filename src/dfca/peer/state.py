@@ -262,22 +262,10 @@ class PeerState(Machine):
     )  # fmt: skip
     """The fields of a peer's whole state; its models are the driver's."""
 
-    def state_of(self) -> dict[str, Any]:
-        """Return the whole state, field by field, but for the models themselves; nothing may be waiting in `ready`."""
-        fields = {name: getattr(self, name) for name in self.STATE}
-        bare = replace(self.copies, bank=torch.empty(0))
-        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
-
     def restore(self, fields: dict[str, Any]) -> None:
-        """Continue from a whole state; the memory that `allocate` returns holds the models already."""
-        for name in self.STATE:
-            if name in fields:
-                setattr(self, name, fields[name])
+        """Continue from a whole state; what parts of it share is shared again."""
+        super().restore(fields)
         self._set_neighbours(self.neighbours)
-        self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
-        if self.bank is not None:
-            self.copies = replace(self.copies, bank=self.bank)
-            if self.election is not None and self.election.held is not None:
-                self.election.held = self.bank
         if self.election is not None:
             self.election.answer_time = self.answer_time
+            self.election.held = None if self.election.held is None else self.bank

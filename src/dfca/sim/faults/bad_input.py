@@ -58,6 +58,6 @@ def lie(message: Any, rnd: random.Random) -> Any:
         return message._replace(lineage=fake, clusters=2)
     if isinstance(message, Update | Copy | BankCopy | Alarm):
         return message._replace(lineage=fake)
-    if isinstance(message, Candidate | Centre) and rnd.random() < 0.2:
+    if isinstance(message, Candidate | Centre) and rnd.random() < 0.2 and isinstance(message.model, Tensor):
         return message._replace(model=torch.full_like(message.model, 1e6))
     return message

@@ -1,0 +1,183 @@
+"""The wave of an election, echo with extinction: it finds out who takes part, and builds a spanning tree.
+
+A peer that begins a wave sends `Probe` to all neighbours. Who receives one with a better key than its own joins: the
+sender is its parent, and it probes all its other neighbours. A probe with the same key is the answer of a peer that has
+another parent. When all neighbours of a peer have answered, it sends its parent the `Count` of its subtree: peers, and
+those among them that have warmed up. So the root knows that the wave is complete. Counts are sent again when they
+change: a straggler warms up, a child is lost or comes late. Once `quorum` of its peers have warmed up, the root opens
+the turns (`election`).
+
+Silence ends by a timeout, which every attempt that ended so doubles for all peers of the wave.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dfca.core.election import ElectionOptions, lot
+from dfca.peer.deadline import AnswerTime
+from dfca.peer.lineage import Entry, Lineage
+from dfca.peer.messages import Call, Count, Key, Probe, Refuse, Turn
+from dfca.peer.work import Warm
+
+Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
+NO_WAVE = Key(-1, 0, 0, 0, 0)
+"""Less than the key of any wave."""
+SILENT = 3
+"""After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
+MOST_DOUBLINGS = 8
+
+
+@dataclass
+class Wave(ABC):
+    """One peer's part in a wave, and what it keeps from one attempt to the next. `out`: what it wants sent.
+
+    base: the lineage that the election extends; links: the neighbours in reach. kids: by child, what its subtree
+    counts; pending: the neighbours that have not answered the probe; sent: the last count that was sent. log, centres:
+    the turns that were decided, and the models that they accepted. last_s: when the last message of the wave came.
+    """
+
+    id: int
+    seed: int
+    incarnation: int
+    clusters: int | None
+    options: ElectionOptions
+    quorum: float
+    answer_time: AnswerTime
+    size: int
+    dtype: torch.dtype
+    base: Lineage
+    call: Call | None = None
+    links: set[int] = field(default_factory=set)
+    key: Key = NO_WAVE
+    parent: int | None = None
+    kids: dict[int, Count] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    sent: tuple[int, int] | None = None
+    phase: Phase = "wave"
+    warm: Warm | None = None
+    log: list[Turn] = field(default_factory=list)
+    centres: list[Tensor] = field(default_factory=list)
+    last_s: float = 0.0
+    out: list[tuple[int, Any]] = field(default_factory=list)
+
+    @abstractmethod
+    def _forget_turn(self) -> None:
+        """Forget the turn that was under way: a new attempt begins."""
+
+    @abstractmethod
+    def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
+        """Begin the turns, after those that were decided before."""
+
+    @abstractmethod
+    def _without(self, neighbour: int, now: float) -> None:
+        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
+
+    def begin(self, now: float, attempt: int = 0) -> None:
+        """Begin a wave of one's own."""
+        self._forget_what_never_came()
+        own = Key(attempt, len(self.log), -lot(self.seed, self.id), self.id, self.incarnation)
+        self._enter(own, None, self.call, now)
+
+    def _enter(self, key: Key, parent: int | None, call: Call | None, now: float) -> None:
+        """Join a wave: forget the tree before, keep what was decided."""
+        self._forget_what_never_came()
+        self.key, self.parent, self.call = key, parent, call
+        self.kids, self.sent = {}, None
+        self._forget_turn()
+        self.phase, self.last_s = "wave", now
+        self.pending = self.links - {parent}
+        for neighbour in sorted(self.pending):
+            self._send(neighbour, Probe(key, self.base, call))
+        self._counted()
+
+    def _forget_what_never_came(self) -> None:
+        """Keep the turns whose centres are here: the others are somebody else's to know."""
+        accepted = 0
+        for place, turn in enumerate(self.log):
+            accepted += turn.accepted
+            if accepted > len(self.centres):
+                del self.log[place:]
+                return
+
+    def _take_count(self, sender: int, message: Count) -> None:
+        if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
+            return
+        self.pending.discard(sender)
+        self.kids[sender] = message
+        self._counted()
+
+    def _counted(self) -> None:
+        """Send the count of the subtree to the parent where it is complete and new; the root sees whether to open."""
+        if self.phase not in ("wave", "counted") or self.pending:
+            return
+        self.phase = "counted"
+        size = 1 + sum(kid.size for kid in self.kids.values())
+        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+        if self.parent is None:
+            if ready >= max(1, math.ceil(self.quorum * size - 1e-9)):
+                self._opened(ready, tuple(self.log))
+        elif (size, ready) != self.sent:
+            self.sent = (size, ready)
+            self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
+
+    def is_held_by(self, entry: Entry) -> bool:
+        """Return whether an entry of a lineage is what comes of this wave."""
+        return (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
+
+    def warmed(self, warm: Warm) -> None:
+        """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
+        if self.phase in ("wave", "counted"):
+            self.warm = warm
+            self._counted()
+
+    @property
+    def opened(self) -> bool:
+        """Whether turns have begun: too late to warm up."""
+        return self.phase not in ("wave", "counted")
+
+    def gained(self, neighbour: int) -> None:
+        """Ask a neighbour that came into reach to join."""
+        self.links.add(neighbour)
+        if self.phase in ("wave", "counted"):
+            self._send(neighbour, Probe(self.key, self.base, self.call))
+
+    def lost(self, neighbour: int, now: float) -> None:
+        """Go on without a neighbour that is out of reach."""
+        self.links.discard(neighbour)
+        if self.phase != "done":
+            self._without(neighbour, now)
+
+    def _again(self, now: float, silent: bool = False) -> None:
+        """Begin the next attempt with what was decided; after a silence, one in which everybody waits twice as long."""
+        attempt = self.key.attempt
+        self.begin(now, (attempt // SILENT + 1) * SILENT if silent else attempt + 1)
+
+    def next_wake(self) -> float:
+        """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
+        if self.phase == "done":
+            return math.inf
+        wait_s = self.answer_time.deadline_s
+        if not self.opened:  # it may be a warm-up that is waited for
+            wait_s = max(wait_s, self.answer_time.initial_s)
+        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT)
+
+    def wake(self, now: float) -> None:
+        """Begin again after too long a silence."""
+        if now >= self.next_wake():
+            self._again(now, silent=True)
+
+    def leave(self) -> None:
+        """Notify the neighbours of the tree that this peer takes no part any more."""
+        tree = {*self.kids, *self.pending, *(() if self.parent is None else (self.parent,))}
+        for neighbour in sorted(tree & self.links):
+            self._send(neighbour, Refuse(self.key))
+
+    def _send(self, neighbour: int, message: Any) -> None:
+        self.out.append((neighbour, message))
