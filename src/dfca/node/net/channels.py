@@ -27,6 +27,8 @@ from dfca.node.wire.frames import MOST_CHUNK_BYTES, MOST_FRAME_BYTES, SERVICE
 
 ID_HEADER = "dfca-device"
 """Metadata with the caller's ID where there is no TLS."""
+ROOTS_S = 1.0
+"""The least time between two sets of roots of a server."""
 MESSAGE_BYTES = max(MOST_CHUNK_BYTES, MOST_FRAME_BYTES) + 1024
 
 CHANNEL_OPTIONS = [
@@ -112,15 +114,30 @@ def make_server(
 
 
 def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshakes) -> Any:
-    def configuration() -> Any:
+    """Make credentials whose roots are the members' certificates, as they are when a handshake begins.
+
+    New roots are handed to gRPC only where members changed, and at most once in ROOTS_S: it replaces what another
+    handshake may be using at this moment, without a lock (grpcio 1.85: a swarm of 12 nodes whose roots were replaced at
+    every handshake died of "Check failed: prior > 0" in one run of five). Who is a member is checked at every call.
+    """
+    last: tuple[list[bytes], float] = ([], -ROOTS_S)
+
+    def roots() -> list[bytes]:
         # The own certificate stands in where nobody else is a member: without roots nothing would be required.
-        roots = [member.certificate for member in roster.members().values()] or [identity.certificate]
+        return [member.certificate for member in roster.members().values()] or [identity.certificate]
+
+    def configuration() -> Any:
+        nonlocal last
+        last = (roots(), time.monotonic())
         return grpc.ssl_server_certificate_configuration(
-            [(identity.key, identity.certificate)], root_certificates=b"".join(roots)
+            [(identity.key, identity.certificate)], root_certificates=b"".join(last[0])
         )
 
     def fetch() -> Any:
         handshakes.begin()
+        known, since = last
+        if time.monotonic() - since < ROOTS_S or roots() == known:
+            return None
         return configuration()
 
     return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
