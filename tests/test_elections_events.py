@@ -60,10 +60,10 @@ def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(clusters: 
     simulation = EventSimulation(setting)
     sent, forward = [], simulation.host.send
 
-    def count(sender: int, receiver: int, message: Any, number: int) -> None:
+    def count(sender: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
         if not isinstance(message, (Hello, *LARGE)):
-            sent.append(scalars(message))
-        forward(sender, receiver, message, number)
+            sent.append(len(receivers) * scalars(message))
+        forward(sender, receivers, message, number)
 
     simulation.host.send = count
     row = simulation.run().metrics[-1]

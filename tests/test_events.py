@@ -398,7 +398,7 @@ def test_a_message_is_one_snapshot_for_all_its_receivers() -> None:
     simulation = EventSimulation(setting, World(link=Link(0.5)))
     simulation._begin()
     found: list[torch.Tensor] = []
-    while len(found) < 30:
+    while len(found) < 6:
         simulation.clock.now = simulation.host.now = simulation._next_time()
         simulation._handle_instant()
         parcels = [event[3] for event in simulation.clock.queue if event[1] == DELIVER]

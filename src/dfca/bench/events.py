@@ -146,11 +146,11 @@ def hold_election(setting: Setting) -> tuple[int, float]:
     simulation = EventSimulation(setting, rounds=1)
     forward, sent = simulation.host.send, 0
 
-    def count(sender: int, receiver: int, message: Any, number: int) -> None:
+    def count(sender: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
         nonlocal sent
         if not isinstance(message, (Hello, *LARGE)):
-            sent += scalars(message)
-        forward(sender, receiver, message, number)
+            sent += len(receivers) * scalars(message)
+        forward(sender, receivers, message, number)
 
     simulation.host.send = count
     begin = time.perf_counter()

@@ -23,7 +23,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Note, Ready, Score, Train
+from dfca.peer.work import Draw, Job, Note, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
@@ -40,7 +40,7 @@ class PeerHost:
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
     short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now. send: called with (sender, receiver, message, number); begun: called with a client
+    those that are to be woken now. send: called with (sender, receivers, message, number of the first); begun: called with a client
     and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
     """
 
@@ -59,7 +59,7 @@ class PeerHost:
         self._touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
         self.noted: deque[Note] | None = None
-        self.send: Callable[[int, int, Any, int], None]
+        self.send: Callable[[int, tuple[int, ...], Any, int], None]
         self.begun: Callable[[int, Job], None]
 
     # Inputs.
@@ -85,23 +85,26 @@ class PeerHost:
         peer.disconnected(other, self.now)
         self._drain(i, peer)
 
-    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
-        """Hand a peer what has arrived."""
-        sender, _, message, number, _, _, waited_s, _ = parcel
-        peer = self.peers[i]
-        assert peer is not None
-        traced = self.books.trace is not None or self.noted is not None
-        if self.books.trace is not None:
-            self.books.trace.append(Input(self.now, "receive", i, sender, number, waited_s, broken))
+    def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
+        """Hand peers what has arrived; places: which of its receivers it has reached."""
+        sender, receivers, message, number, _, _, waited_s, _ = parcel
         if waited_s and type(message) is Update:
             message = message._replace(age_s=message.age_s + waited_s)
-        if broken:
-            message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
-        peer.receive(sender, message, self.now)
-        if peer.quiet and not traced:
-            self._touched.add(i)  # what it notes can wait until the end of this instant
-        else:
-            self._drain(i, peer)
+        peers, now, trace = self.peers, self.now, self.books.trace
+        can_wait = trace is None and self.noted is None
+        for place in places:
+            i = receivers[place]
+            if trace is not None:
+                trace.append(Input(now, "receive", i, sender, number + place, waited_s, broken))
+            if broken:
+                message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
+            peer = peers[i]
+            assert peer is not None
+            peer.receive(sender, message, now)
+            if can_wait and peer.quiet:
+                self._touched.add(i)  # what it notes can wait until the end of this instant
+            else:
+                self._drain(i, peer)
 
     def wake(self, i: int) -> None:
         """Notify a peer that nothing else is to be handled now."""
@@ -140,7 +143,7 @@ class PeerHost:
         """Take a peer away, with everything but what it keeps."""
         peer = self.peers[i]
         assert peer is not None
-        self._enter_notes(i, peer.ready())
+        self._enter_notes(i, peer.ready().notes)
         self.peers[i] = None
         self.rounds[i] = peer.round
         self.refused += peer.refused.total()
@@ -176,14 +179,9 @@ class PeerHost:
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
         out = peer.ready()
-        self._enter_notes(i, out)
-        for other, message in out.messages:
-            self.sent[i] += 1
-            if type(message) is Update:
-                self.books.scalars += 2 * len(message.offers) + len(message.freshness)
-            elif type(message) not in _LARGE:
-                self.books.scalars += scalars(message)
-            self.send(i, other, message, self.sent[i])
+        self._enter_notes(i, out.notes)
+        if out.messages:
+            self._send(i, out.messages)
         for job in out.work:
             if type(job) is Score or type(job) is Draw:
                 self.short.append((i, peer, job))
@@ -191,12 +189,27 @@ class PeerHost:
                 self.begun(i, job)
         self._touched.add(i)
 
-    def _enter_notes(self, i: int, out: Ready) -> None:
-        now, note = self.now, self.books.note
-        for kind, other, cluster, round, number in out.notes:
-            note(now, kind, i, other, cluster, round, number)
-        if self.noted is not None:
-            self.noted += out.notes
+    def _send(self, i: int, messages: Sequence[tuple[int, Any]]) -> None:
+        """Hand messages over; those in a row that are the same object go as one, to several neighbours."""
+        begin = 0
+        while begin < len(messages):
+            message = messages[begin][1]
+            end = begin + 1
+            while end < len(messages) and messages[end][1] is message:
+                end += 1
+            if type(message) is Update:
+                self.books.scalars += (end - begin) * (2 * len(message.offers) + len(message.freshness))
+            elif type(message) not in _LARGE:
+                self.books.scalars += (end - begin) * scalars(message)
+            self.send(i, tuple([each[0] for each in messages[begin:end]]), message, self.sent[i] + 1)
+            self.sent[i] += end - begin
+            begin = end
+
+    def _enter_notes(self, i: int, notes: Sequence[Note]) -> None:
+        if notes:
+            self.books.enter(self.now, i, notes)
+            if self.noted is not None:
+                self.noted += notes
 
     def _plan_wakes(self) -> None:
         """Ask the peers into which something went when they are to be woken: once, however much it was."""
@@ -205,7 +218,7 @@ class PeerHost:
             peer = self.peers[i]
             if peer is None:
                 continue
-            self._enter_notes(i, peer.ready())
+            self._enter_notes(i, peer.ready().notes)
             wake = peer.next_wake()
             if wake is None:
                 self.wakes[i] = math.inf

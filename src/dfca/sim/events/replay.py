@@ -91,9 +91,10 @@ class _Replay:
         self.results: deque[tuple[int, Job, Any]] = deque()
         host.send, host.begun, host.noted = self._keep, lambda i, job: None, deque()
 
-    def _keep(self, i: int, _: int, message: Any, number: int) -> None:
-        if self.uses[i, number]:
-            self.kept[i, number] = message
+    def _keep(self, i: int, receivers: tuple[int, ...], message: Any, first: int) -> None:
+        for number in range(first, first + len(receivers)):
+            if self.uses[i, number]:
+                self.kept[i, number] = message
 
     def run(self) -> None:
         """Carry out all lines."""
@@ -137,8 +138,8 @@ class _Replay:
                 raise self._differs(line, f"client {line.peer} has sent no message of number {line.number} before")
             self.uses[key] -= 1
             message = self.kept[key] if self.uses[key] else self.kept.pop(key)
-            parcel = Parcel(line.peer, i, message, line.number, 0, waited_s=line.waited_s)
-            host.receive(i, parcel, line.broken)
+            parcel = Parcel(line.peer, (i,), message, line.number, (0,), waited_s=line.waited_s)
+            host.receive(parcel, (0,), line.broken)
         else:
             self._finish(line)
 

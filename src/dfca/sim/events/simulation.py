@@ -289,8 +289,9 @@ class EventSimulation:
         while True:
             while queue and queue[0][0] <= now:
                 if queue[0][1] == DELIVER:  # nearly all events are deliveries
-                    self._count()
-                    deliver(heappop(queue))
+                    event = heappop(queue)
+                    self._count(len(event[3].receivers))
+                    deliver(event)
                 else:
                     self._handle(clock.pop())
             if host.short:
@@ -316,8 +317,8 @@ class EventSimulation:
         else:
             self.links.on_notice(event)
 
-    def _count(self) -> None:
-        self.handled += 1
+    def _count(self, events: int = 1) -> None:
+        self.handled += events
         if self.handled > self.max_events:
             raise RunError(
                 f"stopped after max_events = {self.max_events} events, at {self.clock.now:g} s of virtual time and "
