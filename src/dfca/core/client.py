@@ -118,17 +118,23 @@ class Rules:
         """
         fine = trained is not None
         idle = -1 if self.exchange == "server" else 0
+        counts, updates = [idle] * len(state.counts), list(state.updates)
+        stamps, origins = list(state.stamps), list(state.origins)
+        if fine:
+            counts[cluster] = 0
+            updates[cluster] += 1
+            _stamp(stamps, origins, cluster, state.round, self.id)
         after = _changed(
             state,
-            counts=tuple(0 if fine and j == cluster else idle for j in range(len(state.bank))),
+            counts=tuple(counts),
             own={},
             assignment=cluster,
             trained=cluster if fine else None,
             round=state.round + 1,
-            updates=tuple(n + (fine and j == cluster) for j, n in enumerate(state.updates)),
+            stamps=tuple(stamps),
+            origins=tuple(origins),
+            updates=tuple(updates),
         )
-        if fine:
-            after = stamped(after, cluster, state.round, self.id)
         return after, self._outgoing(after, trained, state.round)
 
     def _outgoing(self, state: ClientState, trained: Tensor | None, now: int) -> list[Message]:

@@ -95,7 +95,8 @@ class Machine(ABC):
 
     def receive(self, sender: int, message: Any, now: float) -> None:
         """Take in a message; anything may come: late, twice, out of order, of another lineage, garbage."""
-        self._tick(now)
+        if now != self.now:
+            self._tick(now)
         if sender not in self.links:
             self._refuse("from a stranger", sender)
         elif not well_formed(message):
@@ -113,6 +114,11 @@ class Machine(ABC):
         """Return what is to be saved, sent, done and noted, and forget it."""
         out, self._out = self._out, Ready()
         return out
+
+    def take_notes(self) -> list[Note]:
+        """Return the notes of `ready` alone, and forget them."""
+        notes, self._out.notes = self._out.notes, []
+        return notes
 
     def _tick(self, now: float) -> None:
         self.now = now

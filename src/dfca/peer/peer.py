@@ -64,7 +64,7 @@ class Peer(Rounds):
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
         if self.step is not None:
             return -math.inf
-        times = [until for _, until in self.wanted.values()]
+        times = [until for _, until in self.wanted.values()] if self.wanted else []
         if self.deadline is not None:
             times.append(self.deadline)
         busy = self.job is not None or self.election is not None or self.drawing
@@ -74,7 +74,8 @@ class Peer(Rounds):
             times.append(self.pursuit.until)
         if self.election is not None:
             times.append(self.election.next_wake())
-        times += [until for until, _ in self.suspects.values() if until > self.now]
+        if self.suspects:
+            times += [until for until, _ in self.suspects.values() if until > self.now]
         soonest = min(times, default=math.inf)
         return None if soonest == math.inf else soonest
 
@@ -137,7 +138,8 @@ class Peer(Rounds):
         handle = _HANDLERS.get(type(message))
         if handle is not None:
             handle(self, sender, message)
-            self._after_input()
+            if self.election is not None:
+                self._after_input()
         return handle is not None
 
     def finished(self, job: Job, result: Any, now: float) -> None:

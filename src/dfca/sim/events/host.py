@@ -218,7 +218,7 @@ class PeerHost:
             peer = self.peers[i]
             if peer is None:
                 continue
-            self._enter_notes(i, peer.ready().notes)
+            self._enter_notes(i, peer.take_notes())
             wake = peer.next_wake()
             if wake is None:
                 self.wakes[i] = math.inf

@@ -19,9 +19,11 @@ trains at that moment ends its round on the new ones.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import heappop
 from typing import Any
 
@@ -40,6 +42,8 @@ from dfca.sim.events.replay import replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, Link, World
 from dfca.sim.setting import Setting
 
+COLLECT_AFTER = 50_000
+"""New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
 MAX_EVENTS = 100_000_000
 """A run ends here at the latest: no setting may run for ever."""
 _FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
@@ -157,6 +161,10 @@ class EventSimulation:
             replay(self.host, self.replay, self.world.churn.keeps)
             self.done = True
             return next(reversed(self.host.metrics), None)
+        with rare_collections():
+            return self._step()
+
+    def _step(self) -> dict[str, Any] | None:
         before = self.books.rounds_done
         if not self.handled:
             self._begin()
@@ -419,6 +427,17 @@ class EventSimulation:
             f"nobody can go on at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
             f"{advice}"
         )
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for garbage in cycles rarely: peers make none, and the many small records of an instant set it off."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], COLLECT_AFTER) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def neighbours_of(setting: Setting) -> list[list[int]]:
