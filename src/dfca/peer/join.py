@@ -167,8 +167,9 @@ class Joining(Voting):
 
     def _settle(self) -> None:
         """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
-        busy = self.pursuit is not None or self.job is not None or self.election is not None or self.drawing
-        if self.bank is not None or busy:
+        if self.bank is not None:
+            return
+        if self.pursuit is not None or self.job is not None or self.election is not None or self.drawing:
             return
         elected = self.options.start == "elected"
         alone = not self.options.neighbours

@@ -67,8 +67,8 @@ class Peer(Rounds):
         times = [until for _, until in self.wanted.values()] if self.wanted else []
         if self.deadline is not None:
             times.append(self.deadline)
-        busy = self.job is not None or self.election is not None or self.drawing
-        if not busy and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
+        free = self.job is None and self.election is None and not self.drawing
+        if free and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
             times.append(self.join_until)
         if self.pursuit is not None:
             times.append(self.pursuit.until)
@@ -174,10 +174,9 @@ class Peer(Rounds):
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        late = [j for j, (_, until) in self.wanted.items() if now >= until]
-        for j in late:
-            del self.wanted[j]
-        if late:
+        if late := [j for j, (_, until) in self.wanted.items() if now >= until]:
+            for j in late:
+                del self.wanted[j]
             self._check_wait()
         if self.pursuit is not None and now >= self.pursuit.until:
             self._suspect(self.pursuit.source)

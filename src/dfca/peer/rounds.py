@@ -132,14 +132,14 @@ class Rounds(Joining):
             return
         batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending
-        folded = []
+        folded, newest = [], self.round - 1 if self.options.staleness.unit != "seconds" else math.inf
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
             j, round = message.cluster, message.round
             if update.lineage != lineage and not compatible(lineage, update.lineage, j):
                 self._note("drop", message.sender, j, round)  # that it fits was seen when it came
                 continue
-            age = self._age(update, came_s)
+            age = 0 if round >= newest else self._age(update, came_s)
             folded.append((message, weight(age) if age else 1.0))
             self._note("fold", message.sender, j, round, age)
         if folded:
@@ -157,10 +157,8 @@ class Rounds(Joining):
         unit, message = self.options.staleness.unit, update.message
         if unit == "seconds":
             return update.age_s + max(0.0, self.now - came_s)
-        behind = self.copies.round - 1 - message.round
-        if behind <= 0:
-            return 0
-        if unit == "rounds":
+        behind = max(0, self.round - 1 - message.round)
+        if unit == "rounds" or not behind:
             return behind
         return min(behind, len(self.finishes) - bisect_right(self.finishes, came_s - update.age_s))
 

@@ -32,6 +32,8 @@ from dfca.sim.metrics_table import Metrics
 from dfca.sim.setting import Setting
 
 _LARGE = frozenset(LARGE)
+SHORT = frozenset((Score, Draw))
+"""Jobs that take no time."""
 _FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
 
 
@@ -132,10 +134,10 @@ class PeerHost:
 
     def finish(self, i: int, job: Job, result: Any) -> None:
         """Hand a peer what came of its job."""
-        peer = self._take(i, "scored" if isinstance(job, Score | Draw) else "finished", number=self.calls)
+        peer = self._take(i, "scored" if type(job) in SHORT else "finished", number=self.calls)
         if type(job) is Train:
             assert peer.bank is not None
-            self.books.multiplications += self.pool.work(i, len(peer.bank))
+            self.books.multiplications += self.pool.work(i, peer.bank.shape[0])
         peer.finished(job, result, self.now)
         self._drain(i, peer)
 
@@ -183,7 +185,7 @@ class PeerHost:
         if out.messages:
             self._send(i, out.messages)
         for job in out.work:
-            if type(job) is Score or type(job) is Draw:
+            if type(job) in SHORT:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
