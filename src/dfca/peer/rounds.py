@@ -210,13 +210,15 @@ class Rounds(Joining):
         self._learn(sender, round, update)
         self.links[sender].ended(round, j, update.parts)
         same = lineage == self.lineage or compatible(self.lineage, lineage, j)
-        if self.bank is None or not same or not self._takes_part(self.id, round):
+        rests = self.options.participation < 1 and not self._takes_part(self.id, round)
+        if self.bank is None or not same or rests:
             self._note("drop", sender, j, round)
         elif not usable(message, self.bank):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
             self._note("hold", sender, j, round)
-            self._fold_if_idle()
+            if self.job is None:
+                self._fold_if_idle()
         else:
             self._note("drop", sender, j, round)
         if self.ending is not None:

@@ -68,8 +68,8 @@ class PeerHost:
 
     def begin(self, i: int, late: bool) -> None:
         """Make a peer, from what it has kept if there is something, and let it begin."""
-        self._log("begin", i, number=int(late))
-        peer = self._make(i)
+        self._make(i)
+        peer = self._take(i, "begin", number=int(late))
         self.lives[i] += 1
         self.saved[i] = None
         peer.begin(self.now, late)
@@ -157,16 +157,14 @@ class PeerHost:
             self.pool.empty(i)
 
     def _take(self, i: int, kind: str, other: int = -2, number: int = -1) -> Machine:
-        self._log(kind, i, other, number)
+        if self.books.trace is not None:
+            self.books.trace.append(Input(self.now, kind, i, other, number))
         peer = self.peers[i]
         assert peer is not None
         return peer
 
-    def _log(self, kind: str, i: int, other: int = -2, number: int = -1) -> None:
-        if self.books.trace is not None:
-            self.books.trace.append(Input(self.now, kind, i, other, number))
-
     def _make(self, i: int) -> Machine:
+        """Make a peer, which has yet to begin."""
         options, allocate = self.options[i], partial(self.pool.allocate, i)
         peer: Machine
         if options.rules.exchange == "server":
@@ -189,7 +187,7 @@ class PeerHost:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
-        self._touched.add(i)
+        self._touched.add(i)  # when it is to be woken may have changed
 
     def _send(self, i: int, messages: Sequence[tuple[int, Any]]) -> None:
         """Hand messages over; those in a row that are the same object go as one, to several neighbours."""
