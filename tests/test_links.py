@@ -35,11 +35,8 @@ class Pair:
         self.links.arrive(0)
         self.links.arrive(1)
 
-    def connected(self, i: int, peer: int) -> None:
-        self.seen.append((self.clock.now, "connected", i))
-
-    def disconnected(self, i: int, peer: int) -> None:
-        self.seen.append((self.clock.now, "disconnected", i))
+    def feed(self, i: int, kind: str, *other: int) -> None:
+        self.seen.append((self.clock.now, kind, i))
 
     def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
         for place in places:

@@ -19,6 +19,7 @@ from dfca.peer.messages import LARGE, Hello, scalars
 from dfca.runs.sink import NullSink
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -126,7 +127,9 @@ def _equal_speeds(plan: EventsPlan, tick: Tick) -> Row:
 def _dry(plan: EventsPlan, tick: Tick) -> Row:
     setting = replace(make_setting(plan.dry), aggregation="sequential")
     spent, simulation = _time_runs(
-        lambda: EventSimulation(setting, rounds=plan.dry_rounds, dry=True), plan.repeats, prefixed(tick, "dry")
+        lambda: EventSimulation(setting, options=EventOptions(rounds=plan.dry_rounds, dry=True)),
+        plan.repeats,
+        prefixed(tick, "dry"),
     )
     about = f"N = {plan.dry.clients}, degree {plan.dry.degree}, {plan.dry_rounds} rounds; per second of the processor"
     details = {"handled": simulation.handled, "least": LEAST_EVENTS}
@@ -143,7 +146,7 @@ def _election(plan: EventsPlan, tick: Tick) -> Row:
 
 def hold_election(setting: Setting) -> tuple[int, float]:
     """Elect a start in virtual time; returns the scalars that the election sent, and the seconds that it took."""
-    simulation = EventSimulation(setting, rounds=1)
+    simulation = EventSimulation(setting, options=EventOptions(rounds=1))
     forward, sent = simulation.host.send, 0
 
     def count(sender: int, receivers: tuple[int, ...], message: Any, number: int) -> None:

@@ -43,7 +43,7 @@ class Message:
 
     @cached_property
     def form(self) -> tuple[int, torch.dtype]:
-        """How many numbers the model has, -1 where it is no vector, and of which type; looked at once, like `finite`."""
+        """How many numbers the model has (-1: it is no vector), and of which type; looked at once, like `finite`."""
         return len(self.model) if self.model.dim() == 1 else -1, self.model.dtype
 
     @cached_property

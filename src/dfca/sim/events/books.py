@@ -242,35 +242,6 @@ class EventResult:
     rejected: int
     trace: list[Line] | None
 
-    def time_to(self, accuracy: float) -> float | None:
-        """Return when the mean accuracy was first seen at or above a target, in seconds; None: never."""
-        return self._first(accuracy, "time_s")
-
-    def bytes_to(self, accuracy: float) -> float | None:
-        """Return how many bytes had been sent by then, the server's included; None: never."""
-        sent, served = self._first(accuracy, "bytes_sent"), self._first(accuracy, "server_bytes_sent")
-        return None if sent is None or served is None else sent + served
-
-    def compute_to(self, accuracy: float) -> float | None:
-        """Return how many seconds all clients together had trained by then: what stands for energy; None: never."""
-        return self._first(accuracy, "compute_s")
-
-    def catch_up_s(self, client: int, joined_s: float, share: float = 0.95) -> float | None:
-        """Return how long a late joiner needed to reach that share of the others' mean accuracy; None: never.
-
-        Seen at the evaluations: no finer than they are.
-        """
-        for row in self.metrics:
-            if row["time_s"] < joined_s or client in row["without_models"]:
-                continue
-            others = [
-                score
-                for i, score in enumerate(row["accuracy_by_client"])
-                if i != client and i not in row["without_models"]
-            ]
-            if others and row["accuracy_by_client"][client] >= share * sum(others) / len(others):
-                return float(row["time_s"] - joined_s)
-        return None
-
-    def _first(self, accuracy: float, column: str) -> float | None:
-        return next((row[column] for row in self.metrics if row["accuracy"] >= accuracy), None)
+    def first(self, accuracy: float) -> dict[str, Any] | None:
+        """Return the first row of the metrics with the mean accuracy at or above a target; None: never."""
+        return next((row for row in self.metrics if row["accuracy"] >= accuracy), None)

@@ -42,8 +42,8 @@ class PeerHost:
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
     short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now. send: called with (sender, receivers, message, number of the first); begun: called with a client
-    and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
+    those that are to be woken now. send: called with (sender, receivers, message, number of the first); begun: called
+    with a client and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
     """
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
@@ -75,16 +75,10 @@ class PeerHost:
         peer.begin(self.now, late)
         self._drain(i, peer)
 
-    def connected(self, i: int, other: int) -> None:
-        """Notify a peer that a neighbour is in reach."""
-        peer = self._take(i, "connected", other)
-        peer.connected(other, self.now)
-        self._drain(i, peer)
-
-    def disconnected(self, i: int, other: int) -> None:
-        """Notify a peer that a neighbour is out of reach."""
-        peer = self._take(i, "disconnected", other)
-        peer.disconnected(other, self.now)
+    def feed(self, i: int, kind: str, *other: int) -> None:
+        """Notify a peer: `connected` or `disconnected` with the neighbour, or `wake`: nothing else is to be handled."""
+        peer = self._take(i, kind, *other)
+        getattr(peer, kind)(*other, self.now)
         self._drain(i, peer)
 
     def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
@@ -108,27 +102,18 @@ class PeerHost:
             else:
                 self._drain(i, peer)
 
-    def wake(self, i: int) -> None:
-        """Notify a peer that nothing else is to be handled now."""
-        peer = self._take(i, "wake")
-        peer.wake(self.now)
-        self._drain(i, peer)
-
     def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
         """Do the long jobs of some clients in one call: (client, job, result)."""
-        orders = []
-        for i in clients:
-            peer = self.peers[i]
-            assert peer is not None
-            assert peer.job is not None
-            orders.append(Order(i, peer.job, peer.bank))
-        self.calls += 1
-        return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
+        busy = [(i, peer) for i in clients if (peer := self.peers[i]) is not None]
+        return self._do([Order(i, peer.job, peer.bank) for i, peer in busy if peer.job is not None])
 
     def do_short_jobs(self) -> list[tuple[int, Job, Any]]:
         """Do the jobs that take no time in one call: (client, job, result)."""
         orders = [Order(i, job, None) for i, peer, job in self.short if self.peers[i] is peer]
         self.short = []
+        return self._do(orders)
+
+    def _do(self, orders: Sequence[Order]) -> list[tuple[int, Job, Any]]:
         self.calls += 1
         return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
 

@@ -40,8 +40,7 @@ _FACTS = ("live", "believed", "here", "cuts", "outboxes", "sending", "arrivals",
 class Ends(Protocol):
     """Who is at the ends of the links."""
 
-    def connected(self, i: int, peer: int) -> None: ...
-    def disconnected(self, i: int, peer: int) -> None: ...
+    def feed(self, i: int, kind: str, *other: int) -> None: ...
     def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None: ...
 
 
@@ -144,10 +143,10 @@ class Links:
             self.arrivals.pop(end, None)
         for end in ends:
             if end in self.believed:
-                self.ends.disconnected(*end)
+                self.ends.feed(end[0], "disconnected", end[1])
         for end in ends:
             self.believed[end] = self.epochs
-            self.ends.connected(*end)
+            self.ends.feed(end[0], "connected", end[1])
 
     def _close(self, i: int, peer: int, at_once: bool = False) -> None:
         epoch = self.live.pop((i, peer))
@@ -165,7 +164,7 @@ class Links:
         """Notify a participant that a link went down, unless it knows, or has left."""
         if self.believed.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
             del self.believed[i, peer]
-            self.ends.disconnected(i, peer)
+            self.ends.feed(i, "disconnected", peer)
 
     def on_notice(self, event: Event) -> None:
         """Handle an event of the failure detector."""
@@ -321,15 +320,15 @@ class Links:
     def on_deliver(self, event: Event) -> None:
         """Deliver a message, but over links that have gone down since it left."""
         parcel, broken = event[3], event[4]
-        sender, live = parcel.sender, self.live
-        places = range(len(parcel.receivers))
-        if tuple([live.get((sender, peer)) for peer in parcel.receivers]) != parcel.epochs:
-            up = [live.get((sender, peer)) == epoch for peer, epoch in zip(parcel.receivers, parcel.epochs, strict=True)]
+        sender, live, epochs = parcel.sender, self.live, parcel.epochs
+        found = tuple([live.get((sender, peer)) for peer in parcel.receivers])
+        places: Sequence[int] = range(len(found))
+        if found != epochs:
             if type(parcel.message) in _LARGE:
                 for place in places:
-                    if not up[place]:
+                    if found[place] != epochs[place]:
                         self._lose(parcel, place)
-            places = [place for place in places if up[place]]
+            places = [place for place in places if found[place] == epochs[place]]
         if broken and places:
             self._note("corrupt", parcel, at_receiver=True)
         self.ends.receive(parcel, places, broken)

@@ -126,12 +126,10 @@ class _Replay:
             host.begin(i, late=bool(line.number))
             return
         self._check_there(line)
-        if line.kind == "connected":
-            host.connected(i, line.peer)
-        elif line.kind == "disconnected":
-            host.disconnected(i, line.peer)
-        elif line.kind == "wake":
-            host.wake(i)
+        if line.kind == "wake":
+            host.feed(i, "wake")
+        elif line.kind in ("connected", "disconnected"):
+            host.feed(i, line.kind, line.peer)
         elif line.kind == "receive":
             key = (line.peer, line.number)
             if key not in self.kept:
