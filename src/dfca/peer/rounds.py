@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from dfca.core.client import usable
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
 from dfca.peer.lineage import clusters_of, compatible
@@ -213,7 +212,7 @@ class Rounds(Joining):
         rests = self.options.participation < 1 and not self._takes_part(self.id, round)
         if self.bank is None or not same or rests:
             self._note("drop", sender, j, round)
-        elif not usable(message, self.bank):
+        elif not self._is_usable(message):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
             self._note("hold", sender, j, round)

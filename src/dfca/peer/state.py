@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, participates
+from dfca.core.client import ClientState, Message, participates
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage
@@ -88,6 +88,7 @@ class PeerState(Machine):
         saved: Saved | None = None,
     ) -> None:
         super().__init__(options, allocate, incarnation)
+        self._form = (options.size, options.dtype)
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
@@ -139,6 +140,11 @@ class PeerState(Machine):
             self.detector.copy(),
             self.voted,
         )
+
+    def _is_usable(self, message: Message) -> bool:
+        """Return what `usable(message, self.bank)` does, without a look at the bank: it is asked for every update."""
+        known = message.form == self._form and 0 <= message.cluster < len(self.copies.counts)
+        return known and message.degree >= 0 and message.finite
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""

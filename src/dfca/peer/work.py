@@ -119,7 +119,7 @@ NOTES = {
 """The kinds of notes."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Ready:
     """What leaves a peer. save: what `Peer.save` returns must be on the disk before a message leaves."""
 
