@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise, product
@@ -24,7 +25,7 @@ from dfca.sim.events.books import EventResult, Input, Record
 from dfca.sim.events.clock import DELIVER
 from dfca.sim.events.links import corrupted
 from dfca.sim.events.options import EventOptions
-from dfca.sim.events.replay import read_trace, write_trace
+from dfca.sim.events.replay import read_trace, to_line
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
 from dfca.sim.rounds.simulation import Simulation
@@ -174,7 +175,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
 def test_a_trace_survives_its_file(tmp_path: Path) -> None:
     setting = make_toy_setting("dfca-gi", aggregation="sequential")
     result = run(setting, ROUGH, until_s=12.0, trace=True)
-    write_trace(tmp_path / "trace.jsonl", result.trace or [])
+    (tmp_path / "trace.jsonl").write_text("".join(map(to_line, result.trace or [])))
     assert_identical(run(setting, ROUGH, until_s=12.0, trace=True, replay=read_trace(tmp_path / "trace.jsonl")), result)
 
 
@@ -392,6 +393,16 @@ def test_a_straggler_is_silenced_by_its_rounds_but_not_by_its_updates() -> None:
     assert max(ages["rounds"]) >= 40
     assert max(ages["seconds"]) <= 2
     assert sum(ages["updates"].values()) == sum(ages["rounds"].values())
+
+
+@pytest.mark.parametrize("world", [World(), World(Compute(1.0, "lognormal"), Link(0.2, spread=0.5))])
+def test_an_event_is_what_one_peer_handles(world: World) -> None:
+    thresholds = gc.get_threshold()
+    simulation = EventSimulation(make_toy_setting(graph=nx.complete_graph(6)), world, EventOptions(trace=True))
+    trace = simulation.run().trace or []
+    inputs = [line for line in trace if isinstance(line, Input) and line.kind in ("receive", "finished", "wake")]
+    assert simulation.handled == 1 + len(inputs)  # and the begin
+    assert gc.get_threshold() == thresholds
 
 
 def test_a_message_is_one_snapshot_for_all_its_receivers() -> None:

@@ -25,15 +25,15 @@ MODEL_BYTES = 100
 
 
 class Pair:
-    """Two participants and the link between them; `seen` is what they were told, in order."""
+    """Two participants and the link between them, or another graph; `seen` is what they were told, in order."""
 
-    def __init__(self, **world: Any) -> None:
-        self.clock, self.books = Clock(), Books(2, keep=True)
-        self.links = Links(World(**world), [[1], [0]], MODEL_BYTES, 7, self.clock, self.books)
+    def __init__(self, near: Sequence[Sequence[int]] = ((1,), (0,)), **world: Any) -> None:
+        self.clock, self.books = Clock(), Books(len(near), keep=True)
+        self.links = Links(World(**world), near, MODEL_BYTES, 7, self.clock, self.books)
         self.links.ends = self
         self.seen: list[tuple[Any, ...]] = []
-        self.links.arrive(0)
-        self.links.arrive(1)
+        for i in range(len(near)):
+            self.links.arrive(i)
 
     def feed(self, i: int, kind: str, *other: int) -> None:
         self.seen.append((self.clock.now, kind, i))
@@ -123,6 +123,20 @@ def test_a_partition_loses_what_is_on_its_way_and_is_noticed_later() -> None:
     pair.links.send(1, (0,), Hello(0, 0, 1), 2)
     pair.run()
     assert pair.seen[4:] == [(9.0, "connected", 0), (9.0, "connected", 1), (10.0, "receive", 2, 0.0, False)]
+
+
+@pytest.mark.parametrize("world", [{"link": Link(1.0)}, {"link": Link(1.0), "faults": Faults(duplication=1e-12)}])
+def test_of_several_receivers_only_those_behind_a_cut_lose_a_message(world: dict[str, Any]) -> None:
+    pair = Pair(((1, 2, 3), (0,), (0,), (0,)), partitions=(Partition(0.5, 9.0, ((2,),)),), **world)
+    pair.links.send(0, (1, 2, 3), update(), 5)
+    assert len(pair.clock.queue) == (3 if "faults" in world else 1)  # one entry where nothing can set them apart
+    pair.clock.now = 0.5
+    pair.links.cut(0, closed=True)
+    pair.run(1.0)
+    assert pair.received() == [5, 7]
+    kinds = [(line.kind, line.client, line.peer) for line in pair.books.trace or []]
+    assert kinds == [("send", 0, 1), ("send", 0, 2), ("send", 0, 3), ("lost", 2, 0)]
+    assert pair.books.sent_by_client == [3, 0, 0, 0]
 
 
 def test_a_short_break_is_seen_as_a_break() -> None:

@@ -88,7 +88,6 @@ class PeerState(Machine):
         saved: Saved | None = None,
     ) -> None:
         super().__init__(options, allocate, incarnation)
-        self._form = (options.size, options.dtype)
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
@@ -114,6 +113,7 @@ class PeerState(Machine):
         self.checking: Score | None = None
         self.alarm_number = incarnation * LIFE
         self.alarm_sent: tuple[bool, int] = (False, 0)
+        self._form = (options.size, options.dtype)
         if saved is not None:
             self._resume(saved)
 

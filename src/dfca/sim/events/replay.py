@@ -45,12 +45,6 @@ def from_line(line: str) -> Line:
     return Record(**fields)
 
 
-def write_trace(path: str | Path, trace: Iterable[Line]) -> None:
-    """Write a trace as JSON lines."""
-    with Path(path).open("w") as file:
-        file.writelines(map(to_line, trace))
-
-
 def read_trace(path: str | Path) -> list[Line]:
     """Read a trace. Raises ConfigError with the number of the first line that is not a record."""
     found: list[Line] = []
