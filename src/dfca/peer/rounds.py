@@ -140,7 +140,7 @@ class Rounds(Joining):
                 continue
             age = 0 if round >= newest else self._age(update, came_s)
             folded.append((message, weight(age) if age else 1.0))
-            self._note("fold", message.sender, j, round, age)
+            self._out.noted.append(("fold", message.sender, j, round, age))
         if folded:
             self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
@@ -215,7 +215,7 @@ class Rounds(Joining):
         elif not self._is_usable(message):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
-            self._note("hold", sender, j, round)
+            self._out.noted.append(("hold", sender, j, round, 0.0))
             if self.job is None:
                 self._fold_if_idle()
         else:

@@ -23,7 +23,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Note, Score, Train
+from dfca.peer.work import Draw, Job, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
@@ -60,7 +60,7 @@ class PeerHost:
         self.due: set[int] = set()
         self._touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
-        self.noted: deque[Note] | None = None
+        self.noted: deque[tuple[str, int, int, int, float]] | None = None
         self.send: Callable[[int, tuple[int, ...], Any, int], None]
         self.begun: Callable[[int, Job], None]
 
@@ -130,7 +130,7 @@ class PeerHost:
         """Take a peer away, with everything but what it keeps."""
         peer = self.peers[i]
         assert peer is not None
-        self._enter_notes(i, peer.ready().notes)
+        self._enter_notes(i, peer.take_notes())
         self.peers[i] = None
         self.rounds[i] = peer.round
         self.refused += peer.refused.total()
@@ -164,7 +164,7 @@ class PeerHost:
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
         out = peer.ready()
-        self._enter_notes(i, out.notes)
+        self._enter_notes(i, out.noted)
         if out.messages:
             self._send(i, out.messages)
         for job in out.work:
@@ -190,7 +190,7 @@ class PeerHost:
             self.sent[i] += end - begin
             begin = end
 
-    def _enter_notes(self, i: int, notes: Sequence[Note]) -> None:
+    def _enter_notes(self, i: int, notes: Sequence[tuple[str, int, int, int, float]]) -> None:
         if notes:
             self.books.enter(self.now, i, notes)
             if self.noted is not None:

@@ -98,12 +98,12 @@ class _Replay:
             host.now = line.time
             if isinstance(line, Input):
                 if host.noted:
-                    raise self._differs(line, f"after it, client says {host.noted[0].kind}")
+                    raise self._differs(line, f"after it, client says {host.noted[0][0]}")
                 self._drive(line)
             elif host.noted:
                 note = host.noted.popleft()
-                if (line.kind, *line[3:]) != tuple(note):
-                    raise self._differs(line, f"the replay has a {note.kind}")
+                if (line.kind, *line[3:]) != note:
+                    raise self._differs(line, f"the replay has a {note[0]}")
             elif line.kind == "evaluate":
                 host.evaluate()
             elif line.kind == "drift":
