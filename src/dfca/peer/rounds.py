@@ -216,7 +216,7 @@ class Rounds(Joining):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
             self._out.noted.append(("hold", sender, j, round, 0.0))
-            if self.job is None:
+            if self.job is None and self.step is None:
                 self._fold_if_idle()
         else:
             self._note("drop", sender, j, round)

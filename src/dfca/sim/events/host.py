@@ -83,7 +83,7 @@ class PeerHost:
 
     def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
         """Hand peers what has arrived; places: which of its receivers it has reached."""
-        sender, receivers, message, number, _, _, waited_s, _ = parcel
+        sender, receivers, message, number, _, _, waited_s, _, _ = parcel
         if waited_s and type(message) is Update:
             message = message._replace(age_s=message.age_s + waited_s)
         peers, now, trace = self.peers, self.now, self.books.trace

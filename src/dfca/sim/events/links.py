@@ -48,7 +48,8 @@ class Parcel(NamedTuple):
     """A message on its way to one neighbour, or to several where it reaches them at the same time.
 
     number: the sender's count of messages, of the first receiver; epochs: of the link to each; since: when it was
-    handed over; waited_s: how long it waited for the uplink; tries: how often it was repeated.
+    handed over; waited_s: how long it waited for the uplink; tries: how often it was repeated; changes: `Links.epochs`
+    when it left, where all its links were up.
     """
 
     sender: int
@@ -59,6 +60,7 @@ class Parcel(NamedTuple):
     since: float = 0.0
     waited_s: float = 0.0
     tries: int = 0
+    changes: int = -1
 
     @property
     def link(self) -> tuple[int, int]:
@@ -70,7 +72,8 @@ class Links:
     """The links between clients, and between clients and a server.
 
     live: the epoch of each link that is up, believed: the epoch that each end believes to be up, by (end, other end);
-    outboxes: what waits for each uplink; arrivals: when the last small message arrives, by (sender, receiver).
+    epochs: how often a link came up or went down; outboxes: what waits for each uplink; arrivals: when the last small
+    message arrives, by (sender, receiver).
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Links:
             self.ends.feed(end[0], "connected", end[1])
 
     def _close(self, i: int, peer: int, at_once: bool = False) -> None:
+        self.epochs += 1
         epoch = self.live.pop((i, peer))
         del self.live[peer, i]
         for end in ((i, peer), (peer, i)):
@@ -188,7 +192,7 @@ class Links:
         live, large = self.live, type(message) in _LARGE
         epochs = tuple([live.get((i, peer), 0) for peer in receivers])
         if self._plain and 0 not in epochs and (not large or (type(message) is Update and self._unlimited(i))):
-            parcel = _new(Parcel, (i, receivers, message, number, epochs, self.clock.now, 0.0, 0))
+            parcel = _new(Parcel, (i, receivers, message, number, epochs, self.clock.now, 0.0, 0, self.epochs))
             if large:
                 self._note_departure(parcel)
             self.clock.push(self.clock.now + self.link.latency_s, DELIVER, parcel, False)
@@ -320,15 +324,15 @@ class Links:
     def on_deliver(self, event: Event) -> None:
         """Deliver a message, but over links that have gone down since it left."""
         parcel, broken = event[3], event[4]
-        sender, live, epochs = parcel.sender, self.live, parcel.epochs
-        found = tuple([live.get((sender, peer)) for peer in parcel.receivers])
-        places: Sequence[int] = range(len(found))
-        if found != epochs:
+        places: Sequence[int] = range(len(parcel.receivers))
+        if parcel.changes != self.epochs:  # else all its links are as they were
+            ends = zip(parcel.receivers, parcel.epochs, strict=True)
+            up = [self.live.get((parcel.sender, peer)) == epoch for peer, epoch in ends]
             if type(parcel.message) in _LARGE:
                 for place in places:
-                    if found[place] != epochs[place]:
+                    if not up[place]:
                         self._lose(parcel, place)
-            places = [place for place in places if found[place] == epochs[place]]
+            places = [place for place in places if up[place]]
         if broken and places:
             self._note("corrupt", parcel, at_receiver=True)
         self.ends.receive(parcel, places, broken)
