@@ -214,10 +214,13 @@ def test_events_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(part["rows"]) == plan.count
     assert part["rows"][1]["ratio"]["median"] > 0
     six, twelve = (row["details"] for row in part["rows"][-2:])
-    assert 0 < six["scalars"] < twelve["scalars"] < twelve["flooding"]
-    assert set(part["fits"]) == {"scalars", "flooding"}
+    assert 0 < six["turn"] < twelve["turn"] < twelve["flooding"]
+    assert set(part["fits"]) == {"wave", "turn", "flooding"}
+    (expected,) = Simulation(make_setting(replace(tiny, algorithm="dfca-fi", clients=12))).elections
+    sent = twelve["wave"] + twelve["turn"] * twelve["candidates"]
+    assert sent == pytest.approx(expected.scalars_sent, rel=0.02)
     first, costs = tables.tables_of("events", part)
-    assert [row[0] for row in costs.rows] == ["6", "12"]
+    assert [row[:2] for row in costs.rows] == [["6", "12"], ["12", "24"]]
     (dry,) = (row for row in first.rows if row[0] == "events without training")
     assert dry[2:] == ["≥ 1/s", "yes"]
 

@@ -17,6 +17,7 @@ from dfca.core.election import ElectionOptions
 from dfca.peer.lineage import Lineage
 from dfca.peer.messages import LARGE, Hello, scalars
 from dfca.peer.peer import Peer
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
 from dfca.sim.rounds.simulation import Simulation
@@ -60,10 +61,10 @@ def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(clusters: 
     simulation = EventSimulation(setting)
     sent, forward = [], simulation.host.send
 
-    def count(sender: int, receiver: int, message: Any, number: int) -> None:
+    def count(sender: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
         if not isinstance(message, (Hello, *LARGE)):
-            sent.append(scalars(message))
-        forward(sender, receiver, message, number)
+            sent.append(len(receivers) * scalars(message))
+        forward(sender, receivers, message, number)
 
     simulation.host.send = count
     row = simulation.run().metrics[-1]
@@ -77,9 +78,8 @@ def test_the_cost_of_an_election_is_that_of_the_synchronous_simulator(clusters: 
 def test_with_loss_everybody_ends_with_the_same_centres(loss: float) -> None:
     setting = quick(rounds=1, split=make_toy_split(clients=12), graph=nx.cycle_graph(12))
     expected = Simulation(setting)
-    simulation = EventSimulation(
-        setting, World(link=TIMED_LINK, faults=Faults(loss, corruption=0.1)), timeout_s=99.0, trace=True
-    )
+    world = World(link=TIMED_LINK, faults=Faults(loss, corruption=0.1))
+    simulation = EventSimulation(setting, world, EventOptions(timeout_s=99.0, trace=True))
     simulation._begin()
     begun: dict[int, torch.Tensor] = {}
     while len(begun) < 12:
@@ -99,7 +99,9 @@ def test_with_loss_everybody_ends_with_the_same_centres(loss: float) -> None:
 def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
     # On a cycle of ten, three stragglers part the others; the words go through them.
     setting = quick(rounds=2, split=make_toy_split(clients=10), aggregation="sequential")
-    simulation = EventSimulation(setting, World(Compute(1.0, devices=STRAGGLERS.devices)), quorum=0.6, trace=True)
+    simulation = EventSimulation(
+        setting, World(Compute(1.0, devices=STRAGGLERS.devices)), EventOptions(quorum=0.6, trace=True)
+    )
     result = simulation.run()
     elected = [record for record in result.trace or [] if record.kind == "elect"]
     assert {record.client for record in elected} == set(range(10))
@@ -127,7 +129,7 @@ def test_an_election_ends_on_uplinks_that_are_slower_than_the_first_deadline() -
 def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
     setting = quick(rounds=6)
     world = World(late_joiners=(LateJoiner(4, 2.0), LateJoiner(2, 9.0)))
-    simulation = EventSimulation(setting, world, trace=True)
+    simulation = EventSimulation(setting, world, EventOptions(trace=True))
     result = simulation.run()
     voted = {record.client for record in result.trace or [] if record.kind == "elect"}
     assert voted >= {0, 1, 3, 5}
@@ -140,7 +142,7 @@ def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
     split = make_toy_split(clients=9, samples=30)
     setting = quick(rounds=12, split=split, graph=nx.cycle_graph(9), aggregation="sequential")
     world = World(link=Link(0.01), partitions=(Partition(0.0, 12.0, ((0, 1, 2),)),))
-    simulation = EventSimulation(setting, world, trace=True)
+    simulation = EventSimulation(setting, world, EventOptions(trace=True))
     before: set[Any] = set()
     while simulation.now < 11.0:
         simulation.step()
@@ -155,7 +157,7 @@ def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
 def test_a_client_that_missed_a_by_election_asks_for_the_new_cluster() -> None:
     setting = drifting(rounds=16, aggregation="sequential")
     away = World(absences=(Absence(3, 63.0, 110.0), Absence(7, 63.0, 110.0)))
-    simulation = EventSimulation(setting, away, trace=True)
+    simulation = EventSimulation(setting, away, EventOptions(trace=True))
     result = simulation.run()
     opened = [record for record in result.trace or [] if record.kind == "elect" and record.number == 3]
     adopted = {record.client for record in result.trace or [] if record.kind == "adopt"}
@@ -180,7 +182,7 @@ ROUGH_WORLDS = {
 def test_rough_worlds_with_elections_and_relay(world: str, aggregation: str) -> None:
     setting = quick("dfca", aggregation=aggregation)
     options: dict[str, Any] = {"until_s": 45.0, "timeout_s": 5.0, "quorum": 0.6, "trace": True}
-    simulation = EventSimulation(setting, ROUGH_WORLDS[world], **options)
+    simulation = EventSimulation(setting, ROUGH_WORLDS[world], EventOptions(**options))
     result = simulation.run()
     assert torch.isfinite(result.banks).all()
     assert sum(result.rounds) >= 6

@@ -26,6 +26,7 @@ from dfca.peer.options import PeerOptions
 from dfca.peer.peer import _HANDLERS, Peer
 from dfca.peer.server import ServerClient
 from dfca.peer.work import Train, Trained
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
 from dfca.sim.faults.bad_input import lie
@@ -175,7 +176,7 @@ def test_a_replay_across_a_drift_between_warm_up_and_election() -> None:
 
 def test_nothing_that_was_asked_for_comes_twice() -> None:
     world = World(link=Link(0.1, spread=0.5), faults=Faults(0.4, 0.5), late_joiners=(LateJoiner(2, 5.0),))
-    simulation = EventSimulation(quick("dfca", rounds=10), world, timeout_s=5.0, until_s=40.0)
+    simulation = EventSimulation(quick("dfca", rounds=10), world, EventOptions(timeout_s=5.0, until_s=40.0))
     simulation.run()
     for peer in simulation.host.peers:
         assert peer is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,24 +25,22 @@ MODEL_BYTES = 100
 
 
 class Pair:
-    """Two participants and the link between them; `seen` is what they were told, in order."""
+    """Two participants and the link between them, or another graph; `seen` is what they were told, in order."""
 
-    def __init__(self, **world: Any) -> None:
-        self.clock, self.books = Clock(), Books(2, keep=True)
-        self.links = Links(World(**world), [[1], [0]], MODEL_BYTES, 7, self.clock, self.books)
+    def __init__(self, near: Sequence[Sequence[int]] = ((1,), (0,)), **world: Any) -> None:
+        self.clock, self.books = Clock(), Books(len(near), keep=True)
+        self.links = Links(World(**world), near, MODEL_BYTES, 7, self.clock, self.books)
         self.links.ends = self
         self.seen: list[tuple[Any, ...]] = []
-        self.links.arrive(0)
-        self.links.arrive(1)
+        for i in range(len(near)):
+            self.links.arrive(i)
 
-    def connected(self, i: int, peer: int) -> None:
-        self.seen.append((self.clock.now, "connected", i))
+    def feed(self, i: int, kind: str, *other: int) -> None:
+        self.seen.append((self.clock.now, kind, i))
 
-    def disconnected(self, i: int, peer: int) -> None:
-        self.seen.append((self.clock.now, "disconnected", i))
-
-    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
-        self.seen.append((self.clock.now, "receive", parcel.number, round(parcel.waited_s, 6), broken))
+    def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
+        for place in places:
+            self.seen.append((self.clock.now, "receive", parcel.number + place, round(parcel.waited_s, 6), broken))
 
     def run(self, until_s: float = math.inf) -> None:
         while self.clock.queue and self.clock.queue[0][0] <= until_s:
@@ -71,7 +70,7 @@ def test_both_ends_are_told_that_a_link_came_up() -> None:
 def test_small_messages_arrive_in_order(faults: Faults) -> None:
     pair = Pair(link=Link(0.1, spread=1.0), faults=faults)
     for number in range(60):
-        pair.links.send(0, 1, Hello(0, 0, 1), number)
+        pair.links.send(0, (1,), Hello(0, 0, 1), number)
     pair.run()
     assert pair.received() == list(range(60))
     assert (pair.books.kinds["lost"] > 0) == (faults.loss > 0)
@@ -80,7 +79,7 @@ def test_small_messages_arrive_in_order(faults: Faults) -> None:
 def test_updates_overtake_each_other_get_lost_break_and_arrive_twice() -> None:
     pair = Pair(link=Link(0.1, spread=1.0), faults=Faults(0.2, 0.3, 0.2))
     for number in range(1, 101):
-        pair.links.send(0, 1, update(number), number)
+        pair.links.send(0, (1,), update(number), number)
     pair.run()
     found = pair.received()
     assert found != sorted(found)
@@ -92,8 +91,8 @@ def test_updates_overtake_each_other_get_lost_break_and_arrive_twice() -> None:
 def test_an_update_that_has_not_left_is_replaced_and_says_how_long_it_waited() -> None:
     pair = Pair(link=Link(bandwidth_bytes_s=100.0))  # one second each
     for number in (1, 2, 3):
-        pair.links.send(0, 1, update(number), number)
-    pair.links.send(0, 1, update(3, cluster=1), 4)
+        pair.links.send(0, (1,), update(number), number)
+    pair.links.send(0, (1,), update(3, cluster=1), 4)
     pair.run()
     assert [each for each in pair.seen if each[1] == "receive"] == [
         (1.0, "receive", 1, 1.0, False),
@@ -106,7 +105,7 @@ def test_an_update_that_has_not_left_is_replaced_and_says_how_long_it_waited() -
 def test_what_was_asked_for_is_never_replaced_and_repeated_until_it_arrives() -> None:
     pair = Pair(link=Link(0.1, bandwidth_bytes_s=1000.0), faults=Faults(0.4, 0.5, 0.2))
     for number in range(20):
-        pair.links.send(0, 1, copy(), number)
+        pair.links.send(0, (1,), copy(), number)
     pair.run()
     assert sorted(pair.received()) == list(range(20))
     assert pair.books.kinds["repeat"] > 0
@@ -114,16 +113,30 @@ def test_what_was_asked_for_is_never_replaced_and_repeated_until_it_arrives() ->
 
 def test_a_partition_loses_what_is_on_its_way_and_is_noticed_later() -> None:
     pair = Pair(link=Link(1.0), partitions=(Partition(0.5, 9.0, ((0,),)),))
-    pair.links.send(0, 1, Hello(0, 0, 1), 1)
+    pair.links.send(0, (1,), Hello(0, 0, 1), 1)
     pair.clock.now = 0.5
     pair.links.cut(0, closed=True)
     pair.run()
     assert pair.seen[2:] == [(2.5, "disconnected", 0), (2.5, "disconnected", 1)]  # two latencies later
     pair.clock.now = 9.0
     pair.links.cut(0, closed=False)
-    pair.links.send(1, 0, Hello(0, 0, 1), 2)
+    pair.links.send(1, (0,), Hello(0, 0, 1), 2)
     pair.run()
     assert pair.seen[4:] == [(9.0, "connected", 0), (9.0, "connected", 1), (10.0, "receive", 2, 0.0, False)]
+
+
+@pytest.mark.parametrize("world", [{"link": Link(1.0)}, {"link": Link(1.0), "faults": Faults(duplication=1e-12)}])
+def test_of_several_receivers_only_those_behind_a_cut_lose_a_message(world: dict[str, Any]) -> None:
+    pair = Pair(((1, 2, 3), (0,), (0,), (0,)), partitions=(Partition(0.5, 9.0, ((2,),)),), **world)
+    pair.links.send(0, (1, 2, 3), update(), 5)
+    assert len(pair.clock.queue) == (3 if "faults" in world else 1)  # one entry where nothing can set them apart
+    pair.clock.now = 0.5
+    pair.links.cut(0, closed=True)
+    pair.run(1.0)
+    assert pair.received() == [5, 7]
+    kinds = [(line.kind, line.client, line.peer) for line in pair.books.trace or []]
+    assert kinds == [("send", 0, 1), ("send", 0, 2), ("send", 0, 3), ("lost", 2, 0)]
+    assert pair.books.sent_by_client == [3, 0, 0, 0]
 
 
 def test_a_short_break_is_seen_as_a_break() -> None:
@@ -146,7 +159,7 @@ def test_who_leaves_is_told_nothing() -> None:
 def test_a_message_that_cannot_be_delivered_breaks_the_link_and_it_comes_up_again() -> None:
     pair = Pair(link=Link(0.1), faults=Faults(loss=0.98))
     for number in range(20):
-        pair.links.send(0, 1, Hello(0, 0, 1), number)
+        pair.links.send(0, (1,), Hello(0, 0, 1), number)
     pair.run(60.0)
     kinds = [each[1] for each in pair.seen[2:]]
     first = kinds.index("disconnected")
@@ -189,6 +202,6 @@ def test_one_peer_is_driven_by_its_inputs() -> None:
 
 def test_lines_of_a_trace_survive() -> None:
     pair = Pair(link=Link(0.1), faults=Faults(corruption=0.5))
-    pair.links.send(0, 1, update(), 1)
+    pair.links.send(0, (1,), update(), 1)
     for line in pair.books.trace or []:
         assert from_line(to_line(line)) == line

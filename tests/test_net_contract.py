@@ -94,7 +94,7 @@ def every_message() -> list[Any]:
     key, turn = messages.Key(1, 2, -3, 4, 5), messages.Turn(4, True, 1)
     model = torch.arange(SIZE, dtype=torch.float32)
     sent = Message(4, 1, 2, 3, model, Offer(1, 2, 3), 6)
-    tally = Tally(1, 2, 3, (10**20,), (10**30,), (1,), (2,), (-(10**20),), (3,))
+    tally = Tally(1, 2, 3, (10**20,), (10**30,), (1,), (2,), (-(10**20),), (3,), (1,), (4,), (5,), (6,))
     return [
         messages.Hello(1, 2, 3, lineage),
         messages.Update(replace(sent, offer=None), 1, lineage, 0.5, (1, 2), ((0, Offer(1, 2, 3)),)),

@@ -19,6 +19,7 @@ from dfca.peer.staleness import Staleness
 from dfca.peer.state import State
 from dfca.sim.events import books, links
 from dfca.sim.events.checkpoint import Packer, Unpacker
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World
 from dfca.sim.setting import Setting
@@ -48,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], World, dict[str, Any]]] = {
 def make(case: str) -> tuple[Setting, EventSimulation]:
     changes, world, options = CASES[case]
     setting = make_toy_setting(**{"evaluate_every": 1, **changes})
-    return setting, EventSimulation(setting, world, trace=True, **options)
+    return setting, EventSimulation(setting, world, EventOptions(trace=True, **options))
 
 
 def through_disk(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> tuple[dict[str, torch.Tensor], Any]:

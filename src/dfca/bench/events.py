@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 
@@ -15,10 +16,11 @@ from dfca.bench.sizes import Size, make_setting
 from dfca.core.election import lot
 from dfca.experiment.load import load_experiment
 from dfca.experiment.sweep import TrialGroup
-from dfca.peer.messages import LARGE, Hello, scalars
+from dfca.peer.messages import Bid, Count, Decision, Open, Probe, Refuse, Stand, Votes, scalars
 from dfca.runs.sink import NullSink
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -29,8 +31,12 @@ MOST_RATIO = 1.3
 LEAST_EVENTS = 100_000
 """Events of the queue per second, without training."""
 MOST_ELECTION_S = 60.0
+SCALARS = ("wave", "turn", "flooding")
+"""What is fitted against N: the wave once, a turn, and what flooding would send per candidate."""
 MOST_EXPONENT = 1.1
-"""Of the scalars per candidate against N at a fixed degree: 1 is O(edges)."""
+"""Of a turn's scalars against N at a fixed degree: 1 is O(edges) per candidate."""
+WAVE = (Probe, Count, Refuse, Open)
+TURN = (Bid, Stand, Votes, Decision)
 
 
 @dataclass(frozen=True)
@@ -126,9 +132,14 @@ def _equal_speeds(plan: EventsPlan, tick: Tick) -> Row:
 def _dry(plan: EventsPlan, tick: Tick) -> Row:
     setting = replace(make_setting(plan.dry), aggregation="sequential")
     spent, simulation = _time_runs(
-        lambda: EventSimulation(setting, rounds=plan.dry_rounds, dry=True), plan.repeats, prefixed(tick, "dry")
+        lambda: EventSimulation(setting, options=EventOptions(rounds=plan.dry_rounds, dry=True)),
+        plan.repeats,
+        prefixed(tick, "dry"),
     )
-    about = f"N = {plan.dry.clients}, degree {plan.dry.degree}, {plan.dry_rounds} rounds; per second of the processor"
+    about = (
+        f"N = {plan.dry.clients}, degree {plan.dry.degree}, {plan.dry_rounds} rounds; deliveries, ends of jobs and "
+        "wakes, each counted once, per second of the processor"
+    )
     details = {"handled": simulation.handled, "least": LEAST_EVENTS}
     return Row("events without training", about, spent, details=details)
 
@@ -136,43 +147,61 @@ def _dry(plan: EventsPlan, tick: Tick) -> Row:
 def _election(plan: EventsPlan, tick: Tick) -> Row:
     size = plan.election
     tick(f"an election, N = {size.clients:,}")
-    _, seconds = hold_election(make_setting(size))
+    seconds = hold_election(make_setting(size)).seconds
     about = f"N = {size.clients:,}, degree {size.degree}, {size.parameters} floats: the start is elected, then a round"
     return Row("an election", about, {"wall": [seconds]}, details={"most": MOST_ELECTION_S})
 
 
-def hold_election(setting: Setting) -> tuple[int, float]:
-    """Elect a start in virtual time; returns the scalars that the election sent, and the seconds that it took."""
-    simulation = EventSimulation(setting, rounds=1)
-    forward, sent = simulation.host.send, 0
+class ElectionSent(NamedTuple):
+    """What an election sent besides models: the wave, which is held once, and all turns; and how long it took.
 
-    def count(sender: int, receiver: int, message: Any, number: int) -> None:
-        nonlocal sent
-        if not isinstance(message, (Hello, *LARGE)):
-            sent += scalars(message)
-        forward(sender, receiver, message, number)
+    Everybody begins a wave at once, and a peer joins each better one that reaches it: about log N of them.
+    """
+
+    wave: int
+    turns: int
+    seconds: float
+
+
+def hold_election(setting: Setting) -> ElectionSent:
+    """Elect a start in virtual time, then train a round."""
+    simulation = EventSimulation(setting, options=EventOptions(rounds=1))
+    forward, sent = simulation.host.send, Counter[type]()
+
+    def count(sender: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
+        if type(message) in WAVE or type(message) in TURN:
+            sent[type(message)] += len(receivers) * scalars(message)
+        forward(sender, receivers, message, number)
 
     simulation.host.send = count
     begin = time.perf_counter()
     simulation.run()
-    return sent, time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    return ElectionSent(sum(sent[kind] for kind in WAVE), sum(sent[kind] for kind in TURN), seconds)
 
 
 def _scalars(size: Size) -> Row:
     setting = make_setting(size)
-    sent, seconds = hold_election(setting)
+    sent = hold_election(setting)
     (result,) = Simulation(setting).elections
     turns = len(result.turns)
     flooding = flooded_scalars(setting.graph, setting.seed, [turn.accepted for turn in result.turns])
-    details = {"x": size.clients, "candidates": turns, "scalars": sent / turns, "flooding": flooding / turns}
-    about = f"degree {size.degree}, numbers besides models per candidate"
-    return Row(f"scalars, N = {size.clients:,}", about, {"wall": [seconds]}, details=details)
+    details = {
+        "x": size.clients,
+        "edges": setting.graph.number_of_edges(),
+        "candidates": turns,
+        "wave": sent.wave,
+        "turn": sent.turns / turns,
+        "flooding": flooding / turns,
+    }
+    about = f"degree {size.degree}, numbers besides models: of the wave once, of a turn per candidate"
+    return Row(f"scalars, N = {size.clients:,}", about, {"wall": [sent.seconds]}, details=details)
 
 
 def fits(measured: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Fit the exponents of the scalars per candidate against N, from rows as JSON holds them."""
+    """Fit the exponents of an election's scalars against N, from rows as JSON holds them."""
     mine = [row["details"] for row in measured if "flooding" in row["details"]]
-    found = {name: fit([each["x"] for each in mine], [each[name] for each in mine]) for name in ("scalars", "flooding")}
+    found = {name: fit([each["x"] for each in mine], [each[name] for each in mine]) for name in SCALARS}
     return {name: each._asdict() for name, each in found.items() if each is not None}
 
 

@@ -42,6 +42,11 @@ class Message:
     updates: int = 0
 
     @cached_property
+    def form(self) -> tuple[int, torch.dtype]:
+        """How many numbers the model has (-1: it is no vector), and of which type; looked at once, like `finite`."""
+        return len(self.model) if self.model.dim() == 1 else -1, self.model.dtype
+
+    @cached_property
     def finite(self) -> bool:
         """Whether the model holds finite numbers only; computed once for all receivers of the same message."""
         return is_finite(self.model)
@@ -118,17 +123,23 @@ class Rules:
         """
         fine = trained is not None
         idle = -1 if self.exchange == "server" else 0
+        counts, updates = [idle] * len(state.counts), list(state.updates)
+        stamps, origins = list(state.stamps), list(state.origins)
+        if fine:
+            counts[cluster] = 0
+            updates[cluster] += 1
+            _stamp(stamps, origins, cluster, state.round, self.id)
         after = _changed(
             state,
-            counts=tuple(0 if fine and j == cluster else idle for j in range(len(state.bank))),
+            counts=tuple(counts),
             own={},
             assignment=cluster,
             trained=cluster if fine else None,
             round=state.round + 1,
-            updates=tuple(n + (fine and j == cluster) for j, n in enumerate(state.updates)),
+            stamps=tuple(stamps),
+            origins=tuple(origins),
+            updates=tuple(updates),
         )
-        if fine:
-            after = stamped(after, cluster, state.round, self.id)
         return after, self._outgoing(after, trained, state.round)
 
     def _outgoing(self, state: ClientState, trained: Tensor | None, now: int) -> list[Message]:
@@ -164,15 +175,18 @@ class Rules:
     def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
         """Fold messages that are `usable` and no relayed copies in place, in order, each with its weight."""
         counts, stamps, origins, own = list(state.counts), list(state.stamps), list(state.origins), dict(state.own)
-        metropolis, rows = self.weights == "metropolis", state.bank.unbind()
+        metropolis, rows, empty = self.weights == "metropolis", state.bank.unbind(), not state.bank.numel()
         for message, weight in messages:
-            j, row = message.cluster, rows[message.cluster]
+            j = message.cluster
             if metropolis:
+                row = rows[j]
                 if j not in own:
                     own[j] = row.clone()
                 fold_weighted_(row, own[j], message.model, weight * metropolis_weight(self.degree, message.degree))
+            elif empty:  # models without numbers: a run without training counts folds and nothing else
+                counts[j] += 1
             else:
-                counts[j] = fold_(row, counts[j], message.model, weight)
+                counts[j] = fold_(rows[j], counts[j], message.model, weight)
             _stamp(stamps, origins, j, message.round, message.sender)
         return _changed(state, counts=tuple(counts), own=own, stamps=tuple(stamps), origins=tuple(origins))
 
@@ -272,19 +286,15 @@ def rules_of(id: int, degree: int, algorithm: Algorithm, weights: WeightRule, sh
     return Rules(id, degree, algorithm.exchange, weight_rule(algorithm, weights), share_rule(algorithm, share))
 
 
-def stamped(state: ClientState, cluster: int, now: int, origin: int) -> ClientState:
+def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin: int) -> None:
     """Note that an update of round `now` has entered a copy.
 
     The stamp is the newest round of all; its origin is one client only while no other update has entered since.
     """
-    stamps, origins = list(state.stamps), list(state.origins)
-    _stamp(stamps, origins, cluster, now, origin)
-    return _changed(state, stamps=tuple(stamps), origins=tuple(origins))
-
-
-def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin: int) -> None:
-    origins[cluster] = origin if now > stamps[cluster] else MANY
-    stamps[cluster] = max(now, stamps[cluster])
+    if now > stamps[cluster]:
+        stamps[cluster], origins[cluster] = now, origin
+    else:
+        origins[cluster] = MANY
 
 
 def _changed(state: ClientState, **changes: Any) -> ClientState:
@@ -316,9 +326,8 @@ def participates(seed: int, client: int, round: int, rate: float) -> bool:
 
 def fits(message: Message, bank: Tensor) -> bool:
     """Return whether a message is for a cluster of ours, with a model of our size and type."""
-    model, (clusters, size) = message.model, bank.shape
-    shaped = 0 <= message.cluster < clusters and model.shape == (size,) and model.dtype == bank.dtype
-    return shaped and message.degree >= 0
+    clusters, size = bank.shape
+    return 0 <= message.cluster < clusters and message.form == (size, bank.dtype) and message.degree >= 0
 
 
 def usable(message: Message, bank: Tensor) -> bool:
@@ -328,4 +337,4 @@ def usable(message: Message, bank: Tensor) -> bool:
 
 def is_finite(model: Tensor) -> bool:
     """Return whether a model holds finite numbers only: a finite sum says so, any other is looked at again."""
-    return math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
+    return not model.numel() or math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())

@@ -62,8 +62,8 @@ class Inbox:
         if message.round <= self.newest.get(key, -1):
             return False
         self.newest[key] = message.round
-        kept = self.kept.get(key)
-        if kept is None or self.depth == 1:
+        kept = None if self.depth == 1 else self.kept.get(key)
+        if kept is None:
             self.kept[key] = [(update, now)]
         else:
             kept.append((update, now))

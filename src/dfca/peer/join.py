@@ -68,14 +68,16 @@ class Joining(Voting):
         if self.rules.exchange != "gossip":
             return
         best: tuple[Lineage, int, int] | None = None
+        least = None if self.bank is None else self.lineage
         for n, known in self.links.items():
             hello = known.hello
-            if hello is None or not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
+            if hello is None or (least is not None and hello.lineage <= least):
+                continue
+            if not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
                 continue
             if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
                 continue  # the decision is on its way here
-            if self.bank is None or hello.lineage > self.lineage:
-                best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
+            best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
             return
         source, lineage = -best[2], best[0]
@@ -168,8 +170,9 @@ class Joining(Voting):
 
     def _settle(self) -> None:
         """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
-        busy = self.pursuit is not None or self.job is not None or self.election is not None or self.drawing
-        if self.bank is not None or busy:
+        if self.bank is not None:
+            return
+        if self.pursuit is not None or self.job is not None or self.election is not None or self.drawing:
             return
         elected = self.options.start == "elected"
         alone = not self.neighbours

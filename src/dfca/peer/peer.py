@@ -64,17 +64,18 @@ class Peer(Rounds):
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
         if self.step is not None:
             return -math.inf
-        times = [asked.until for asked in self.wanted.values()]
+        times = [asked.until for asked in self.wanted.values()] if self.wanted else []
         if self.deadline is not None:
             times.append(self.deadline)
-        busy = self.job is not None or self.election is not None or self.drawing
-        if not busy and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
+        free = self.job is None and self.election is None and not self.drawing
+        if free and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
             times.append(self.join_until)
         if self.pursuit is not None:
             times.append(self.pursuit.until)
         if self.election is not None:
             times.append(self.election.next_wake())
-        times += [until for until, _ in self.suspects.values() if until > self.now]
+        if self.suspects:
+            times += [until for until, _ in self.suspects.values() if until > self.now]
         soonest = min(times, default=math.inf)
         return None if soonest == math.inf else soonest
 
@@ -155,7 +156,8 @@ class Peer(Rounds):
         handle = _HANDLERS.get(type(message))
         if handle is not None:
             handle(self, sender, message)
-            self._after_input()
+            if self.election is not None:
+                self._after_input()
         return handle is not None
 
     def finished(self, job: Job, result: Any, now: float) -> None:
@@ -190,11 +192,10 @@ class Peer(Rounds):
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        late = [j for j, asked in self.wanted.items() if now >= asked.until]
-        for j in late:
-            asked = self.wanted.pop(j)
-            self.overdue[asked.source] = asked.since
-        if late:
+        if late := [j for j, asked in self.wanted.items() if now >= asked.until]:
+            for j in late:
+                asked = self.wanted.pop(j)
+                self.overdue[asked.source] = asked.since
             self._check_wait()
         if self.pursuit is not None and now >= self.pursuit.until:
             self.overdue[self.pursuit.source] = self.pursuit.since

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from dfca.core.client import usable
-from dfca.core.relay import Offer
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
-from dfca.peer.lineage import Lineage, clusters_of, compatible
+from dfca.peer.lineage import clusters_of, compatible
 from dfca.peer.messages import Call, Hello, Nothing, Update
 from dfca.peer.revival import PAUSE
 from dfca.peer.state import State, Step
@@ -70,7 +68,8 @@ class Rounds(Joining):
             row.copy_(result.model)
         trained = (row.clone() if result.model is None else result.model) if result.fine else None
         self.copies, messages = self.rules.end_round(self.copies, cluster, trained)
-        self.finishes = [*self.finishes[1 - REMEMBERED :], self.now]
+        self.finishes.append(self.now)
+        del self.finishes[:-REMEMBERED]
         self.state, self.ending, self.asked = State.WAITING, now, False
         self._note("finish", cluster=cluster if result.fine else -1, round=now)
         self._out.save = True
@@ -86,11 +85,10 @@ class Rounds(Joining):
         fresh = tuple(self.detector.newest) if self.options.revives else ()
         offers = tuple(self.rules.offers(self.copies).items())
         updates = [Update(each, len(messages), self.lineage, 0.0, fresh, offers) for each in messages]
-        for neighbour in self.links:
-            for update in updates:
-                self._send(neighbour, update)
-            if not updates:
-                self._send(neighbour, Nothing(now, self.lineage, fresh, offers))
+        if len(updates) > 1:
+            self._out.messages += [(neighbour, update) for neighbour in self.links for update in updates]
+        else:
+            self._broadcast(updates[0] if updates else Nothing(now, self.lineage, fresh, offers))
         self._adopt()  # what came while it trained; the trained model has left with the lineage that it is of
         if self.ending is None:
             return  # it has begun anew with the models of others
@@ -131,17 +129,18 @@ class Rounds(Joining):
         """Fold what came; close the round that is being ended."""
         if self.bank is None or isinstance(self.job, Train):
             return
-        batch = self.options.aggregation == "batch"
+        batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending
-        folded = []
+        folded, newest = [], self.round - 1 if self.options.staleness.unit != "seconds" else math.inf
         for _, update, came_s in self.inbox.take(limit):
             message = update.message
-            if not compatible(self.lineage, update.lineage, message.cluster):  # that it fits was seen when it came
-                self._note("drop", message.sender, message.cluster, message.round)
+            j, round = message.cluster, message.round
+            if update.lineage != lineage and not compatible(lineage, update.lineage, j):
+                self._note("drop", message.sender, j, round)  # that it fits was seen when it came
                 continue
-            age = self._age(update, came_s)
-            folded.append((message, self.options.staleness.weight(age)))
-            self._note("fold", message.sender, message.cluster, message.round, age)
+            age = 0 if round >= newest else self._age(update, came_s)
+            folded.append((message, weight(age) if age else 1.0))
+            self._out.noted.append(("fold", message.sender, j, round, age))
         if folded:
             self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
@@ -201,48 +200,45 @@ class Rounds(Joining):
             self._wait_for(Step.BEGIN)
 
     def _on_update(self, sender: int, update: Update) -> None:
-        message, known = update.message, self.links[sender]
+        message, lineage = update.message, update.lineage
+        j, round = message.cluster, message.round
         if message.sender != sender:
             self._refuse("in another's name", sender)
             return
-        if message.round > MOST_ROUND:
+        if round > MOST_ROUND:
             self._refuse("malformed", sender)
             return
-        self._learn(sender, message.round, update.lineage, update.freshness, update.offers)
-        known.ended(message.round, message.cluster, update.parts)
-        j, round = message.cluster, message.round
-        if self.bank is None or not compatible(self.lineage, update.lineage, j) or not self._takes_part(self.id, round):
+        self._learn(sender, round, update)
+        self.links[sender].ended(round, j, update.parts)
+        same = lineage == self.lineage or compatible(self.lineage, lineage, j)
+        rests = self.options.participation < 1 and not self._takes_part(self.id, round)
+        if self.bank is None or not same or rests:
             self._note("drop", sender, j, round)
-        elif not usable(message, self.bank):
+        elif not self._is_usable(message):
             self._refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, self.now):
-            self._note("hold", sender, j, round)
-            self._fold_if_idle()
+            self._out.noted.append(("hold", sender, j, round, 0.0))
+            if self.job is None and self.step is None:
+                self._fold_if_idle()
         else:
             self._note("drop", sender, j, round)
-        self._check_wait()
+        if self.ending is not None:
+            self._check_wait()
 
     def _on_nothing(self, sender: int, message: Nothing) -> None:
         self._note("nothing", sender, round=message.round)
-        self._learn(sender, message.round, message.lineage, message.freshness, message.offers)
+        self._learn(sender, message.round, message)
         self.links[sender].ended(message.round, -1, 1)
         self._check_wait()
 
-    def _learn(
-        self,
-        sender: int,
-        round: int,
-        lineage: Lineage,
-        freshness: tuple[int, ...],
-        offers: tuple[tuple[int, Offer], ...],
-    ) -> None:
+    def _learn(self, sender: int, round: int, end: Update | Nothing) -> None:
         """Take in what comes along with the end of a neighbour's round."""
-        known = self.links[sender]
+        known, lineage, offers = self.links[sender], end.lineage, end.offers
         if round >= known.offers_round:
             own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
-            self.detector.learn(freshness, MOST_ROUND)
+            self.detector.learn(end.freshness, MOST_ROUND)
         if known.hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
             self._take_in_hello()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, participates
+from dfca.core.client import ClientState, Message, participates
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
@@ -127,6 +127,7 @@ class PeerState(Machine):
         self.checking: Score | None = None
         self.alarm_number = incarnation * LIFE
         self.alarm_sent: tuple[bool, int] = (False, 0)
+        self._form = (options.size, options.dtype)
         if saved is not None:
             self._resume(saved)
 
@@ -153,6 +154,11 @@ class PeerState(Machine):
             self.detector.copy(),
             self.voted,
         )
+
+    def _is_usable(self, message: Message) -> bool:
+        """Return what `usable(message, self.bank)` does, without a look at the bank: it is asked for every update."""
+        known = message.form == self._form and 0 <= message.cluster < len(self.copies.counts)
+        return known and message.degree >= 0 and message.finite
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""

@@ -22,6 +22,7 @@ from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
 from dfca.sim.events.books import Line
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.replay import to_line
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.setting import Setting
@@ -39,9 +40,7 @@ def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line
     config = trial.point.config
     world, clock = config.world, ClockConfig.of(config.clock)
     assert world is not None
-    return EventSimulation(
-        setting,
-        world.over(config.clients),
+    options = EventOptions(
         until_s=clock.until_s,
         rounds=config.rounds,
         timeout_s=clock.timeout_s,
@@ -51,6 +50,7 @@ def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line
         trace=trace,
         replay=replay,
     )
+    return EventSimulation(setting, world.over(config.clients), options)
 
 
 class VirtualTrial:

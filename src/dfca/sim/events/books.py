@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "rewire", "
 """What can go into a peer; "scored" is the end of a short job."""
 _SENDS = frozenset(("send", "answer", "repeat"))
 _STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch"))
-_BOOKED = _SENDS | _STOPS | {"start", "warm", "return", "candidacy", "fold"}
+_BOOKED = _SENDS | _STOPS | {"start", "warm", "return", "candidacy"}
 
 
 class Record(NamedTuple):
@@ -103,16 +104,37 @@ class Books:
         number: float = -1,
     ) -> None:
         """Enter what happened into the books."""
+        self.enter(time, client, ((kind, peer, cluster, round, number),))
+
+    def enter(self, time: float, client: int, notes: Iterable[tuple[str, int, int, int, float]]) -> None:
+        """Enter what happened to one client, in order: (kind, peer, cluster, round, number)."""
         self.time = time
-        self.kinds[kind] += 1
-        if self.trace is not None:
-            self.trace.append(Record(time, kind, client, peer, cluster, round, number))
-        if kind not in _BOOKED:
+        kinds, trace, ages = self.kinds, self.trace, self.ages
+        for kind, peer, cluster, round, number in notes:
+            kinds[kind] += 1
+            if trace is not None:
+                trace.append(Record(time, kind, client, peer, cluster, round, number))
+            if kind == "fold":
+                ages[int(number)] += 1
+            elif kind in _BOOKED:
+                self._book(time, kind, client, cluster, number)
+
+    def note_sends(self, time: float, client: int, receivers: Sequence[int], cluster: int, round: int) -> None:
+        """Enter that one model leaves for some neighbours."""
+        if self.trace is not None or client == SERVER:
+            for peer in receivers:
+                self.note(time, "send", client, peer, cluster, round, 1)
             return
+        self.time = time
+        self.kinds["send"] += len(receivers)
+        self._count(client, cluster, len(receivers))
+
+    def _book(self, time: float, kind: str, client: int, cluster: int, number: float) -> None:
         if kind in _SENDS:
-            self._count(client, cluster, number)
-        elif kind == "fold":
-            self.ages[int(number)] += 1
+            if client == SERVER:
+                self.server_models += int(number)
+            else:
+                self._count(client, cluster, 1)
         elif kind == "candidacy":
             self.start_models += 1
         elif client == SERVER:
@@ -126,13 +148,11 @@ class Books:
         else:
             self._stop(time, kind, client)
 
-    def _count(self, client: int, cluster: int, number: float) -> None:
-        if client == SERVER:
-            self.server_models += int(number)
-        elif cluster >= 0:
-            self.sent_by_client[client] += 1
+    def _count(self, client: int, cluster: int, models: int) -> None:
+        if cluster >= 0:
+            self.sent_by_client[client] += models
             self.sent_by_cluster += [0] * (cluster + 1 - len(self.sent_by_cluster))
-            self.sent_by_cluster[cluster] += 1
+            self.sent_by_cluster[cluster] += models
 
     def _stop(self, time: float, kind: str, client: int) -> None:
         if kind in ("finish", "sit"):
@@ -222,35 +242,6 @@ class EventResult:
     rejected: int
     trace: list[Line] | None
 
-    def time_to(self, accuracy: float) -> float | None:
-        """Return when the mean accuracy was first seen at or above a target, in seconds; None: never."""
-        return self._first(accuracy, "time_s")
-
-    def bytes_to(self, accuracy: float) -> float | None:
-        """Return how many bytes had been sent by then, the server's included; None: never."""
-        sent, served = self._first(accuracy, "bytes_sent"), self._first(accuracy, "server_bytes_sent")
-        return None if sent is None or served is None else sent + served
-
-    def compute_to(self, accuracy: float) -> float | None:
-        """Return how many seconds all clients together had trained by then: what stands for energy; None: never."""
-        return self._first(accuracy, "compute_s")
-
-    def catch_up_s(self, client: int, joined_s: float, share: float = 0.95) -> float | None:
-        """Return how long a late joiner needed to reach that share of the others' mean accuracy; None: never.
-
-        Seen at the evaluations: no finer than they are.
-        """
-        for row in self.metrics:
-            if row["time_s"] < joined_s or client in row["without_models"]:
-                continue
-            others = [
-                score
-                for i, score in enumerate(row["accuracy_by_client"])
-                if i != client and i not in row["without_models"]
-            ]
-            if others and row["accuracy_by_client"][client] >= share * sum(others) / len(others):
-                return float(row["time_s"] - joined_s)
-        return None
-
-    def _first(self, accuracy: float, column: str) -> float | None:
-        return next((row[column] for row in self.metrics if row["accuracy"] >= accuracy), None)
+    def first(self, accuracy: float) -> dict[str, Any] | None:
+        """Return the first row of the metrics with the mean accuracy at or above a target; None: never."""
+        return next((row for row in self.metrics if row["accuracy"] >= accuracy), None)

@@ -23,7 +23,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Note, Ready, Score, Train
+from dfca.peer.work import Draw, Job, Score, Train
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
@@ -32,6 +32,8 @@ from dfca.sim.metrics_table import Metrics
 from dfca.sim.setting import Setting
 
 _LARGE = frozenset(LARGE)
+SHORT = frozenset((Score, Draw))
+"""Jobs that take no time."""
 _FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
 
 
@@ -40,8 +42,8 @@ class PeerHost:
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
     short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now. send: called with (sender, receiver, message, number); begun: called with a client
-    and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
+    those that are to be woken now. send: called with (sender, receivers, message, number of the first); begun: called
+    with a client and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
     """
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
@@ -58,81 +60,69 @@ class PeerHost:
         self.due: set[int] = set()
         self._touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
-        self.noted: deque[Note] | None = None
-        self.send: Callable[[int, int, Any, int], None]
+        self.noted: deque[tuple[str, int, int, int, float]] | None = None
+        self.send: Callable[[int, tuple[int, ...], Any, int], None]
         self.begun: Callable[[int, Job], None]
 
     # Inputs.
 
     def begin(self, i: int, late: bool) -> None:
         """Make a peer, from what it has kept if there is something, and let it begin."""
-        self._log("begin", i, number=int(late))
-        peer = self._make(i)
+        self._make(i)
+        peer = self._take(i, "begin", number=int(late))
         self.lives[i] += 1
         self.saved[i] = None
         peer.begin(self.now, late)
         self._drain(i, peer)
 
-    def connected(self, i: int, other: int) -> None:
-        """Notify a peer that a neighbour is in reach."""
-        peer = self._take(i, "connected", other)
-        peer.connected(other, self.now)
+    def feed(self, i: int, kind: str, *other: int) -> None:
+        """Notify a peer: `connected` or `disconnected` with the neighbour, or `wake`: nothing else is to be handled."""
+        peer = self._take(i, kind, *other)
+        getattr(peer, kind)(*other, self.now)
         self._drain(i, peer)
 
-    def disconnected(self, i: int, other: int) -> None:
-        """Notify a peer that a neighbour is out of reach."""
-        peer = self._take(i, "disconnected", other)
-        peer.disconnected(other, self.now)
-        self._drain(i, peer)
-
-    def receive(self, i: int, parcel: Parcel, broken: bool) -> None:
-        """Hand a peer what has arrived."""
-        sender, _, message, number, _, _, waited_s, _ = parcel
-        peer = self.peers[i]
-        assert peer is not None
-        traced = self.books.trace is not None or self.noted is not None
-        if self.books.trace is not None:
-            self.books.trace.append(Input(self.now, "receive", i, sender, number, waited_s, broken))
+    def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None:
+        """Hand peers what has arrived; places: which of its receivers it has reached."""
+        sender, receivers, message, number, _, _, waited_s, _, _ = parcel
         if waited_s and type(message) is Update:
             message = message._replace(age_s=message.age_s + waited_s)
-        if broken:
-            message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
-        peer.receive(sender, message, self.now)
-        if peer.quiet and not traced:
-            self._touched.add(i)  # what it notes can wait until the end of this instant
-        else:
-            self._drain(i, peer)
-
-    def wake(self, i: int) -> None:
-        """Notify a peer that nothing else is to be handled now."""
-        peer = self._take(i, "wake")
-        peer.wake(self.now)
-        self._drain(i, peer)
+        peers, now, trace = self.peers, self.now, self.books.trace
+        can_wait = trace is None and self.noted is None
+        for place in places:
+            i = receivers[place]
+            if trace is not None:
+                trace.append(Input(now, "receive", i, sender, number + place, waited_s, broken))
+            if broken:
+                message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
+            peer = peers[i]
+            assert peer is not None
+            peer.receive(sender, message, now)
+            if can_wait and peer.quiet:
+                self._touched.add(i)  # what it notes can wait until the end of this instant
+            else:
+                self._drain(i, peer)
 
     def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
         """Do the long jobs of some clients in one call: (client, job, result)."""
-        orders = []
-        for i in clients:
-            peer = self.peers[i]
-            assert peer is not None
-            assert peer.job is not None
-            orders.append(Order(i, peer.job, peer.bank))
-        self.calls += 1
-        return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
+        busy = [(i, peer) for i in clients if (peer := self.peers[i]) is not None]
+        return self._do([Order(i, peer.job, peer.bank) for i, peer in busy if peer.job is not None])
 
     def do_short_jobs(self) -> list[tuple[int, Job, Any]]:
         """Do the jobs that take no time in one call: (client, job, result)."""
         orders = [Order(i, job, None) for i, peer, job in self.short if self.peers[i] is peer]
         self.short = []
+        return self._do(orders)
+
+    def _do(self, orders: Sequence[Order]) -> list[tuple[int, Job, Any]]:
         self.calls += 1
         return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
 
     def finish(self, i: int, job: Job, result: Any) -> None:
         """Hand a peer what came of its job."""
-        peer = self._take(i, "scored" if isinstance(job, Score | Draw) else "finished", number=self.calls)
+        peer = self._take(i, "scored" if type(job) in SHORT else "finished", number=self.calls)
         if type(job) is Train:
             assert peer.bank is not None
-            self.books.multiplications += self.pool.work(i, len(peer.bank))
+            self.books.multiplications += self.pool.work(i, peer.bank.shape[0])
         peer.finished(job, result, self.now)
         self._drain(i, peer)
 
@@ -140,7 +130,7 @@ class PeerHost:
         """Take a peer away, with everything but what it keeps."""
         peer = self.peers[i]
         assert peer is not None
-        self._enter_notes(i, peer.ready())
+        self._enter_notes(i, peer.take_notes())
         self.peers[i] = None
         self.rounds[i] = peer.round
         self.refused += peer.refused.total()
@@ -152,16 +142,14 @@ class PeerHost:
             self.pool.empty(i)
 
     def _take(self, i: int, kind: str, other: int = -2, number: int = -1) -> Machine:
-        self._log(kind, i, other, number)
+        if self.books.trace is not None:
+            self.books.trace.append(Input(self.now, kind, i, other, number))
         peer = self.peers[i]
         assert peer is not None
         return peer
 
-    def _log(self, kind: str, i: int, other: int = -2, number: int = -1) -> None:
-        if self.books.trace is not None:
-            self.books.trace.append(Input(self.now, kind, i, other, number))
-
     def _make(self, i: int) -> Machine:
+        """Make a peer, which has yet to begin."""
         options, allocate = self.options[i], partial(self.pool.allocate, i)
         peer: Machine
         if options.rules.exchange == "server":
@@ -176,27 +164,37 @@ class PeerHost:
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
         out = peer.ready()
-        self._enter_notes(i, out)
-        for other, message in out.messages:
-            self.sent[i] += 1
-            if type(message) is Update:
-                self.books.scalars += 2 * len(message.offers) + len(message.freshness)
-            elif type(message) not in _LARGE:
-                self.books.scalars += scalars(message)
-            self.send(i, other, message, self.sent[i])
+        self._enter_notes(i, out.noted)
+        if out.messages:
+            self._send(i, out.messages)
         for job in out.work:
-            if type(job) is Score or type(job) is Draw:
+            if type(job) in SHORT:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
-        self._touched.add(i)
+        self._touched.add(i)  # when it is to be woken may have changed
 
-    def _enter_notes(self, i: int, out: Ready) -> None:
-        now, note = self.now, self.books.note
-        for kind, other, cluster, round, number in out.notes:
-            note(now, kind, i, other, cluster, round, number)
-        if self.noted is not None:
-            self.noted += out.notes
+    def _send(self, i: int, messages: Sequence[tuple[int, Any]]) -> None:
+        """Hand messages over; those in a row that are the same object go as one, to several neighbours."""
+        begin = 0
+        while begin < len(messages):
+            message = messages[begin][1]
+            end = begin + 1
+            while end < len(messages) and messages[end][1] is message:
+                end += 1
+            if type(message) is Update:
+                self.books.scalars += (end - begin) * (2 * len(message.offers) + len(message.freshness))
+            elif type(message) not in _LARGE:
+                self.books.scalars += (end - begin) * scalars(message)
+            self.send(i, tuple([each[0] for each in messages[begin:end]]), message, self.sent[i] + 1)
+            self.sent[i] += end - begin
+            begin = end
+
+    def _enter_notes(self, i: int, notes: Sequence[tuple[str, int, int, int, float]]) -> None:
+        if notes:
+            self.books.enter(self.now, i, notes)
+            if self.noted is not None:
+                self.noted += notes
 
     def _plan_wakes(self) -> None:
         """Ask the peers into which something went when they are to be woken: once, however much it was."""
@@ -205,7 +203,7 @@ class PeerHost:
             peer = self.peers[i]
             if peer is None:
                 continue
-            self._enter_notes(i, peer.ready())
+            self._enter_notes(i, peer.take_notes())
             wake = peer.next_wake()
             if wake is None:
                 self.wakes[i] = math.inf

@@ -40,30 +40,40 @@ _FACTS = ("live", "believed", "here", "cuts", "outboxes", "sending", "arrivals",
 class Ends(Protocol):
     """Who is at the ends of the links."""
 
-    def connected(self, i: int, peer: int) -> None: ...
-    def disconnected(self, i: int, peer: int) -> None: ...
-    def receive(self, i: int, parcel: Parcel, broken: bool) -> None: ...
+    def feed(self, i: int, kind: str, *other: int) -> None: ...
+    def receive(self, parcel: Parcel, places: Sequence[int], broken: bool) -> None: ...
 
 
 class Parcel(NamedTuple):
-    """A message on its way. number: the sender's count of messages; since: when it was handed over; waited_s: how long
-    it waited for the uplink; tries: how often it was repeated."""
+    """A message on its way to one neighbour, or to several where it reaches them at the same time.
+
+    number: the sender's count of messages, of the first receiver; epochs: of the link to each; since: when it was
+    handed over; waited_s: how long it waited for the uplink; tries: how often it was repeated; changes: `Links.epochs`
+    when it left, where all its links were up.
+    """
 
     sender: int
-    receiver: int
+    receivers: tuple[int, ...]
     message: Any
     number: int
-    epoch: int
+    epochs: tuple[int, ...]
     since: float = 0.0
     waited_s: float = 0.0
     tries: int = 0
+    changes: int = -1
+
+    @property
+    def link(self) -> tuple[int, int]:
+        """The link that it takes, from end to end: of a message to several, the first."""
+        return self.sender, self.receivers[0]
 
 
 class Links:
     """The links between clients, and between clients and a server.
 
     live: the epoch of each link that is up, believed: the epoch that each end believes to be up, by (end, other end);
-    outboxes: what waits for each uplink; arrivals: when the last small message arrives, by (sender, receiver).
+    epochs: how often a link came up or went down; outboxes: what waits for each uplink; arrivals: when the last small
+    message arrives, by (sender, receiver).
     """
 
     def __init__(
@@ -77,8 +87,8 @@ class Links:
         self.ends: Ends
         self._bandwidths = self.link.bandwidths(self.clients)
         self._fails = bool(self.faults.loss or self.faults.corruption)
-        self._harmless = not (self._fails or self.faults.duplication)
         self._ordered = self._fails or self.link.spread > 0
+        self._plain = not (self._ordered or self.faults.duplication)  # what leaves together arrives together
         self.live: dict[tuple[int, int], int] = {}
         self.believed: dict[tuple[int, int], int] = {}
         self.here = [False] * len(near)
@@ -136,12 +146,13 @@ class Links:
             self.arrivals.pop(end, None)
         for end in ends:
             if end in self.believed:
-                self.ends.disconnected(*end)
+                self.ends.feed(end[0], "disconnected", end[1])
         for end in ends:
             self.believed[end] = self.epochs
-            self.ends.connected(*end)
+            self.ends.feed(end[0], "connected", end[1])
 
     def _close(self, i: int, peer: int, at_once: bool = False) -> None:
+        self.epochs += 1
         epoch = self.live.pop((i, peer))
         del self.live[peer, i]
         for end in ((i, peer), (peer, i)):
@@ -157,7 +168,7 @@ class Links:
         """Notify a participant that a link went down, unless it knows, or has left."""
         if self.believed.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
             del self.believed[i, peer]
-            self.ends.disconnected(i, peer)
+            self.ends.feed(i, "disconnected", peer)
 
     def on_notice(self, event: Event) -> None:
         """Handle an event of the failure detector."""
@@ -172,62 +183,65 @@ class Links:
 
     def _break(self, parcel: Parcel, after_s: float) -> None:
         """Declare a link down: a message could not be delivered."""
-        self.clock.push(
-            self.clock.now + after_s, NOTICE, "broken", parcel.sender, parcel.receiver, parcel.epoch
-        )  # fmt: skip
+        self.clock.push(self.clock.now + after_s, NOTICE, "broken", *parcel.link, parcel.epochs[0])
 
     # Sending.
 
-    def send(self, i: int, peer: int, message: Any, number: int) -> None:
-        """Take over a message; one to a neighbour that is out of reach is lost."""
-        epoch = self.live.get((i, peer))
-        if epoch is None:
-            if type(message) in _LARGE:
-                self._lose(Parcel(i, peer, message, number, 0))
+    def send(self, i: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
+        """Take over a message to some neighbours, with numbers from `number` on; those out of reach do not get it."""
+        live, large = self.live, type(message) in _LARGE
+        epochs = tuple([live.get((i, peer), 0) for peer in receivers])
+        if self._plain and 0 not in epochs and (not large or (type(message) is Update and self._unlimited(i))):
+            parcel = _new(Parcel, (i, receivers, message, number, epochs, self.clock.now, 0.0, 0, self.epochs))
+            if large:
+                self._note_departure(parcel)
+            self.clock.push(self.clock.now + self.link.latency_s, DELIVER, parcel, False)
             return
-        clock, link = self.clock, self.link
-        parcel: Parcel = _new(Parcel, (i, peer, message, number, epoch, clock.now, 0.0, 0))
-        if type(message) is Update and self._harmless and self._bandwidths[i] == math.inf:
-            inner = message.message  # what `_enqueue` and `_travel` come to here, for nearly all messages are these
-            self.books.note(clock.now, "send", i, peer, inner.cluster, inner.round, 1)
-            clock.push(clock.now + link.latency(self.seed, i, peer, number), DELIVER, parcel, False)
-            return
-        if type(message) not in _LARGE:
-            self._send_small(parcel)
-            return
-        if isinstance(message, Copy | BankCopy):
-            self._note("answer", parcel)
-        self._enqueue(parcel)
+        for place, (peer, epoch) in enumerate(zip(receivers, epochs, strict=True)):
+            parcel = Parcel(i, (peer,), message, number + place, (epoch,), self.clock.now)
+            if not large:
+                if epoch:
+                    self._send_small(parcel)
+            elif not epoch:
+                self._lose(parcel)
+            else:
+                if isinstance(message, Copy | BankCopy):
+                    self._note("answer", parcel)
+                self._enqueue(parcel)
+
+    def _unlimited(self, i: int) -> bool:
+        """Return whether nothing waits for an uplink; a server's is not shared."""
+        return i == SERVER or self._bandwidths[i] == math.inf
 
     def _send_small(self, parcel: Parcel) -> None:
-        i, peer, _, number = parcel[:4]
-        delay = self.link.latency(self.seed, i, peer, number)
+        link = parcel.link
+        delay = self.link.latency(self.seed, *link, parcel.number)
         if self._fails:
             tries = 0
             while self._fail(parcel, tries):
                 tries += 1
                 if tries == TRIES:
-                    if self.arrivals.get((i, peer)) != math.inf:
-                        self.arrivals[i, peer] = math.inf  # nothing overtakes it in this epoch
+                    if self.arrivals.get(link) != math.inf:
+                        self.arrivals[link] = math.inf  # nothing overtakes it in this epoch
                         self._break(parcel, TRIES * self.retry_s)
                     return
             delay += tries * self.retry_s
         at = self.clock.now + delay
         if self._ordered:
-            at = max(at, self.arrivals.get((i, peer), 0.0))
+            at = max(at, self.arrivals.get(link, 0.0))
             if at == math.inf:
                 return
-            self.arrivals[i, peer] = at
+            self.arrivals[link] = at
         self.clock.push(at, DELIVER, parcel, False)
 
     def _fail(self, parcel: Parcel, tries: int) -> bool:
         """Draw whether a message that will be repeated gets lost, or broken."""
-        sender, receiver, _, number = parcel[:4]
+        sender, receiver = parcel.link
         for share, name, kind in (
             (self.faults.loss, "loss", "lost"),
             (self.faults.corruption, "corruption", "corrupt"),
         ):
-            if share and draw(self.seed, name, sender, receiver, number, tries) < share:
+            if share and draw(self.seed, name, sender, receiver, parcel.number, tries) < share:
                 self.books.note(self.clock.now, kind, receiver, sender)
                 return True
         return False
@@ -235,11 +249,11 @@ class Links:
     def _enqueue(self, parcel: Parcel) -> None:
         """Hand a model to the uplink, behind what waits there."""
         i, message = parcel.sender, parcel.message
-        if i == SERVER or self._bandwidths[i] == math.inf:
+        if self._unlimited(i):
             self._travel(parcel)
             return
         cluster = message.message.cluster if isinstance(message, Update) else -1
-        key = (parcel.receiver, cluster, 0 if cluster >= 0 else parcel.number)
+        key = (parcel.receivers[0], cluster, 0 if cluster >= 0 else parcel.number)
         outbox = self.outboxes[i]
         if key in outbox:
             self._note("overtaken", outbox[key])
@@ -261,7 +275,7 @@ class Links:
         """Move a model off the uplink, or begin to repeat one."""
         parcel, again = event[3], event[4]
         i = parcel.sender
-        up = self.live.get((i, parcel.receiver)) == parcel.epoch
+        up = self.live.get(parcel.link) == parcel.epochs[0]
         if again:
             if up:
                 self._enqueue(parcel)
@@ -278,7 +292,7 @@ class Links:
 
     def _travel(self, parcel: Parcel) -> None:
         """Put a model on its way, through what the world does to it."""
-        i, peer, message, number, _, _, _, tries = parcel
+        (i, peer), message, number, tries = parcel.link, parcel.message, parcel.number, parcel.tries
         clock, seed, faults = self.clock, self.seed, self.faults
         self._note_departure(parcel)
         delay = self.link.latency(seed, i, peer, number + tries * 1_000_003)
@@ -308,30 +322,36 @@ class Links:
             self.clock.push(self.clock.now + self.retry_s, DEPART, later, True)
 
     def on_deliver(self, event: Event) -> None:
-        """Deliver a message."""
+        """Deliver a message, but over links that have gone down since it left."""
         parcel, broken = event[3], event[4]
-        if self.live.get((parcel.sender, parcel.receiver)) != parcel.epoch:
+        places: Sequence[int] = range(len(parcel.receivers))
+        if parcel.changes != self.epochs:  # else all its links are as they were
+            ends = zip(parcel.receivers, parcel.epochs, strict=True)
+            up = [self.live.get((parcel.sender, peer)) == epoch for peer, epoch in ends]
             if type(parcel.message) in _LARGE:
-                self._lose(parcel)
-            return
-        if broken:
+                for place in places:
+                    if not up[place]:
+                        self._lose(parcel, place)
+            places = [place for place in places if up[place]]
+        if broken and places:
             self._note("corrupt", parcel, at_receiver=True)
-        self.ends.receive(parcel.receiver, parcel, broken)
+        self.ends.receive(parcel, places, broken)
 
     # The books.
 
-    def _lose(self, parcel: Parcel) -> None:
-        self._note("lost", parcel, at_receiver=True)
+    def _lose(self, parcel: Parcel, place: int = 0) -> None:
+        self._note("lost", parcel, at_receiver=True, place=place)
 
-    def _note(self, kind: str, parcel: Parcel, at_receiver: bool = False, number: int = -1) -> None:
-        i, peer = (parcel.receiver, parcel.sender) if at_receiver else (parcel.sender, parcel.receiver)
+    def _note(self, kind: str, parcel: Parcel, at_receiver: bool = False, number: int = -1, place: int = 0) -> None:
+        i, peer = parcel.sender, parcel.receivers[place]
+        if at_receiver:
+            i, peer = peer, i
         self.books.note(self.clock.now, kind, i, peer, *_about(parcel.message), number)
 
     def _note_departure(self, parcel: Parcel) -> None:
         message = parcel.message
         if type(message) is Update:
-            inner = message.message
-            self.books.note(self.clock.now, "send", parcel[0], parcel[1], inner.cluster, inner.round, 1)
+            self.books.note_sends(self.clock.now, parcel.sender, parcel.receivers, *_about(message))
         elif isinstance(message, Candidate | Centre):
             self._note("candidacy", parcel)
         elif parcel.tries:
@@ -352,9 +372,9 @@ class Links:
 
 def _about(message: Any) -> tuple[int, int]:
     """Return the cluster and the round that a message is about, -1 where there is none."""
-    if isinstance(message, Candidate | Centre):
+    if type(message) is Candidate or type(message) is Centre:
         return -1, -1
-    inner = None if isinstance(message, Served) else message.message
+    inner = None if type(message) is Served else message.message
     return (-1, message.round) if inner is None else (inner.cluster, inner.round)
 
 

@@ -7,6 +7,7 @@ knows nothing of time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class ClientPool:
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
         self._drawn: Tensor | None = None
+        self._none = torch.zeros(0, dtype=setting.dtype)
         most = self.models
         if self.elects or algorithm.revives:
             most = max(most, algorithm.election.most, setting.clusters or 1)
@@ -143,19 +145,18 @@ class ClientPool:
 
     def _train(self, orders: Sequence[Order]) -> list[Trained]:
         """Train for all in one call per round and number of models; with a server, per bank that they hold."""
+        found: dict[int, Trained] = {}
         groups: dict[tuple[int, int, int], list[Order]] = {}
         for order in orders:
             assert isinstance(order.job, Train)
             assert order.bank is not None
-            where = order.bank.data_ptr() if self.shared else 0
-            groups.setdefault((order.job.round, len(order.bank), where), []).append(order)
-        found: dict[int, Trained] = {}
-        for (round, models, _), some in groups.items():
+            models, where = order.bank.shape[0], order.bank.data_ptr() if self.shared else 0
             if self.dry:
-                model = torch.zeros(0, dtype=self.setting.dtype) if self.shared else None
-                found |= {each.client: Trained(each.client % models, True, model, float("inf")) for each in some}
+                found[order.client] = Trained(order.client % models, True, self._none, math.inf)
             else:
-                found |= self._train_group(round, sorted(some, key=lambda order: order.client))
+                groups.setdefault((order.job.round, models, where), []).append(order)
+        for (round, _, _), some in groups.items():
+            found |= self._train_group(round, sorted(some, key=lambda order: order.client))
         for client, trained in found.items():
             self.changed += self.assigned[client] not in (-1, trained.cluster)
             self.assigned[client] = trained.cluster

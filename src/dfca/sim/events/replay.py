@@ -45,12 +45,6 @@ def from_line(line: str) -> Line:
     return Record(**fields)
 
 
-def write_trace(path: str | Path, trace: Iterable[Line]) -> None:
-    """Write a trace as JSON lines."""
-    with Path(path).open("w") as file:
-        file.writelines(map(to_line, trace))
-
-
 def read_trace(path: str | Path) -> list[Line]:
     """Read a trace. Raises ConfigError with the number of the first line that is not a record."""
     found: list[Line] = []
@@ -91,9 +85,10 @@ class _Replay:
         self.results: deque[tuple[int, Job, Any]] = deque()
         host.send, host.begun, host.noted = self._keep, lambda i, job: None, deque()
 
-    def _keep(self, i: int, _: int, message: Any, number: int) -> None:
-        if self.uses[i, number]:
-            self.kept[i, number] = message
+    def _keep(self, i: int, receivers: tuple[int, ...], message: Any, first: int) -> None:
+        for number in range(first, first + len(receivers)):
+            if self.uses[i, number]:
+                self.kept[i, number] = message
 
     def run(self) -> None:
         """Carry out all lines."""
@@ -103,12 +98,12 @@ class _Replay:
             host.now = line.time
             if isinstance(line, Input):
                 if host.noted:
-                    raise self._differs(line, f"after it, client says {host.noted[0].kind}")
+                    raise self._differs(line, f"after it, client says {host.noted[0][0]}")
                 self._drive(line)
             elif host.noted:
                 note = host.noted.popleft()
-                if (line.kind, *line[3:]) != tuple(note):
-                    raise self._differs(line, f"the replay has a {note.kind}")
+                if (line.kind, *line[3:]) != note:
+                    raise self._differs(line, f"the replay has a {note[0]}")
             elif line.kind == "evaluate":
                 host.evaluate()
             elif line.kind == "drift":
@@ -125,20 +120,18 @@ class _Replay:
             host.begin(i, late=bool(line.number))
             return
         self._check_there(line)
-        if line.kind == "connected":
-            host.connected(i, line.peer)
-        elif line.kind == "disconnected":
-            host.disconnected(i, line.peer)
-        elif line.kind == "wake":
-            host.wake(i)
+        if line.kind == "wake":
+            host.feed(i, "wake")
+        elif line.kind in ("connected", "disconnected"):
+            host.feed(i, line.kind, line.peer)
         elif line.kind == "receive":
             key = (line.peer, line.number)
             if key not in self.kept:
                 raise self._differs(line, f"client {line.peer} has sent no message of number {line.number} before")
             self.uses[key] -= 1
             message = self.kept[key] if self.uses[key] else self.kept.pop(key)
-            parcel = Parcel(line.peer, i, message, line.number, 0, waited_s=line.waited_s)
-            host.receive(i, parcel, line.broken)
+            parcel = Parcel(line.peer, (i,), message, line.number, (0,), waited_s=line.waited_s)
+            host.receive(parcel, (0,), line.broken)
         else:
             self._finish(line)
 

@@ -19,87 +19,61 @@ trains at that moment ends its round on the new ones.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from heapq import heappop
 from typing import Any
 
 from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
-from dfca.peer.staleness import Staleness
 from dfca.peer.work import Job, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.replay import replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.setting import Setting
 
-MAX_EVENTS = 100_000_000
-"""A run ends here at the latest: no setting may run for ever."""
+COLLECT_AFTER = 50_000
+"""New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
 _FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
 
 
 class EventSimulation:
-    """A simulation in virtual time, until `until_s` seconds or until every client has done `rounds` rounds.
-
-    Without either, the setting's rounds. `setting.aggregation` says sequential or batch. evaluate_every_s None:
-    whenever clients have done `setting.evaluate_every` more rounds on average. quorum: the share of the clients that an
-    election waits for. trace: keep all records. replay: the trace of an earlier run of the same setting; nothing is
-    drawn and no clock runs, the peers are driven by it, and the result is bit-identical. dry: nothing is trained,
-    elected or scored: the clockwork alone.
+    """A simulation in virtual time; `setting.aggregation` says sequential or batch, `options` when it ends.
 
     `run` does all of it. `step` goes on to the next evaluation or mean round; between steps `state` and `restore` carry
     the simulation over a restart, bit by bit.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        world: World | None = None,
-        *,
-        until_s: float | None = None,
-        rounds: int | None = None,
-        timeout_s: float | None = None,
-        staleness: Staleness | None = None,
-        evaluate_every_s: float | None = None,
-        quorum: float = 0.8,
-        trace: bool = False,
-        replay: Sequence[Line] | None = None,
-        dry: bool = False,
-        max_events: int = MAX_EVENTS,
-    ) -> None:
-        for name, value in (("until_s", until_s), ("evaluate_every_s", evaluate_every_s)):
-            if value is not None and not (0 < value < math.inf):
-                raise ConfigError(f"{name} must be > 0 and finite, got {value}")
-        if rounds is not None and rounds < 1:
-            raise ConfigError(f"rounds must be >= 1, got {rounds}")
-        if not 0 < quorum <= 1:
-            raise ConfigError(f"quorum must be in (0, 1], got {quorum}")
+    def __init__(self, setting: Setting, world: World | None = None, options: EventOptions | None = None) -> None:
+        self.options = options = options or EventOptions()
         self.setting, self.world, clients = setting, world or World(), setting.clients
-        self.until_s = math.inf if until_s is None else until_s
-        self.every_s, self.max_events, self.replay = evaluate_every_s, max_events, replay
-        self.pool = ClientPool(setting, dry)
+        self.until_s = math.inf if options.until_s is None else options.until_s
+        self.pool = ClientPool(setting, options.dry)
         self.model_bytes = self.pool.flat.size * FLOAT_BYTES
         near = neighbours_of(setting)
-        self.world.check([len(each) for each in near[:clients]], self.model_bytes, timeout_s)
-        self.clock, self.books = Clock(), Books(clients, trace)
+        self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
+        self.clock, self.books = Clock(), Books(clients, options.trace)
         self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
-        options = peer_options(
+        peers = peer_options(
             setting,
             self.pool,
             near,
-            rounds=rounds or (setting.rounds if until_s is None else sys.maxsize),
-            timeout_s=timeout_s,
-            staleness=staleness,
-            quorum=quorum,
+            rounds=options.rounds or (setting.rounds if options.until_s is None else sys.maxsize),
+            timeout_s=options.timeout_s,
+            staleness=options.staleness,
+            quorum=options.quorum,
         )
-        self.host = PeerHost(options, self.pool, self.books)
+        self.host = PeerHost(peers, self.pool, self.books)
         self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
         slowdowns = self.world.compute.slowdowns(setting.seed, clients)
         self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
@@ -107,7 +81,7 @@ class EventSimulation:
         self.done = False
         self._scored_at = -1
         self._due = setting.evaluate_every * clients
-        self._due_s = math.inf if evaluate_every_s is None else evaluate_every_s
+        self._due_s = options.evaluate_every_s or math.inf
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
@@ -150,10 +124,14 @@ class EventSimulation:
 
         Raises RunError as `run` does.
         """
-        if self.replay is not None:
-            replay(self.host, self.replay, self.world.churn.keeps)
+        if self.options.replay is not None:
+            replay(self.host, self.options.replay, self.world.churn.keeps)
             self.done = True
             return next(reversed(self.host.metrics), None)
+        with rare_collections():
+            return self._step()
+
+    def _step(self) -> dict[str, Any] | None:
         before = self.books.rounds_done
         if not self.handled:
             self._begin()
@@ -286,8 +264,9 @@ class EventSimulation:
         while True:
             while queue and queue[0][0] <= now:
                 if queue[0][1] == DELIVER:  # nearly all events are deliveries
-                    self._count()
-                    deliver(heappop(queue))
+                    event = heappop(queue)
+                    self._count(len(event[3].receivers))
+                    deliver(event)
                 else:
                     self._handle(clock.pop())
             if host.short:
@@ -299,7 +278,7 @@ class EventSimulation:
                 return
             for i in due:
                 self._count()
-                host.wake(i)
+                host.feed(i, "wake")
 
     def _handle(self, event: Event) -> None:
         self._count()
@@ -313,11 +292,11 @@ class EventSimulation:
         else:
             self.links.on_notice(event)
 
-    def _count(self) -> None:
-        self.handled += 1
-        if self.handled > self.max_events:
+    def _count(self, events: int = 1) -> None:
+        self.handled += events
+        if self.handled > (most := self.options.max_events):
             raise RunError(
-                f"stopped after max_events = {self.max_events} events, at {self.clock.now:g} s of virtual time and "
+                f"stopped after max_events = {most} events, at {self.clock.now:g} s of virtual time and "
                 f"{self.books.rounds_done} rounds on average; end sooner by until_s or rounds, or raise max_events"
             )
 
@@ -348,9 +327,9 @@ class EventSimulation:
 
     def _is_evaluated(self) -> bool:
         """Return whether an evaluation is due, and plan the next."""
-        if self.every_s is not None:
+        if self.options.evaluate_every_s is not None:
             due = self.clock.now >= self._due_s
-            self._due_s += self.every_s if due else 0.0
+            self._due_s += self.options.evaluate_every_s if due else 0.0
             return due
         due = self.books.finished >= self._due
         while self.books.finished >= self._due:
@@ -415,6 +394,17 @@ class EventSimulation:
             f"nobody can go on at {self.clock.now:g} s: {shown} ({lost} messages were lost or broken on the way); "
             f"{advice}"
         )
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for garbage in cycles rarely: peers make none, and the many small records of an instant set it off."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], COLLECT_AFTER) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def neighbours_of(setting: Setting) -> list[list[int]]:
