@@ -195,6 +195,7 @@ def test_nothing_leaves_before_what_it_rests_on_is_saved_and_a_full_disk_stops_n
         saving.put(make_saved(1), [(1, update(1)), (2, update(1))])
         saving.put(None, [(1, Hello(0, 1, 1, ()))])
         saving.put(make_saved(2), [(1, update(2)), (2, update(2))])
+        saving.put(make_saved(3), [(1, update(3)), (2, update(3))])
         while saving.problem is None:
             await asyncio.sleep(0.001)
         assert saving.problem == "no space left"
@@ -203,9 +204,9 @@ def test_nothing_leaves_before_what_it_rests_on_is_saved_and_a_full_disk_stops_n
         store.full = False
         assert await saving.flush(5)
         assert saving.problem is None
-        assert store.rounds == [2]  # the newest is enough
-        assert [(n, type(each).__name__) for n, each in sent[1:]] == [(1, "Hello"), (1, "Update")]
-        assert sent[-1][1].message.round == 2
+        assert store.rounds == [3]  # the newest is enough; of updates, the newest two
+        assert [(n, type(each).__name__) for n, each in sent[1:]] == [(1, "Hello"), (1, "Update"), (1, "Update")]
+        assert [each.message.round for _, each in sent[2:]] == [2, 3]
         thread.shutdown()
 
     asyncio.run(scenario())

@@ -18,6 +18,8 @@ from dfca.peer.messages import Update
 from dfca.peer.state import Saved
 
 RETRY_S = 5.0
+KEPT_UPDATES = 2
+"""Updates of one cluster that wait for one neighbour: under `batch` it may be a round behind."""
 MOST_HELD = 4096
 """Messages that wait for the disk; further ones are lost, and the neighbours' own deadlines help them."""
 
@@ -82,13 +84,15 @@ class SaveThenSend:
         self._held.clear()
 
     def _hold(self, neighbour: int, message: Any) -> None:
-        if isinstance(message, Update):  # the newest of a cluster is enough
+        if isinstance(message, Update):  # the newest of a cluster are enough
             cluster = message.message.cluster
-            self._held = deque(
+            same = [
                 each
                 for each in self._held
-                if not (each[1] == neighbour and isinstance(each[2], Update) and each[2].message.cluster == cluster)
-            )
+                if each[1] == neighbour and isinstance(each[2], Update) and each[2].message.cluster == cluster
+            ]
+            if len(same) >= KEPT_UPDATES:
+                self._held = deque(each for each in self._held if each is not same[0])
         if len(self._held) >= MOST_HELD:
             self.lost += 1
         else:
