@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 from dfca.node.memory import MemoryNetwork
 from dfca.node.node import Node
+from dfca.node.run import WORK_THREADS
 from dfca.node.service import Memory
 from dfca.node.store import DiskStore
 from dfca.node.task.learner import build
@@ -15,6 +17,7 @@ from dfca.peer.peer import Peer
 from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.plan import Plan
 
+STOP_S = 10.0
 NOBODY = "a" * 52
 """The founder of a swarm without devices."""
 
@@ -85,6 +88,9 @@ class MemoryFleet:
             task.cancel()
         for node in self._nodes.values():
             await node.finish(10.0)
+        for thread in threading.enumerate():
+            if thread.name in WORK_THREADS:  # it may be inside torch, which must not find a dying interpreter
+                await asyncio.to_thread(thread.join, STOP_S)
 
     def _start(self, client: int) -> None:
         setting = self.plan.setting
