@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from dfca.errors import DfcaError, ShortOfMemory
 
 GIB = 2**30
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def available_bytes(device: str = "cpu") -> int | None:
@@ -37,6 +40,22 @@ def peak_bytes(pid: int | None = None) -> int:
                 return 1024 * int(line.split()[1])
     memory = process.memory_info()
     return int(getattr(memory, "peak_wset", memory.rss))
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep large blocks that are freed, for this process; return whether it could be told.
+
+    glibc returns blocks above 32 MB to the system and asks for them again, page by page: the activations of a CNN cost
+    more in page faults than in arithmetic. Measured on one core (CIFAR-10, 4 clients x 2,000 images): 52 s per round
+    before, 22 s with it. Numbers do not change.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def format_bytes(size: int) -> str:

@@ -74,8 +74,10 @@ def run(
       dfca run my-experiment.toml --device auto
     """
     from dfca.experiment.load import load_experiment
+    from dfca.memory import keep_freed_memory
 
     use_threads(threads)
+    keep_freed_memory()
     # A config may name a model of the user's own, "my_module:make", in the folder where dfca is called.
     sys.path.insert(0, os.getcwd())
     chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device)

@@ -29,7 +29,7 @@ import torch
 from dfca.errors import RunError
 from dfca.experiment.config import Config
 from dfca.experiment.sweep import Point, TrialGroup
-from dfca.memory import available_bytes
+from dfca.memory import available_bytes, keep_freed_memory
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import PipeSink, deliver
 from dfca.runs.store.folder import RunFolder
@@ -208,6 +208,7 @@ def work(connection: Connection) -> None:
     parent = _Parent(connection, stop)
     _, path, threads, save_models, sys.path[:] = parent.messages.get()
     torch.set_num_threads(threads)
+    keep_freed_memory()
     context = RunContext(PipeSink(parent.send), RunFolder(Path(path)), stop, save_models, tolerant=True)
     while True:
         kind, *content = parent.messages.get()
