@@ -109,6 +109,21 @@ def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
     assert entry.voters == 7
 
 
+def test_an_election_ends_on_uplinks_that_are_slower_than_the_first_deadline() -> None:
+    # A model takes 100 s per neighbour, more than the 60 s that a peer waits at first: it must learn from silence.
+    setting = quick(rounds=1, aggregation="sequential")
+    link = Link(0.05, bandwidth_bytes_s=EventSimulation(setting).model_bytes / 100)
+    simulation = EventSimulation(setting, World(link=link))
+    result = simulation.run()
+    ((entry,),) = lineages(simulation)
+    assert entry.voters == 6
+    assert entry.attempt > 0
+    assert result.banks.shape[0] == Simulation(setting).models
+    for peer in simulation.host.peers:
+        assert isinstance(peer, Peer)
+        assert 100 < peer.answer_time.deadline_s < 3600
+
+
 def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
     setting = quick(rounds=6)
     world = World(late_joiners=(LateJoiner(4, 2.0), LateJoiner(2, 9.0)))

@@ -247,7 +247,7 @@ def test_settings_on_the_command_line() -> None:
 
 
 def test_a_recorded_service_replays_from_its_save(tmp_path: Path) -> None:
-    from dfca.node.record import digest_of_save, read_recording
+    from dfca.node.record import digest_of_save, first_difference, read_recording
     from dfca.node.service import Memory
     from dfca.peer.peer import Peer
     from dfca.sim.events.replay import replay_peer
@@ -273,3 +273,49 @@ def test_a_recorded_service_replays_from_its_save(tmp_path: Path) -> None:
     assert last is not None
     assert digest_of_save(again.save()) == digest_of_save(last)
     assert torch.equal(again.bank, last.bank)  # type: ignore[arg-type]
+    assert len(found.checks) >= 3
+    fresh = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation, found.saved)
+    assert first_difference(found, fresh) is None
+    other = Peer(found.options, Memory(found.options.size, found.options.dtype), found.incarnation + 1, found.saved)
+    assert first_difference(found, other) == min(found.checks)
+
+
+def test_a_full_disk_is_a_problem_of_the_status_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from urllib.request import urlopen
+
+    from dfca.node.store import CannotSave, DiskStore
+
+    port = free_port(1)
+    (folder,) = make_swarm(tmp_path, (0,))
+    text = (folder.path / "node.toml").read_text()
+    (folder.path / "node.toml").write_text(text.replace("# metrics_port = ", f"metrics_port = {port}"))
+    folder = NodeFolder.load(folder.path)
+    assert folder.config.log.metrics_port == port
+
+    def refuse(self: DiskStore, saved: Any) -> None:
+        raise CannotSave("no space left for the models; free some space")
+
+    async def scenario() -> None:
+        service = memory_service(MemoryNetwork(()), folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskStore, "save", refuse)
+            running = asyncio.create_task(service.run())
+            await until(lambda: rounds(service) >= 3 and bool(service._problems))
+            before = service.status()
+            assert before["problems"] == ["no space left for the models; free some space"]
+            assert before["last_error"]["text"] == "no space left for the models; free some space"
+
+            def scrape() -> str:
+                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                    return answer.read().decode()
+
+            assert "dfca_problems 1.0" in await asyncio.to_thread(scrape)
+        service.node.saving._retry_s = 0.01
+        service.stop()
+        await running
+
+    asyncio.run(scenario())
+    saved = folder.store().load()
+    assert saved is None or saved.round >= 3

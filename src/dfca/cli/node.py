@@ -356,6 +356,28 @@ def install(
     print(f"{path}; start it now and at every boot: systemctl enable --now {unit_name(folder.resolve())}")
 
 
+@commands.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(metavar="FILE", help="What `dfca node run --record FILE` wrote.")],
+) -> None:
+    """Drive a peer by the recorded inputs of a device, and check that it does the same, bit by bit."""
+    with _mistakes_as_status_2():
+        _need_libraries()
+        from dfca.errors import RunError
+        from dfca.node.record import first_difference, read_recording
+        from dfca.node.service import Memory
+        from dfca.peer.peer import Peer
+
+        found = read_recording(recording)
+        memory = Memory(found.options.size, found.options.dtype)
+        peer = Peer(found.options, memory, found.incarnation, found.saved)
+        count = first_difference(found, peer)
+        if count is not None:
+            raise RunError(f"the replay differs from the recording after input {count} of {len(found.inputs)}")
+    cut = "" if found.complete else " (the recording is cut)"
+    print(f"{len(found.inputs)} inputs, {len(found.checks)} saves, all the same bits; round {peer.round}{cut}")
+
+
 @contextmanager
 def _mistakes_as_status_2() -> Iterator[None]:
     """Everything that a user can mend ends with status 2; 1 is for what nobody expected."""

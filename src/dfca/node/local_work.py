@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from dfca.core.client import Client
-from dfca.errors import DfcaError
+from dfca.errors import ConfigError, DfcaError
 from dfca.node.worker import Worker
-from dfca.peer.work import Job, Train, Trained
+from dfca.peer.work import Job, Score, Train, Trained
 
 SHARE = 0.1
 """Of the time of a node, scoring may take so much."""
@@ -63,11 +64,15 @@ class LocalWork:
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
+        device = self.samples.client.x.device
+        bank = None if bank is None else bank.to(device)
         if isinstance(job, Train):
             self._read_again()
             if bank is not None and self._clock() >= self._score_after:
                 self.score(bank)
-        result = self._worker.run(job, bank)
+        elif isinstance(job, Score):
+            job = Score(job.models.to(device), job.stage)
+        result = moved(self._worker.run(job, bank), "cpu")
         if isinstance(result, Trained):
             self.loss, self.rounds = result.loss, self.rounds + 1
         return result
@@ -89,3 +94,24 @@ class LocalWork:
             self.samples, self._worker = newer, Worker(newer.client)
             self.rereads += 1
             self.problem = None
+
+
+def moved(value: Any, device: str) -> Any:
+    """Move the tensors of a job's result: peers, messages and saves are on the CPU, whatever trains."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(each, device) for each in value))
+    return value
+
+
+def find_device(name: str) -> str:
+    """Return the device to train on; auto: the best that there is. Raises ConfigError where there is none such."""
+    kinds: dict[str, Callable[[], bool]] = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if name == "auto":
+        return next((kind for kind, there in kinds.items() if there()), "cpu")
+    kind, _, number = name.partition(":")
+    there = kinds.get(kind, lambda: True)() and (kind != "cuda" or int(number or 0) < torch.cuda.device_count())
+    if not there:
+        raise ConfigError(f'training.device is "{name}", which this machine does not have; set "cpu" or "auto"')
+    return name

@@ -24,6 +24,7 @@ from dfca.files import KINDS
 from dfca.peer.machine import Machine
 from dfca.peer.options import PeerOptions
 from dfca.peer.packing import Packer, Unpacker
+from dfca.peer.peer import Peer
 from dfca.peer.state import Saved
 from dfca.peer.work import Job, Ready
 
@@ -58,9 +59,7 @@ class Recorder:
             raise ConfigError(
                 f"cannot write --record {path}: {error.strerror}; name a file in a writable folder"
             ) from None
-        self._write(
-            {"form": FORM, "options": machine.options, "incarnation": machine.incarnation, "saved": saved, "late": None}
-        )
+        self._write({"form": FORM, "options": machine.options, "incarnation": machine.incarnation, "saved": saved})
 
     def input(self, now: float, kind: str, *values: Any) -> None:
         """Write down an input."""
@@ -104,6 +103,28 @@ class Recorder:
         except OSError:  # a recording is for looking at a node; it must not stop one
             self._file.close()
             self._file = None
+
+
+def first_difference(recording: Recording, peer: Peer) -> int | None:
+    """Drive a peer that has not begun by a recording; return after how many inputs it first saved something else.
+
+    None: it does what the recorded one did, bit by bit.
+    """
+    jobs: list[Job] = []
+    for count, (now, kind, *values) in enumerate(recording.inputs, 1):
+        if kind == "begin":
+            peer.begin(now, *values)
+        elif kind == "finished":
+            number, result = values
+            if not 0 <= number < len(jobs):
+                return count
+            peer.finished(jobs[number], result, now)
+        elif kind in ("connected", "disconnected", "receive", "rewire", "wake"):
+            getattr(peer, kind)(*values, now)
+        jobs += peer.ready().work
+        if count in recording.checks and digest_of_save(peer.save()) != recording.checks[count]:
+            return count
+    return None
 
 
 def digest_of_save(saved: Saved) -> str:

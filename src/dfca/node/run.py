@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-from dfca.errors import DfcaError
 from dfca.node.folder import NodeFolder
 from dfca.node.service import Service, ServiceOptions, ServiceTransport
 
@@ -23,15 +22,12 @@ def run_node(path: Path, options: ServiceOptions) -> None:
     A second signal does not wait for anything.
     """
     service = Service(NodeFolder.load(path), options, make_grpc_transport)
-    try:
-        asyncio.run(_run(service))
-    finally:
-        error = sys.exception()
-        if (error is None or not isinstance(error, DfcaError)) and _is_computing():
-            # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0 if error is None else 1)
+    asyncio.run(_run(service))
+    if _is_computing():
+        # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 async def _run(service: Service) -> None:

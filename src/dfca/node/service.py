@@ -27,7 +27,7 @@ from torch import Tensor
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
-from dfca.node.local_work import LocalWork, Samples
+from dfca.node.local_work import LocalWork, Samples, find_device
 from dfca.node.node import Node, Pace
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
@@ -409,12 +409,14 @@ class Memory:
 def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
     config, facts = folder.config, folder.facts
+    device = find_device(config.training.device)
     model = build(facts, config.training.factory)
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()
 
     def samples() -> Samples:
-        train, held_out = data.samples.train, data.samples.held_out
+        here = data.samples.to(device)
+        train, held_out = here.train, here.held_out
         if not len(train[1]):
             raise DataError(f"{config.data.path} has no samples to train with")
         client = facts.client(folder.identity.number, 0, train, model)

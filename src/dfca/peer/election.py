@@ -13,7 +13,8 @@ neither bids nor votes.
 
 **Losses.** A child that is lost is no longer waited for. Who loses its parent, or the child through which a candidate
 should have come, begins the next attempt. Decided turns are a log; the longest log wins the root, and a parent sends
-its children the `Centre`s that they lack, so that a new attempt costs one turn. Silence ends by a timeout that doubles.
+its children the `Centre`s that they lack, so that a new attempt costs one turn. Silence ends by a timeout, which every
+attempt that ended so doubles for all peers of the wave.
 
 The rules of turns are those of `core.election`; sums are in fixed point, so any tree decides alike, as the synchronous
 simulator does in closed form.
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions, Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
+from dfca.peer.deadline import AnswerTime
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
@@ -53,6 +55,9 @@ from dfca.peer.work import Losses, Score, Warm
 Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
+SILENT = 3
+"""After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
+MOST_DOUBLINGS = 8
 PASS = Turn(None, False)
 """A turn in which nobody was left that could stand."""
 
@@ -112,7 +117,8 @@ class Election:
     base: the lineage that it extends; held: the peer's models (k, P) in a by-election; alarmed: whether none of them
     fits it. links: the neighbours in reach. kids: by child, what its subtree counts; pending: the neighbours that have
     not answered the probe; missing: the children whose bid or votes are still to come. bid_losses, vote_losses: of the
-    centres so far, on the parts of the samples that bid and vote.
+    centres so far, on the parts of the samples that bid and vote. last_s: when the last message of the wave came;
+    since_s: when the part of the turn began that goes on: how long it takes is learned (`answer_time`, the peer's).
     """
 
     id: int
@@ -121,7 +127,7 @@ class Election:
     clusters: int | None
     options: ElectionOptions
     quorum: float
-    hang_s: float
+    answer_time: AnswerTime
     size: int
     dtype: torch.dtype
     base: Lineage
@@ -153,7 +159,7 @@ class Election:
     scoring: Score | None = None
     outcome: Outcome | None = None
     last_s: float = 0.0
-    wait_s: float = 0.0
+    since_s: float = 0.0
     early: dict[int, Bid | Votes] = field(default_factory=dict)
     out: list[tuple[int, Any]] = field(default_factory=list)
     work: list[Score] = field(default_factory=list)
@@ -217,7 +223,6 @@ class Election:
         self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
         self.early = {}
         self.phase, self.last_s = "wave", now
-        self.wait_s = max(self.wait_s, self.hang_s * 2 ** min(8, key.attempt // 3))  # many attempts: it takes longer
         self.pending = self.links - {parent}
         for neighbour in sorted(self.pending):
             self._send(neighbour, Probe(key, self.base, call))
@@ -334,6 +339,7 @@ class Election:
 
     def _begin_turn(self) -> None:
         self.phase, self.best, self.route, self.bid_made = "bid", None, None, False
+        self.since_s = self.last_s
         self.candidate, self.on_candidate = None, None
         self.missing = set(self.kids)
         if self.parent is None and self._standing.over:
@@ -405,6 +411,7 @@ class Election:
         if not self._fits(message.model):
             return
         self.candidate, self.phase = message, "vote"
+        self._learn_answer_time()
         tree = {*self.kids, *(() if self.parent is None else (self.parent,))}
         for neighbour in sorted(tree - {sender}):
             self._send(neighbour, message)
@@ -450,10 +457,18 @@ class Election:
             return free[0]
         return max([self.call.clusters - 1, *taken]) + 1
 
+    def _learn_answer_time(self) -> None:
+        """Take in how long bids took to become a candidate, or votes a decision."""
+        if self.kids or self.parent is not None:
+            self.answer_time.observe(self.last_s - self.since_s)
+        self.since_s = self.last_s
+
     def _decided(self, turn: Turn, done: bool) -> None:
         """Hand the decision of a turn down, and go on to the next, or end."""
         for kid in sorted(self.kids):
             self._send(kid, Decision(self.key, len(self.log), turn, done))
+        if self.phase == "vote":
+            self._learn_answer_time()
         self.log.append(turn)
         if turn.accepted:
             assert self.candidate is not None
@@ -540,20 +555,25 @@ class Election:
         elif was_child and self.phase == "bid" and self.route == neighbour:
             self._again(now)
 
-    def _again(self, now: float) -> None:
-        """Begin the next attempt with what was decided."""
+    def _again(self, now: float, silent: bool = False) -> None:
+        """Begin the next attempt with what was decided; after a silence, one in which everybody waits twice as long."""
         self.scoring = None
-        self.begin(now, self.key.attempt + 1)
+        attempt = self.key.attempt
+        self.begin(now, (attempt // SILENT + 1) * SILENT if silent else attempt + 1)
 
     def next_wake(self) -> float:
         """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
-        return self.last_s + self.wait_s if self.phase != "done" else math.inf
+        if self.phase == "done":
+            return math.inf
+        wait_s = self.answer_time.deadline_s
+        if not self.opened:  # it may be a warm-up that is waited for
+            wait_s = max(wait_s, self.answer_time.initial_s)
+        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT)
 
     def wake(self, now: float) -> None:
-        """Begin again after too long a silence; the next one may be twice as long."""
+        """Begin again after too long a silence."""
         if now >= self.next_wake():
-            self.wait_s *= 2
-            self._again(now)
+            self._again(now, silent=True)
 
     def leave(self) -> None:
         """Notify the neighbours of the tree that this peer takes no part any more."""

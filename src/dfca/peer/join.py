@@ -33,7 +33,7 @@ class Joining(Voting):
     def _on_bank_copy(self, sender: int, copy: BankCopy) -> None:
         pursuit = self.pursuit
         if pursuit is None or pursuit.source != sender:
-            self._refuse("not asked for", sender, copy.message.cluster)
+            self._refuse_unasked(sender, copy)
             return
         problem = pursuit.take(copy, self.options, self.lineage if self.bank is not None else None)
         if problem:
@@ -45,13 +45,16 @@ class Joining(Voting):
             self._give_up()
             self._settle()
             return
+        self.answer_time.observe(self.now - pursuit.since)
+        pursuit.since, pursuit.until = self.now, pursuit.until + self.now - pursuit.since
         self._note("take", sender, copy.message.cluster, copy.message.round)
         self._adopt()
 
     def _on_declined(self, sender: int, declined: Declined) -> None:
         known = self.links[sender]
         if declined.cluster is not None:
-            if self.wanted.get(declined.cluster, (None, 0.0))[0] == sender:
+            asked = self.wanted.get(declined.cluster)
+            if asked is not None and asked.source == sender:
                 del self.wanted[declined.cluster]
                 self._check_wait()
         elif self.pursuit is not None and self.pursuit.source == sender:
@@ -79,8 +82,8 @@ class Joining(Voting):
         needed = None
         if self.bank is not None and extends(lineage, self.lineage):
             needed = opened_since(lineage, self.lineage)
-        wait = self.options.hang_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
-        self.pursuit = Pursuit(source, lineage, self.now + wait, needed)
+        wait = self.answer_time.deadline_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
+        self.pursuit = Pursuit(source, lineage, self.now, self.now + wait, needed)
         self._send(source, BankRequest(needed))
         if self.bank is None:
             self._leave_election()

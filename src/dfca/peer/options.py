@@ -21,8 +21,8 @@ class PeerOptions:
     clusters: for a drawn start the models that it begins with, for an elected one the number asked for (None: found).
     timeout_s: how long `batch` waits for its neighbours, None: for ever. quorum: the share of the peers of a wave that
     must have warmed up before an election opens. join_s: how long a peer without models waits for a neighbour that has
-    some, and at most for the neighbours' first word. hang_s: the silence after which an election is begun again, or a
-    request is given up; twice as long every time.
+    some, and at most for the neighbours' first word. hang_s: how long it waits for an answer before it has learned how
+    long answers take (`deadline`): then an election is begun again, or a request is given up.
     """
 
     rules: Rules

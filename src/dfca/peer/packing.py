@@ -21,13 +21,13 @@ from torch import Tensor
 
 from dfca.core import client, election, relay
 from dfca.errors import RunError
+from dfca.peer import deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state, work
 from dfca.peer import election as peer_election
-from dfca.peer import inbox, lineage, messages, options, pursuit, revival, staleness, state, work
 
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, election, relay),
-    *(peer_election, inbox, lineage, messages, options, pursuit, revival, staleness, state, work),
+    *(peer_election, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state, work),
 )
 
 

@@ -64,7 +64,7 @@ class Peer(Rounds):
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
         if self.step is not None:
             return -math.inf
-        times = [until for _, until in self.wanted.values()]
+        times = [asked.until for asked in self.wanted.values()]
         if self.deadline is not None:
             times.append(self.deadline)
         busy = self.job is not None or self.election is not None or self.drawing
@@ -85,7 +85,9 @@ class Peer(Rounds):
         if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:
             return f"waits for an election ({self.election.phase})"
         if self.ending is not None:
-            peers = sorted({n for n in self.links if self._expects(n)} | {n for n, _ in self.wanted.values()})
+            peers = sorted(
+                {n for n in self.links if self._expects(n)} | {asked.source for asked in self.wanted.values()}
+            )
             return f"waits for round {self.ending} of {names(peers)}"
         return "waits for nothing" if self.state is not State.DONE else "is done"
 
@@ -124,7 +126,8 @@ class Peer(Rounds):
         self._tick(now)
         if self.links.pop(neighbour, None) is None:
             return
-        self.wanted = {j: asked for j, asked in self.wanted.items() if asked[0] != neighbour}
+        self.wanted = {j: asked for j, asked in self.wanted.items() if asked.source != neighbour}
+        self.overdue.pop(neighbour, None)
         if self.pursuit is not None and self.pursuit.source == neighbour:
             self._give_up()
         if self.election is not None:
@@ -187,12 +190,14 @@ class Peer(Rounds):
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        late = [j for j, (_, until) in self.wanted.items() if now >= until]
+        late = [j for j, asked in self.wanted.items() if now >= asked.until]
         for j in late:
-            del self.wanted[j]
+            asked = self.wanted.pop(j)
+            self.overdue[asked.source] = asked.since
         if late:
             self._check_wait()
         if self.pursuit is not None and now >= self.pursuit.until:
+            self.overdue[self.pursuit.source] = self.pursuit.since
             self._suspect(self.pursuit.source)
             self._give_up()
         if self.election is not None:

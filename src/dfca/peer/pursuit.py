@@ -23,12 +23,14 @@ MOST_CLUSTERS = 4096
 class Pursuit:
     """Models that a peer has asked for.
 
-    source: whom; lineage: of the models; until: how long it waits; needed: the clusters asked for, None: all; taken:
-    what has come; clusters: how many models the source holds; round: the round that it is in.
+    source: whom; lineage: of the models; since, until: when it was last answered, or asked, and how long it waits;
+    needed: the clusters asked for, None: all; taken: what has come; clusters: how many models the source holds; round:
+    the round that it is in.
     """
 
     source: int
     lineage: Lineage
+    since: float
     until: float
     needed: tuple[int, ...] | None = None
     taken: dict[int, BankCopy] = field(default_factory=dict)

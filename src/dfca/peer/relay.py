@@ -7,8 +7,8 @@ import math
 from dfca.core.client import Message, usable
 from dfca.core.relay import Offer
 from dfca.peer.lineage import compatible
-from dfca.peer.messages import Copy, CopyRequest, Declined
-from dfca.peer.state import PeerState, Step
+from dfca.peer.messages import BankCopy, Copy, CopyRequest, Declined
+from dfca.peer.state import Asked, PeerState, Step
 
 
 class Relay(PeerState):
@@ -31,7 +31,7 @@ class Relay(PeerState):
             ]
             chosen = self.rules.wants(self.copies, j, offered, self.round - 1)
             if chosen is not None:
-                self.wanted[j] = (chosen.sender, self.now + self.options.hang_s)
+                self.wanted[j] = Asked(chosen.sender, self.now, self.now + self.answer_time.deadline_s)
                 self._send(chosen.sender, CopyRequest(j, self.lineage))
         if not self.wanted or self.options.aggregation == "sequential":
             self._wait_for(Step.FOLD)
@@ -63,12 +63,23 @@ class Relay(PeerState):
         model = self.bank[cluster].clone()
         return Message(self.id, cluster, self.round, self.rules.degree, model, offer, copies.updates[cluster])
 
+    def _refuse_unasked(self, sender: int, copy: Copy | BankCopy) -> None:
+        """Refuse a model that nobody waits for; one that is late says how long the next may take."""
+        message, since = copy.message, self.overdue.pop(sender, None)
+        if since is None:
+            self._refuse("not asked for", sender, message.cluster)
+        else:
+            self.answer_time.observe_late(self.now - since)
+            self._note("drop", sender, message.cluster, message.round)
+
     def _on_copy(self, sender: int, copy: Copy) -> None:
         j = copy.message.cluster
-        if self.wanted.get(j, (None, 0.0))[0] != sender:
-            self._refuse("not asked for", sender, j)
+        asked = self.wanted.get(j)
+        if asked is None or asked.source != sender:
+            self._refuse_unasked(sender, copy)
             return
         del self.wanted[j]
+        self.answer_time.observe(self.now - asked.since)
         if self.bank is not None:
             if copy.message.sender == sender and usable(copy.message, self.bank):
                 self.answers[j] = copy

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfca.core.client import ClientState, participates
+from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage
@@ -29,6 +30,14 @@ LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
 _participates = lru_cache(4096)(participates)
 """Asked again and again while a peer waits, and always the same."""
+
+
+class Asked(NamedTuple):
+    """A copy that was asked for: whom, when, and until when it is waited for."""
+
+    source: int
+    since: float
+    until: float
 
 
 class State(Enum):
@@ -75,8 +84,9 @@ class PeerState(Machine):
     """What all parts of a peer share.
 
     neighbours: those of the graph now, whether they are there or not; the options hold those that it began with.
-    job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, whom it asked
-    for a copy, and until when it waits; answers: the copies that came. newcomer: it has yet to join its neighbours'
+    job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, the
+    copy that it has asked for; answers: the copies that came; overdue: by neighbour, when it was asked for what did not
+    come in time. newcomer: it has yet to join its neighbours'
     round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
     job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
     """
@@ -98,7 +108,9 @@ class PeerState(Machine):
         self.ending: int | None = None
         self.asked = False
         self.deadline: float | None = None
-        self.wanted: dict[int, tuple[int, float]] = {}
+        self.wanted: dict[int, Asked] = {}
+        self.overdue: dict[int, float] = {}
+        self.answer_time = AnswerTime(options.hang_s)
         self.answers: dict[int, Copy] = {}
         self.finishes: list[float] = []
         self.newcomer = True
@@ -170,13 +182,16 @@ class PeerState(Machine):
             back = now - self.now
             self.join_until += back
             self.deadline = None if self.deadline is None else self.deadline + back
-            self.wanted = {j: (n, until + back) for j, (n, until) in self.wanted.items()}
+            self.wanted = {j: Asked(n, at + back, until + back) for j, (n, at, until) in self.wanted.items()}
+            self.overdue = {n: at + back for n, at in self.overdue.items()}
             self.suspects = {n: (until + back, times) for n, (until, times) in self.suspects.items()}
             self.finishes = [time + back for time in self.finishes]
             if self.pursuit is not None:
+                self.pursuit.since += back
                 self.pursuit.until += back
             if self.election is not None:
                 self.election.last_s += back
+                self.election.since_s += back
         self.now = now
 
     def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
@@ -243,7 +258,7 @@ class PeerState(Machine):
         "incarnation", "now", "state", "copies", "lineage", "links", "inbox", "job", "step", "ending", "asked",
         "deadline", "wanted", "answers", "finishes", "newcomer", "join_until", "pursuit", "suspects", "detector",
         "election", "warm", "voted", "adopted", "checking", "alarm_number", "alarm_sent", "refused", "drawing",
-        "neighbours",
+        "neighbours", "overdue", "answer_time",
     )  # fmt: skip
     """The fields of a peer's whole state; its models are the driver's."""
 
@@ -264,3 +279,5 @@ class PeerState(Machine):
             self.copies = replace(self.copies, bank=self.bank)
             if self.election is not None and self.election.held is not None:
                 self.election.held = self.bank
+        if self.election is not None:
+            self.election.answer_time = self.answer_time

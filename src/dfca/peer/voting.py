@@ -30,7 +30,7 @@ class Voting(Relay):
             options.clusters,
             options.election,
             options.quorum,
-            options.hang_s,
+            self.answer_time,
             options.size,
             options.dtype,
             self.lineage,

@@ -29,6 +29,9 @@ SHORT_S, SHORT_PAUSE_S = 30.0, 0.75
 """Most breaks are short: in the first seconds pauses stay short too."""
 
 
+FRESH_S = 0.5
+
+
 class Dialer:
     """Dials members."""
 
@@ -40,7 +43,7 @@ class Dialer:
         self._attempts: dict[str, int] = {}
         self.found: dict[str, tuple[str, ...]] = {}
         """Addresses that discovery has found, by member."""
-        self.dialling: set[str] = set()
+        self._dialling: dict[str, float] = {}
         self.reached: dict[str, str] = {}
         """The address at which a member answered last."""
         self.errors: dict[str, str] = {}
@@ -59,6 +62,10 @@ class Dialer:
         """Return the members that have been out of reach for long."""
         limit = self._local.now() - self._options.dead_after_s
         return {member for member, since in self._unreached.items() if since < limit}
+
+    def is_dialling(self, member: str) -> bool:
+        """Return whether an attempt has just begun: one that takes long may never succeed."""
+        return self._local.now() - self._dialling.get(member, float("-inf")) < FRESH_S
 
     def forget(self, member: str) -> None:
         """Forget the addresses of one that is no longer a member."""
@@ -133,7 +140,7 @@ class Dialer:
             self.errors[member] = f"{address}: no answer in time"
             self._attempts[member] = attempt + 1
         finally:
-            self.dialling.discard(member)
+            self._dialling.pop(member, None)
             if channel is not None:
                 with suppress(Exception):
                     await channel.close()
@@ -141,7 +148,7 @@ class Dialer:
     async def _talk(self, member: str, number: int, address: str, channel: Any) -> None:
         options = self._options
         span = min(options.most_dial_s, options.dial_s * (1 + self._attempts.get(member, 0) // 4))
-        self.dialling.add(member)
+        self._dialling[member] = self._local.now()
         call = channel.stream_stream(TALK)(metadata=call_metadata(self._local.identity, options.insecure))
         try:
             epoch = secrets.randbits(63)
@@ -150,7 +157,9 @@ class Dialer:
                 frame = await read_frame(call)
             if self._local.greeting.check(frame) != epoch:
                 raise Refused("epoch", "the answer to another hello")
-            self.dialling.discard(member)
+            self._dialling.pop(member, None)
+            if member in self._neighbours.links:
+                raise LinkDown("closed", "it came up the other way round")
             self.reached[member] = address
             self.errors.pop(member, None)
             link = Link(member, number, call, options, self._local.now, dialled=True)

@@ -221,8 +221,9 @@ class Link:
             if isinstance(error, Refused):
                 self._last_frame = close_frame(error.reason, error.text)
                 return LinkDown(error.reason, error.text, guilty=True)
-            if error is not None:
-                raise error
+            if error is not None:  # a mistake of this program: not the end of all links
+                asyncio.get_running_loop().call_exception_handler({"message": "a link failed", "exception": error})
+                return LinkDown("failed", f"{type(error).__name__}: {error}")
         return LinkDown("closed")
 
     async def _read(self, handle: Callable[[pb.Frame], None]) -> None:

@@ -91,6 +91,7 @@ class Puller:
         self._executor, self._deliver = executor, deliver
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[Pull, asyncio.Task[None]] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
         self._due: dict[Pull, tuple[float, Any]] = {}
 
     def announce(self, link: Link, announce: pb.Announce) -> None:
@@ -130,6 +131,9 @@ class Puller:
         """Stop reading what belongs to a link that went down; what is here of it stays on the disk."""
         for pull in self.pulls.forget(link.member):
             self._cancel(pull)
+        source = self._sources.pop(link.member, None)
+        if source is not None:  # its connection is likely stuck too
+            self._drop_later(source)
 
     def check(self) -> None:
         """Stop waiting for what has not come in time; called often."""
@@ -144,17 +148,19 @@ class Puller:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._dropping, return_exceptions=True)
         for source in self._sources.values():
             await source.drop()
         self._sources.clear()
 
-    async def forget(self, member: str) -> None:
+    def forget(self, member: str) -> None:
         """Forget one that is no longer a member."""
         self.bytes_in.pop(member, None)
-        source = self._sources.pop(member, None)
-        if source is not None:
-            await source.drop()
+
+    def _drop_later(self, source: _Source) -> None:
+        task = asyncio.ensure_future(source.drop())
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
 
     # One pull.
 

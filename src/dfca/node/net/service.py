@@ -137,7 +137,7 @@ class Service:
         options = self._options
         async with asyncio.timeout(options.most_dial_s):
             epoch = self._local.greeting.check(await read_frame(context))
-            if self._local.identity.id < member and member in self._dialer.dialling:
+            if self._local.identity.id < member and self._dialer.is_dialling(member):
                 await self._last_word(context, close_frame("", "this node dials itself"))
                 return None
             if member not in self._neighbours.links and len(self._neighbours.links) >= options.max_links:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dfca.errors import ConfigError
 from dfca.node.net.channels import handlers_of, make_server
 from dfca.node.net.detector import SteadyClock
 from dfca.node.net.dialer import Dialer
@@ -63,7 +64,7 @@ class GrpcTransport:
         self._numbers: dict[int, Link] = {}
         self._reported: tuple[int, ...] | None = None
         self._last: dict[str, str] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._discovery: Any = None
 
     async def start(self) -> str:
         """Begin to listen; returns the address. Calls are refused until `open`.
@@ -99,7 +100,19 @@ class GrpcTransport:
         self.address = join_address(options.host, port)
         self._unsubscribe = self._roster.subscribe(self._roster_changed)
         self._ticker = asyncio.ensure_future(self._tick())
+        if options.discovery:
+            await self._discover(port)
         return self.address
+
+    async def _discover(self, port: int) -> None:
+        from dfca.node.net.discovery import Discovery
+
+        try:
+            self._discovery = Discovery(self._identity.id, self._swarm.swarm_id, port, self.found)
+            await self._discovery.start(self._options.host)
+        except ConfigError:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Break all links and end everything; what is half read stays on the disk."""
@@ -110,10 +123,11 @@ class GrpcTransport:
         self._unsubscribe()
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._discovery is not None:
+            await self._discovery.stop()
         await self._dialer.close()
         await self._puller.close()
         await server.stop(0.5)
-        await asyncio.gather(*self._closing, return_exceptions=True)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # The contract of node/transport.py.
@@ -217,7 +231,7 @@ class GrpcTransport:
         numbers = tuple(sorted(members[id].number for id in current | set(self._neighbours.links) if id in members))
         if numbers != self._reported and self._node is not None:
             self._reported = numbers
-            self.on_neighbours(numbers)
+            self._call(self.on_neighbours, numbers)
 
     def _roster_changed(self) -> None:
         members = self._roster.members()
@@ -231,12 +245,10 @@ class GrpcTransport:
         self._rewire()
 
     def _forget(self, member: str) -> None:
-        for part in (self._sender.offers, self._gossip, self._dialer, self._service, self._local.refusals):
+        for part in (self._sender.offers, self._puller, self._gossip, self._dialer, self._service):
             part.forget(member)
+        self._local.refusals.forget(member)
         self._last.pop(member, None)
-        task = asyncio.ensure_future(self._puller.forget(member))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     async def _tick(self) -> None:
         """Look after clocks and time limits."""
@@ -260,7 +272,7 @@ class GrpcTransport:
         self._numbers[link.number] = link
         self._rewire()
         if self._node is not None:
-            self._node.connected(link.number)
+            self._call(self._node.connected, link.number)
         self._sender.greet(link)  # behind what the node says when a link opens
         self._gossip.greet(link)
 
@@ -273,7 +285,7 @@ class GrpcTransport:
         for part in (self._sender, self._puller, self._gossip):
             part.lose(link)
         if self._node is not None:
-            self._node.disconnected(link.number)
+            self._call(self._node.disconnected, link.number)
         self._rewire()
 
     def _frame(self, link: Link, frame: pb.Frame) -> None:
@@ -299,4 +311,11 @@ class GrpcTransport:
 
     def _deliver(self, link: Link, message: Any) -> None:
         if self._node is not None and not link.down:
-            self._node.received(link.number, message)
+            self._call(self._node.received, link.number, message)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call the node; what it raises is its own affair, and reported to the event loop's handler."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler({"message": "the node failed", "exception": error})

@@ -37,7 +37,7 @@ from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.replay import replay
-from dfca.sim.events.world import FLOAT_BYTES, SERVER, Link, World
+from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.setting import Setting
 
 MAX_EVENTS = 100_000_000
@@ -90,7 +90,6 @@ class EventSimulation:
         self.world.check([len(each) for each in near[:clients]], self.model_bytes, timeout_s)
         self.clock, self.books = Clock(), Books(clients, trace)
         self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
-        hop_s = slowest_hop(self.world.link, near, clients, self.model_bytes)
         options = peer_options(
             setting,
             self.pool,
@@ -99,8 +98,6 @@ class EventSimulation:
             timeout_s=timeout_s,
             staleness=staleness,
             quorum=quorum,
-            join_s=max(10.0, 4 * hop_s),
-            hang_s=max(60.0, 20 * hop_s),
         )
         self.host = PeerHost(options, self.pool, self.books)
         self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
@@ -428,9 +425,3 @@ def neighbours_of(setting: Setting) -> list[list[int]]:
     if setting.algorithm.exchange == "none":
         return [[] for _ in range(clients)]
     return [sorted(setting.graph.neighbors(i)) for i in range(clients)]
-
-
-def slowest_hop(link: Link, near: Sequence[Sequence[int]], clients: int, model_bytes: int) -> float:
-    """Estimate how long a model takes to all neighbours at the client that needs longest, in seconds."""
-    uplinks = [len(near[i]) * model_bytes / each for i, each in enumerate(link.bandwidths(clients)) if near[i]]
-    return max(uplinks, default=0.0) + link.retry_s

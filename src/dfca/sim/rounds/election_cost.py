@@ -12,6 +12,7 @@ import networkx as nx
 import torch
 
 from dfca.core.election import ElectionOptions, no_votes
+from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.messages import Bid, Call, Decision, Key, Open, Stand, Turn, Votes, scalars
 
@@ -57,7 +58,7 @@ def _play_wave(
     graph: nx.Graph, seed: int, options: ElectionOptions, call: Call | None
 ) -> tuple[dict[int, Election], int]:
     """Let everybody begin a wave at once, and deliver all that is sent in order; returns the peers, and the scalars."""
-    nobody = {"quorum": 1.0, "hang_s": 1.0, "size": 0, "dtype": torch.float32, "base": ()}
+    nobody = {"quorum": 1.0, "answer_time": AnswerTime(1.0), "size": 0, "dtype": torch.float32, "base": ()}
     peers = {
         i: Election(i, seed, 0, None, options, call=call, links=set(graph.neighbors(i)), **nobody)  # type: ignore[arg-type]
         for i in sorted(graph)
