@@ -24,6 +24,9 @@ from dfca.peer.peer import Peer
 from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Ready, Rest, Train, WarmUp
 
+MOST_EARLY = 2000
+"""Inputs that are kept for a peer that has not begun."""
+
 
 class Work(Protocol):
     """Computes jobs: `node.worker.Worker`, or a double of it."""
@@ -91,7 +94,8 @@ class Node:
         self._asked_for_quiet = False
         self._round_began = -math.inf
         self._stopped = self._ending = False
-        self._neighbours: tuple[int, ...] | None = None
+        self._opened = False
+        self._early: list[tuple[str, tuple[Any, ...]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
 
@@ -107,10 +111,17 @@ class Node:
             self.record.input(now, "begin", late)
         self.machine.begin(now, late)
         self._carry_out()
-        if self._neighbours is not None:
-            self.rewire(self._neighbours)
-        self._transport.open(self)
+        early, self._early = self._early, []
+        if not self._opened:
+            self.open()
+        for kind, values in early:
+            self._input(kind, *values)
         await self._done
+
+    def open(self) -> None:
+        """Open the transport before `run`: what comes meanwhile is kept, and handed on when the peer has begun."""
+        self._opened = True
+        self._transport.open(self)
 
     async def finish(self, timeout_s: float) -> bool:
         """End with what the peer knows now: save it, wait for the disk at most for a time, then stop.
@@ -142,10 +153,8 @@ class Node:
             self._done.set_result(None)
 
     def rewire(self, neighbours: tuple[int, ...]) -> None:
-        """Take in that the graph around the node changed; before `run`, it begins with that."""
-        if self._done is None:
-            self._neighbours = neighbours
-        elif not self._stopped and isinstance(self.machine, Peer):
+        """Take in that the graph around the node changed."""
+        if not self._stopped and isinstance(self.machine, Peer):
             self._input("rewire", neighbours)
 
     # What the transport calls.
@@ -164,6 +173,14 @@ class Node:
         """A message has come."""
         self._input("receive", sender, message)
 
+    def _keep_early(self, kind: str, values: tuple[Any, ...]) -> None:
+        """Keep an input for a peer that has not begun; where there are too many, all links begin anew."""
+        self._early.append((kind, values))
+        if len(self._early) > MOST_EARLY:
+            self._early = [each for each in self._early if each[0] == "rewire"][-1:]
+            self._transport.close()
+            self._transport.open(self)
+
     # What the machine wants.
 
     def _now(self) -> float:
@@ -172,6 +189,9 @@ class Node:
     def _input(self, kind: str, *values: Any, now: float | None = None) -> None:
         """Hand the machine an input, and carry out what it wants then."""
         if self._stopped or self._ending:  # a successor may speak for this participant
+            return
+        if self._done is None:
+            self._keep_early(kind, values)
             return
         now = self._now() if now is None else now
         if self.record is not None:

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,6 +45,8 @@ STATUS_S = 15.0
 ADDRESSES_S = 30.0
 LEAST_ROUND_S = 0.05
 """A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
+LINKS_S = 10
+"""How long a new swarm waits for its links before the first election."""
 END_S = 4.0
 """How long the end may wait for the disk; the process ends within 10 s of a signal."""
 
@@ -187,16 +189,21 @@ class Service:
             await asyncio.gather(running, stopping, ticking, return_exceptions=True)
 
     async def _run_node(self) -> None:
-        """Run the node once enough members have joined; one that has models goes on at once."""
-        wanted = self.folder.facts.starts_with
-        if self.node.machine.bank is None and len(self.folder.roster.members()) < wanted:
-            self.log.info(f"waits until {wanted} members have joined the swarm", event="wait")
-            self.transport.open(Idle())  # the roster travels over links
-            while len(self.folder.roster.members()) < wanted:
+        """Run the node; without models, once enough members have been seen to run, and its links are up."""
+        wanted, roster = self.folder.facts.starts_with, self.folder.roster
+        fresh = self.node.machine.bank is None and wanted > 1
+        if fresh:
+            self.node.open()
+            if len(roster.announced()) < wanted:
+                self.log.info(f"waits until {wanted} members run", event="wait")
+            while len(roster.announced()) < wanted:
                 await asyncio.sleep(TICK_S / 4)
-            await asyncio.sleep(TICK_S)  # for the neighbours, which learn of the last one from here
-            self.transport.close()
-        await self.node.run(late=True)
+            for _ in range(LINKS_S):
+                links = self.transport.status()["neighbours"].values()
+                if links and all(each["state"] == "up" for each in links):
+                    break
+                await asyncio.sleep(TICK_S)
+        await self.node.run(late=not fresh)
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -376,19 +383,6 @@ class Service:
         found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
         self.transport.block(found, seconds)
         return {"blocked": len(found)}
-
-
-class Idle:
-    """Takes part in nothing: for the time before a node begins."""
-
-    def connected(self, neighbour: int) -> None:
-        """Ignore it."""
-
-    def disconnected(self, neighbour: int) -> None:
-        """Ignore it."""
-
-    def received(self, sender: int, message: Any) -> None:
-        """Ignore it."""
 
 
 class Memory:

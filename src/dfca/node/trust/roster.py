@@ -112,6 +112,11 @@ class Roster:
         ]
         return begun[0] if len(begun) == 1 else None
 
+    def announced(self) -> set[str]:
+        """Return the members that have run: they have said where they are reached."""
+        said = {record.id for record in self._held.values() if isinstance(record, Contact)}
+        return said & set(self._membership.members)
+
     def is_removed(self, id: str) -> bool:
         """Return whether a device was removed: it never comes back."""
         return id in self._membership.removed
