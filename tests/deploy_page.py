@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,6 +87,14 @@ def missing(expected: tuple[str, ...], printed: str) -> list[str]:
         for line in expected
         if line != "..." and line.strip() and not any(pattern_of(line).fullmatch(each) for each in lines)
     ]
+
+
+def copy_terminal(terminal: int, output: Path) -> None:
+    """Write what a terminal shows into a file, until its program ends."""
+    with output.open("wb", buffering=0) as file, suppress(OSError):
+        while data := os.read(terminal, 4096):
+            file.write(data)
+    os.close(terminal)
 
 
 @dataclass
@@ -201,15 +210,14 @@ class Desk:
         )
         os.close(theirs)
         output = self.folder / f"invite.{time.monotonic_ns()}.out"
-        reader = subprocess.Popen(["cat"], stdin=ours, stdout=output.open("wb"), stderr=subprocess.DEVNULL)
-        os.close(ours)
+        output.touch()
+        threading.Thread(target=copy_terminal, args=(ours, output), daemon=True).start()
         limit = time.monotonic() + PATIENCE_S
         while not (found := re.search(r"dfca1:\S+(?=\s)", output.read_text(errors="replace"))):
             assert time.monotonic() < limit, output.read_text(errors="replace")
             time.sleep(0.1)
         self.invite = found[0]
         self.invites.append(Running(command, process, output))
-        reader.poll()
         return self.invite
 
     def _check_code(self, joined: str) -> None:

@@ -114,7 +114,7 @@ def accept(
         _print_fingerprint(read.authority)
         _confirm("Does the authority show the same fingerprint (dfca keys show)?", yes)
         members = accept_bundle(node, read).members()
-        _print(f"{node} belongs to the fleet: " + ", ".join(member.name for member in members.values()))
+        _print(f"{node} belongs to the fleet: " + ", ".join(sorted(member.name for member in members.values())))
 
 
 @commands.command()
