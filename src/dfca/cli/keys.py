@@ -67,7 +67,8 @@ def request(node: NodeFolder, name: Name = None, address: Addresses = None, out:
     with _libraries():
         from dfca.node.trust.authority import make_request, read_request
 
-        data = make_request(node, name, address or ())
+        known_name, known_addresses = _own_contact(node)
+        data = make_request(node, name or known_name, address or known_addresses)
         path = out or Path(f"{node.resolve().name}.request.json")
         _write(path, data)
         _print(f"request in {path}; have it signed: dfca keys sign AUTHORITY {path}")
@@ -113,7 +114,7 @@ def accept(
         _print_fingerprint(read.authority)
         _confirm("Does the authority show the same fingerprint (dfca keys show)?", yes)
         members = accept_bundle(node, read).members()
-        _print(f"{node} belongs to the fleet: " + ", ".join(member.name for member in members.values()))
+        _print(f"{node} belongs to the fleet: " + ", ".join(sorted(member.name for member in members.values())))
 
 
 @commands.command()
@@ -133,6 +134,18 @@ def remove(
         path = out or Path(f"{short(removed.id)}.removed.json")
         _write(path, bundle)
         _print(f"{removed.name} is removed; bundle in {path}; on any other device: dfca keys accept NODE {path}")
+
+
+def _own_contact(node: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Return the name and the addresses by its settings, of a device that has some."""
+    from dfca.node.addresses import own_addresses
+    from dfca.node.task.config import FILE, Config
+
+    if not (node / FILE).exists():
+        return None, ()
+    config = Config.load(node)
+    port = config.network.port
+    return config.name, own_addresses(config, port) if port else ()
 
 
 @contextmanager

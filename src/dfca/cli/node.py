@@ -55,6 +55,9 @@ def init(
         str | None, typer.Option(metavar="A,B", help="All classes of the swarm.", show_default="those of the data")
     ] = None,
     clusters: Annotated[int | None, typer.Option(metavar="K", help="How many.", show_default="found")] = None,
+    expect: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Nobody trains before so many members have joined.")
+    ] = 1,
     algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca",
     swarm: Annotated[str | None, typer.Option(metavar="NAME", help="Of the swarm.", show_default="the node's")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything random.")] = 0,
@@ -101,7 +104,7 @@ def init(
                 clusters=clusters,
                 algorithm=algorithm,
                 seed=seed,
-                agreed=parse_settings(agree or (), "--agree") or None,
+                agreed={"starts_with": expect, **parse_settings(agree or (), "--agree")},
             ),
         )
     facts, console = made.facts, make_console()

@@ -9,6 +9,8 @@ from dfca.node.task.config import Config
 
 _ANYWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses of documentation: asking the system how it would reach them sends nothing."""
+MOST = 8
+"""Addresses that a device announces."""
 
 
 def own_addresses(config: Config, port: int) -> tuple[str, ...]:
@@ -19,7 +21,16 @@ def own_addresses(config: Config, port: int) -> tuple[str, ...]:
     if not is_unspecified(network.host):
         return (_joined(network.host, port),)
     hosts = [host for target, family in _ANYWHERE if (host := _source_for(target, family)) is not None]
-    return tuple(_joined(host, port) for host in hosts) or (_joined("127.0.0.1", port),)
+    return tuple(_joined(host, port) for host in hosts or _interfaces() or ["127.0.0.1"])
+
+
+def _interfaces() -> list[str]:
+    """List the addresses of this machine's interfaces: for devices at a switch that leads nowhere, without a route."""
+    import psutil
+
+    families = {socket.AF_INET, socket.AF_INET6}
+    found = [each.address for name in psutil.net_if_addrs().values() for each in name if each.family in families]
+    return [host for host in found if _is_for_others(host)][:MOST]
 
 
 def _source_for(target: str, family: socket.AddressFamily) -> str | None:
@@ -30,8 +41,12 @@ def _source_for(target: str, family: socket.AddressFamily) -> str | None:
             host = str(probe.getsockname()[0])
     except OSError:
         return None
+    return host if _is_for_others(host) else None
+
+
+def _is_for_others(host: str) -> bool:
     address = ipaddress.ip_address(host.split("%")[0])
-    return None if address.is_loopback or address.is_link_local or address.is_unspecified else host
+    return not (address.is_loopback or address.is_link_local or address.is_unspecified)
 
 
 def is_unspecified(host: str) -> bool:

@@ -102,6 +102,7 @@ class Service:
         self._began = time.time()
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
+        self._waits = ""
         self.port = 0
         self.addresses: tuple[str, ...] = ()
         self.node: Node
@@ -194,10 +195,13 @@ class Service:
         fresh = self.node.machine.bank is None and wanted > 1
         if fresh:
             self.node.open()
-            if len(roster.announced()) < wanted:
-                self.log.info(f"waits until {wanted} members run", event="wait")
-            while len(roster.announced()) < wanted:
+            while (count := len(roster.announced())) < wanted:
+                waits = f"waits until {wanted} members run; so far {count}"
+                if waits != self._waits:
+                    self.log.info(waits, event="wait")
+                self._waits = waits
                 await asyncio.sleep(TICK_S / 4)
+            self._waits = ""
             for _ in range(LINKS_S):
                 links = self.transport.status()["neighbours"].values()
                 if links and all(each["state"] == "up" for each in links):
@@ -303,6 +307,7 @@ class Service:
             "addresses": list(self.addresses),
             "members": len(names),
             **describe_work(node, self.work, self.books, names),
+            **({"state": "waiting", "waits": self._waits} if self._waits else {}),
             "neighbours": describe_neighbours(node, links, names),
             "bytes_in": sum(each.get("bytes_in") or 0 for each in links.values()),
             "bytes_out": sum(each.get("bytes_out") or 0 for each in links.values()),

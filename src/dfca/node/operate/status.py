@@ -158,9 +158,18 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
             _bytes(each.get("bytes_in") or 0),
             _bytes(each.get("bytes_out") or 0),
             shown("address"),
-            "" if each.get("state") == "up" else shown("last_error"),
+            "" if each.get("state") == "up" else _brief(shown("last_error")),
         ),
     ]
+
+
+def _brief(error: str) -> str:
+    """Shorten what gRPC says of a dial to its cause; the address has a column of its own.
+
+    >>> _brief("10.0.0.2:7447: broken: failed to connect to all addresses; last error: UNKNOWN: Connection refused")
+    'Connection refused'
+    """
+    return error.rpartition(": ")[2] if "failed to connect" in error else error
 
 
 def _bytes(count: float) -> str:
