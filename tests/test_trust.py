@@ -183,7 +183,7 @@ def test_who_belongs(founded: Roster, people: list[Identity]) -> None:
         founded.introduce(people[2], people[3].certificate, "cellar")
 
 
-def test_subscribers_hear_of_members_only(founded: Roster, people: list[Identity]) -> None:
+def test_subscribers_hear_of_new_records(founded: Roster, people: list[Identity]) -> None:
     heard: list[list[str]] = []
     stop = founded.subscribe(lambda: heard.append(names(founded)))
     founded.merge(founded.records())
@@ -194,6 +194,17 @@ def test_subscribers_hear_of_members_only(founded: Roster, people: list[Identity
     stop()
     founded.introduce(people[0], people[3].certificate, "cellar")
     assert heard == [["attic", "garage", "kitchen"], ["garage", "kitchen"]]
+
+
+def test_a_contact_that_says_nothing_new_is_news_all_the_same(founded: Roster, people: list[Identity]) -> None:
+    """That a device has run is worth knowing, also where its addresses are those of its introduction."""
+    member = founded.introduce(people[0], people[5].certificate, "pump", ["198.51.100.7:7447"])
+    heard, before = [], founded.digest()
+    founded.subscribe(lambda: heard.append(founded.digest()))
+    founded.announce(people[5], member.addresses)
+    assert founded.announced() == {people[5].id}
+    assert len(heard) == 1
+    assert heard[0] != before
 
 
 def test_the_newest_contact_counts(founded: Roster, people: list[Identity]) -> None:

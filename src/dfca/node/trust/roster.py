@@ -149,7 +149,7 @@ class Roster:
         return self._digest
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever the members have changed; the result ends it."""
+        """Call back whenever there are new records; the result ends it."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
@@ -362,13 +362,14 @@ class Roster:
         self._update()
 
     def _update(self) -> None:
-        """Work out the members from all records; call back if they changed."""
-        before = self._membership.members
+        """Work out the members from all records; call back if there are new records."""
+        if self._digest is not None:
+            return
         self._membership = find_members(self.root, self._held.values())
-        if self._membership.members != before:
-            self._by_number = {member.number: member for member in self._membership.members.values()}
-            for callback in tuple(self._callbacks):
-                callback()
+        self._by_number = {member.number: member for member in self._membership.members.values()}
+        self.digest()
+        for callback in tuple(self._callbacks):
+            callback()
 
     def copy(self) -> Roster:
         """Return a roster of its own with the same records and no subscribers."""
