@@ -58,6 +58,10 @@ NO_WAVE = Key(-1, 0, 0, 0, 0)
 SILENT = 3
 """After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
 MOST_DOUBLINGS = 8
+MOST_AHEAD = 1000
+"""Nobody joins a wave of an attempt that is further ahead."""
+PATIENT = 3
+"""From so many silences on a peer goes on without those that it waits for."""
 PASS = Turn(None, False)
 """A turn in which nobody was left that could stand."""
 
@@ -161,6 +165,10 @@ class Election:
     last_s: float = 0.0
     since_s: float = 0.0
     early: dict[int, Bid | Votes] = field(default_factory=dict)
+    entered: int = 0
+    silences: int = 0
+    blamed: set[int] = field(default_factory=set)
+    banned: set[int] = field(default_factory=set)
     out: list[tuple[int, Any]] = field(default_factory=list)
     work: list[Score] = field(default_factory=list)
 
@@ -177,7 +185,13 @@ class Election:
         if self.phase == "done":
             return
         if isinstance(message, Probe):
-            if message.key > self.key:
+            if message.key > self.key and (
+                sender in self.banned or message.key.attempt > max(0, self.key.attempt) + MOST_AHEAD
+            ):
+                self._send(sender, Refuse(message.key))
+                self.pending.discard(sender)
+                self._counted()
+            elif message.key > self.key:
                 self._enter(message.key, sender, message.call, now)
             elif message.key == self.key:
                 self.last_s = now
@@ -192,7 +206,8 @@ class Election:
         elif isinstance(message, Refuse):
             self._without(sender, now)
         elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
-            self._opened(message.voters, message.log)
+            if self._is_possible(message.log):
+                self._opened(message.voters, message.log)
         elif sender == self.parent and isinstance(message, Centre):
             self._take_centre(message)
         elif isinstance(message, Bid) and self.phase == "bid" and message.turn == len(self.log):
@@ -205,7 +220,9 @@ class Election:
         elif isinstance(message, Votes) and self.phase == "vote" and message.turn == len(self.log):
             self._take_votes(sender, message.tally)
         elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
-            if self.phase == "vote" or (self.phase in ("bid", "opening") and message.outcome == PASS):
+            turn = message.outcome
+            voted = self.candidate is not None and turn.candidate == self.candidate.candidate and self._is_next(turn)
+            if turn == PASS if self.phase in ("bid", "opening") else self.phase == "vote" and voted:
                 self._decided(message.outcome, message.done)
         elif isinstance(message, Bid | Votes) and sender in self.kids and message.turn == len(self.log):
             self.early[sender] = message  # it has overtaken a model that is on its way here
@@ -223,7 +240,8 @@ class Election:
         self.kids, self.sent, self.candidate, self.voters = {}, None, None, 0
         self.early = {}
         self.phase, self.last_s = "wave", now
-        self.pending = self.links - {parent}
+        self.entered += 1
+        self.pending = self.links - {parent} - self.banned
         for neighbour in sorted(self.pending):
             self._send(neighbour, Probe(key, self.base, call))
         self._counted()
@@ -239,6 +257,8 @@ class Election:
 
     def _take_count(self, sender: int, message: Count) -> None:
         if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
+            return
+        if sender in self.banned:
             return
         self.pending.discard(sender)
         self.kids[sender] = message
@@ -447,6 +467,18 @@ class Election:
         done = standing([*self.log, turn], self.clusters, self.call, self.options).over
         self._decided(turn, done)
 
+    def _is_possible(self, log: tuple[Turn, ...]) -> bool:
+        """Return whether an election could have decided this."""
+        return all(self._is_next(turn, log[:place]) for place, turn in enumerate(log))
+
+    def _is_next(self, turn: Turn, before: Collection[Turn] | None = None) -> bool:
+        """Return whether a turn can follow others: where it opens a cluster, it is one that may be opened."""
+        taken = [each.slot for each in (self.log if before is None else before) if each.accepted]
+        if not turn.accepted or self.call is None:
+            return turn.slot == (len(taken) if turn.accepted else -1)
+        free = [j for j in self.call.lost if j not in taken]
+        return turn.slot in free or turn.slot == max([self.call.clusters - 1, *taken]) + 1
+
     def _slot(self, tally: Tally) -> int:
         """Choose the cluster that an accepted candidate opens: a lost one that nobody follows, else a new one."""
         if self.call is None:
@@ -568,12 +600,42 @@ class Election:
         wait_s = self.answer_time.deadline_s
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
-        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT)
+        # What one has seen oneself counts too: anybody can claim an attempt.
+        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self.entered)
 
     def wake(self, now: float) -> None:
-        """Begin again after too long a silence."""
-        if now >= self.next_wake():
+        """Begin again after too long a silence; after several, go on without the silent."""
+        if now < self.next_wake():
+            return
+        self.silences += 1
+        if self.silences < PATIENT or not self._go_on_without_the_silent(now):
             self._again(now, silent=True)
+
+    def _go_on_without_the_silent(self, now: float) -> bool:
+        """Stop waiting for neighbours that keep this peer waiting again and again, as for lost ones; return whether that
+        was enough. One peer that says nothing, or counts what is not there, would stop all others for ever."""
+        if self.phase == "wave" and self.pending:
+            self.pending, self.last_s = set(), now
+            self._counted()
+            return True
+        if self.phase == "counted" and self.parent is None:
+            ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+            if ready:
+                self.last_s = now
+                self._opened(ready, tuple(self.log))
+            return bool(ready)
+        if self.phase in ("bid", "vote") and self.missing:
+            attempt, self.last_s = self.key.attempt, now
+            for kid in sorted(self.missing):
+                if self.key.attempt == attempt:
+                    self._without(kid, now)
+            return True
+        silent = self.route if self.phase == "stand" else self.parent
+        if silent is not None and silent != self.id:
+            if silent in self.blamed or silent == self.key.root:
+                self.banned.add(silent)
+            self.blamed.add(silent)
+        return False
 
     def leave(self) -> None:
         """Notify the neighbours of the tree that this peer takes no part any more."""
