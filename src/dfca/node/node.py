@@ -24,7 +24,6 @@ from dfca.peer.peer import Peer
 from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Ready, Rest, Train, WarmUp
 
-
 MOST_EARLY = 2000
 """Inputs that are kept for a peer that has not begun."""
 

@@ -43,7 +43,7 @@ class NodeProcess:
 
     def start(self) -> None:
         """Start the node in a process of its own."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         with (self.folder / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dfca", "node", "run", str(self.folder)],

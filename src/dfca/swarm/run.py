@@ -169,8 +169,7 @@ class _Run:
         row = self.scorer.row(snapshot, round(now, 3))
         if row is None or (self.row is not None and row["round"] < self.row["round"]):
             return
-        if self.row is None or row["round"] > self.row["round"]:
-            self.folder.metrics.append(self.plan.trial, row)
+        self.folder.metrics.append(self.plan.trial, row)
         self.row = row
         self.sink.finish_round(self.plan.trial, row["round"], row)
 
