@@ -143,7 +143,7 @@ def test_the_commands_are_these() -> None:
     groups = {
         "data": "list fetch import",
         "keys": "init show request sign accept remove",
-        "node": "init run invite join status doctor remove stop export predict install",
+        "node": "init run invite join status doctor remove stop export predict install replay",
     }
     listed = {f"{group} {name}" for group, words in groups.items() for name in words.split()}
     assert names == {"", *alone.split(), *groups, *listed}

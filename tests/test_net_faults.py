@@ -251,6 +251,25 @@ def test_named_neighbours_are_dialled_and_whoever_dials_is_accepted(tmp_path: Pa
     asyncio.run(run())
 
 
+def test_a_neighbour_that_cannot_be_reached_back_loses_updates_and_keeps_its_link(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, proxied=True) as found:
+            await until(found.connected)
+            dialler, listener = found.devices  # models are read from the dialler on a connection to it
+            found.proxies[0].refusing = True
+            dialler.transport.send(listener.number, update(1))
+            dialler.transport.send(listener.number, Nothing(1))
+            await until(lambda: listener.transport.status()["refused"].get("unreachable"), 10)
+            await until(lambda: dialler.transport.status()["cached_bytes"] == 0)
+            assert [m for _, m in listener.node.messages] == [Nothing(1)]
+            assert found.connected()
+            found.proxies[0].refusing = False
+            dialler.transport.send(listener.number, update(2))
+            await until(lambda: len(listener.node.messages) == 2)
+
+    asyncio.run(run())
+
+
 # Listening.
 
 

@@ -112,10 +112,10 @@ class Node:
         self.machine.begin(now, late)
         self._carry_out()
         early, self._early = self._early, []
-        if not self._opened:
-            self.open()
         for kind, values in early:
             self._input(kind, *values)
+        if not self._opened:
+            self.open()
         await self._done
 
     def open(self) -> None:

@@ -41,6 +41,7 @@ class Dialer:
         self._local, self._neighbours = local, neighbours
         self._options = local.options
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._unreached: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self.found: dict[str, tuple[str, ...]] = {}
@@ -54,7 +55,10 @@ class Dialer:
     def want(self, members: set[str]) -> None:
         """Keep links with these members, and with no others that this node dialled."""
         for member in set(self._tasks) - members:
-            self._tasks.pop(member).cancel()
+            task = self._tasks.pop(member)
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
             self._unreached.pop(member, None)
             self.errors.pop(member, None)
         for member in sorted(members - set(self._tasks)):
@@ -63,7 +67,8 @@ class Dialer:
     def dead(self) -> set[str]:
         """Return the members that have been out of reach for long."""
         limit = self._local.now() - self._options.dead_after_s
-        return {member for member, since in self._unreached.items() if since < limit}
+        links = self._neighbours.links
+        return {member for member, since in self._unreached.items() if since < limit and member not in links}
 
     def is_dialling(self, member: str) -> bool:
         """Return whether an attempt has just begun: one that takes long may never succeed."""
@@ -83,11 +88,8 @@ class Dialer:
 
     async def close(self) -> None:
         """End all attempts."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.want(set())
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _keep(self, member: str) -> None:
         """Keep the link with one member up."""
@@ -168,6 +170,7 @@ class Dialer:
             if member in self._neighbours.links:
                 raise LinkDown("closed", "it came up the other way round")
             self.reached[member] = address
+            self._unreached.pop(member, None)
             self.errors.pop(member, None)
             link = Link(member, number, call, options, self._local.now, dialled=True)
             await self._neighbours.run(link)

@@ -180,10 +180,11 @@ class Link:
             self._last_frame = close_frame(reason.reason, reason.text)
             self._end.set_result(reason)
 
-    def check(self) -> None:
-        """End the link if the neighbour has been silent for too long."""
-        if self.detector.is_dead(self._now()):
-            self.end(LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s"))
+    def silence(self) -> LinkDown | None:
+        """Return why the link must go down if the neighbour has been silent for too long."""
+        if not self.detector.is_dead(self._now()):
+            return None
+        return LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s")
 
     @property
     def queued(self) -> int:
@@ -206,10 +207,12 @@ class Link:
             await asyncio.wait(tasks[1:2], timeout=0.5)
             return why
         finally:
-            self.down = True
+            if not self.down:  # cancelled: reported before anything that may take time
+                self.down = True
+                report(LinkDown("closed"))
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=1.0)
             if not self._end.done():
                 self._end.cancel()
 

@@ -50,7 +50,8 @@ class Neighbours:
         """Wait until a link goes up or down, or until so much time has passed."""
         changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # not wait_for, which in Python 3.11 may swallow a cancellation
+                await changed.wait()
         except TimeoutError:
             return
 

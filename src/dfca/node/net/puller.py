@@ -42,7 +42,11 @@ ENCODINGS = {
 
 
 class _Stalled(Exception):
-    """Nothing came in time, or the connection broke: try again on a new one."""
+    """Nothing came in time: try again on a new connection."""
+
+
+class _Broken(_Stalled):
+    """The connection broke, or none could be made: nobody's fault."""
 
 
 class _Gone(Exception):
@@ -229,6 +233,9 @@ class Puller:
                 source.attempts += 1
                 await source.drop()
                 if misses >= self._local.options.read_attempts:
+                    if isinstance(error, _Broken):
+                        self._give_up(pull, "unreachable")
+                        return False
                     raise Refused("deadline", str(error)) from error
                 await asyncio.sleep(min(0.1 * 2**misses, 1.0))
         return True
@@ -273,7 +280,7 @@ class Puller:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 raise _Gone from error
-            raise _Stalled(f"{error.code().name}: {(error.details() or '')[:100]}") from error
+            raise _Broken(f"{error.code().name}: {(error.details() or '')[:100]}") from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -308,12 +315,12 @@ class Puller:
     def _make_channel(self, member: str, attempt: int) -> Any:
         known, addresses = self._local.roster.member(member), self._dialer.addresses(member)
         if known is None or not addresses:
-            raise _Stalled("no address is known")
+            raise _Broken("no address is known")
         address = addresses[attempt % len(addresses)]
         try:
             return make_channel(self._local.identity, member, known.certificate, address, self._local.options.insecure)
         except ConfigError as error:
-            raise _Stalled(str(error)) from error
+            raise _Broken(str(error)) from error
 
     def _source(self, member: str) -> _Source:
         options = self._local.options

@@ -261,7 +261,8 @@ class GrpcTransport:
             self._clock.tick(loop.time())
             ticks += 1
             for link in list(self._neighbours.links.values()):
-                link.check()
+                if (why := link.silence()) is not None:
+                    self._neighbours.end(link, why)
             self._puller.check()
             for _ in range(self._service.handshakes.take_failed()):
                 self._local.refusals.add("handshake")

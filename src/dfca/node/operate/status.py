@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfca.errors import RunError
-from dfca.files import atomic_write
+from dfca.files import replacing
 from dfca.node.operate.control import NotRunning, call
 
 if TYPE_CHECKING:
@@ -73,8 +73,12 @@ def _finite(value: float | None) -> float | None:
 
 
 def save_status(folder: Path, status: Mapping[str, Any]) -> None:
-    """Keep a status for the time when the node does not run."""
-    atomic_write(folder / FILE, json.dumps(status) + "\n")
+    """Keep a status for the time when the node does not run. Raises RunError where the disk refuses."""
+    try:
+        with replacing(folder / FILE) as file:
+            file.write(json.dumps(status).encode() + b"\n")
+    except OSError as error:
+        raise RunError(f"cannot write {FILE} in {folder}: {error.strerror}; free some space on the disk") from error
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -120,7 +124,8 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {get('members')} members"))
     rounds = "" if (get("rounds") or 0) >= 2**50 else f" of {get('rounds')}"
     took = "" if get("round_s") is None else f", {get('round_s'):.2g} s each"
-    rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}; {get('waits')}"))
+    waits = "" if get("state") == "training" or not get("waits") else f"; {get('waits')}"
+    rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}{waits}"))
     cluster = "none yet" if get("cluster") is None else f"{get('cluster')} of {get('clusters')}"
     rows.append(("cluster", cluster))
     scores = [f"{each['accuracy']:.1%}" for each in get("scores") or ()]
@@ -149,7 +154,12 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
     rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
     return [
         *(shown("name"), shown("state"), shown("round"), shown("silent_s", "{:.1f} s ago"), rtt),
-        *(_bytes(each.get("bytes_in") or 0), _bytes(each.get("bytes_out") or 0), shown("address"), shown("last_error")),
+        *(
+            _bytes(each.get("bytes_in") or 0),
+            _bytes(each.get("bytes_out") or 0),
+            shown("address"),
+            "" if each.get("state") == "up" else shown("last_error"),
+        ),
     ]
 
 
