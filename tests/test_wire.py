@@ -132,7 +132,7 @@ def test_every_message_survives_bit_by_bit(kind: type, data: st.DataObject) -> N
         Bid(KEY, 0, float("-inf"), 0),
         Count(KEY, 1, 0, (Turn(None, False), Turn(0, True, 0))),
         Update(Message(-1, 0, -1, 0, torch.zeros(2, dtype=torch.float64), Offer(-1, -1, -2)), 1),
-        Votes(KEY, 0, Tally(0, 0, 0, (), (), (), (), (), ())),
+        Votes(KEY, 0, Tally(0, 0, 0, (), (), (), (), (), (), (), (), (), ())),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -210,7 +210,7 @@ def test_the_largest_message_of_empty_entries_is_refused_at_once() -> None:
 def test_encode_keeps_the_bounds_of_decode() -> None:
     assert refusal(codec.encode, Alarm(2**63, 0, True)) == "number"
     assert refusal(codec.encode, Hello(0, 2**53 + 1, 0)) == "number"
-    assert refusal(codec.encode, Votes(KEY, 0, Tally(0, 0, 0, *[(2**127,)] * 6))) == "number"
+    assert refusal(codec.encode, Votes(KEY, 0, Tally(0, 0, 0, *[(2**127,)] * 10))) == "number"
     assert refusal(codec.encode, BankRequest((0,) * 4097)) == "field"
     assert refusal(codec.encode, Bid(KEY, 0, 10**400, None)) == "number"
     wide = tuple(Entry(1, 2, 3, 4, 5, tuple(range(4096))) for _ in range(40))

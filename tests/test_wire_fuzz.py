@@ -31,7 +31,7 @@ KEY = m.Key(1, 2, -3, 2**60, 5)
 OFFER = Offer(3, 4, -2)
 SENT = Message(2**61, 1, 7, 3, MODEL, OFFER, 4)
 LOG = (m.Turn(None, False), m.Turn(5, True, 1))
-TALLY = Tally(5, 2, 100, (2**70, -5), (3, 4), (1, 1), (50, 0), (-1, 2), (2, 3))
+TALLY = Tally(5, 2, 100, (2**70, -5), (3, 4), (1, 1), (50, 0), (-1, 2), (2, 3), (0, 1), (0, 9), (0, 5), (0, 6))
 VALID = [
     m.Hello(1, 2, 2, LINEAGE),
     m.Update(SENT, 1, LINEAGE, 0.25, (1, -1), ((0, OFFER),)),

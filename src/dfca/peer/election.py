@@ -60,8 +60,10 @@ SILENT = 3
 MOST_DOUBLINGS = 8
 MOST_AHEAD = 1000
 """Nobody joins a wave of an attempt that is further ahead."""
-PATIENT = 3
+PATIENT = 5
 """From so many silences on a peer goes on without those that it waits for."""
+PATIENT_FOR_MODELS = 8
+"""The same where models are on their way, which take their time on slow links."""
 PASS = Turn(None, False)
 """A turn in which nobody was left that could stand."""
 
@@ -624,6 +626,8 @@ class Election:
                 self.last_s = now
                 self._opened(ready, tuple(self.log))
             return bool(ready)
+        if self.silences < PATIENT_FOR_MODELS:
+            return False
         if self.phase in ("bid", "vote") and self.missing:
             attempt, self.last_s = self.key.attempt, now
             for kid in sorted(self.missing):

@@ -43,6 +43,7 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # or two nodes would share a port, and each get half of the calls
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_allowed_incoming_connections", 512),  # the disk needs files too; those in excess wait in the backlog
     ("grpc.max_concurrent_streams", 16),
     ("grpc.max_metadata_size", 8192),
 ]
@@ -112,18 +113,32 @@ def make_server(
 
 
 def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshakes) -> Any:
-    def configuration() -> Any:
+    def roots() -> bytes:
         # The own certificate stands in where nobody else is a member: without roots nothing would be required.
-        roots = [member.certificate for member in roster.members().values()] or [identity.certificate]
-        return grpc.ssl_server_certificate_configuration(
-            [(identity.key, identity.certificate)], root_certificates=b"".join(roots)
-        )
+        return b"".join([member.certificate for member in roster.members().values()] or [identity.certificate])
+
+    def configuration(trusted: bytes) -> Any:
+        return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], trusted)
+
+    current = roots()
+    lock = threading.Lock()
 
     def fetch() -> Any:
-        handshakes.begin()
-        return configuration()
+        """Return the roots where they have changed, else None.
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+        gRPC (1.85) puts what this returns in place of the last while other handshakes still use that: with something
+        new for every handshake, a hundred strangers that connect at once abort the process.
+        """
+        nonlocal current
+        handshakes.begin()
+        with lock:
+            found = roots()
+            if found == current:
+                return None
+            current = found
+        return configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(current), fetch, require_client_authentication=True)
 
 
 def make_channel(identity: Identity, member: str, certificate: bytes, address: str, insecure: bool) -> Any:
