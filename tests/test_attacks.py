@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import pytest
 import test_wire_fuzz as fuzz
 import torch
 from attack_world import Attack, Line, attack
-from node_swarm import until
+from node_swarm import make_swarm, until
+from test_node_process import start, wait_for_round
+from test_node_service import free_port
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.relay import Offer
+from dfca.errors import RunError
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links import serialize
+from dfca.node.operate.control import ControlServer
 from dfca.node.service import Service
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
@@ -220,7 +225,7 @@ def test_a_thousand_strangers_do_not_slow_the_others(tmp_path: Path) -> None:
             victim = run.honest[0]
             opened = []
             for i in range(1000):
-                reader, writer = await asyncio.open_connection("127.0.0.1", victim.port)
+                _, writer = await asyncio.open_connection("127.0.0.1", victim.port)
                 if i % 2:
                     writer.write(b"\x16\x03\x01\x02\x00" if i % 3 else b"GET / HTTP/1.1\r\n\r\n")
                 opened.append(writer)
@@ -233,3 +238,40 @@ def test_a_thousand_strangers_do_not_slow_the_others(tmp_path: Path) -> None:
             assert links == ["up"]
 
     asyncio.run(go())
+
+
+@pytest.mark.slow
+def test_kill_9_twenty_times_at_random_moments_of_a_swarm(tmp_path: Path) -> None:
+    folders = make_swarm(tmp_path, (0, 1, 0), free_port(3))
+    draw = random.Random(0)
+    paths = [each.path for each in folders]
+    running = [start(path) for path in paths]
+    try:
+        models = [wait_for_round(path, process, 3)["clusters"] for path, process in zip(paths, running, strict=True)]
+        for _ in range(20):
+            victim = draw.randrange(3)
+            time.sleep(draw.uniform(0, 1.0))
+            running[victim].kill()
+            running[victim].communicate()
+            saved = folders[victim].store().load()
+            assert saved is not None
+            assert saved.bank is not None
+            assert len(saved.bank) >= min(models)
+            assert bool(torch.isfinite(saved.bank).all())
+            running[victim] = start(paths[victim])
+        rounds = [each.store().load().round for each in folders]  # type: ignore[union-attr]
+        found = [
+            wait_for_round(path, process, least + 2)
+            for path, process, least in zip(paths, running, rounds, strict=True)
+        ]
+        assert len({each["clusters"] for each in found}) == 1
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
+
+
+def test_a_control_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "control.json").mkdir()
+    with pytest.raises(RunError, match=r"control\.json: Is a directory; make the folder writable"):
+        asyncio.run(ControlServer(tmp_path, {}).open())

@@ -374,7 +374,11 @@ _CHECKS: dict[type, Any] = {
     Declined: lambda m: m.cluster is None or _is_int(m.cluster),
     Probe: lambda m: _is_key(m.key) and is_lineage(m.base) and _is_call(m.call),
     Count: lambda m: (
-        _is_key(m.key) and _is_int(m.size, 1) and _is_int(m.ready) and m.ready <= m.size <= MOST_PEERS and _is_log(m.log)
+        _is_key(m.key)
+        and _is_int(m.size, 1)
+        and _is_int(m.ready)
+        and m.ready <= m.size <= MOST_PEERS
+        and _is_log(m.log)
     ),
     Refuse: lambda m: _is_key(m.key),
     Open: lambda m: _is_key(m.key) and _is_int(m.voters) and m.voters <= MOST_PEERS and _is_log(m.log),

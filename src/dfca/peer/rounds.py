@@ -240,7 +240,9 @@ class Rounds(Joining):
         known = self.links[sender]
         if round >= known.offers_round:
             held = 0 if self.bank is None else len(self.bank)
-            own = offers and tuple({j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}.values())
+            own = offers and tuple(
+                {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}.values()
+            )
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(freshness, MOST_ROUND)
