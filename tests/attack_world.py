@@ -1,4 +1,4 @@
-"""A hostile member for tests: real nodes on loopback with their disks, and one whose frames and payloads a test makes."""
+"""A hostile member for tests: real nodes on loopback, and one whose frames and payloads a test makes."""
 
 from __future__ import annotations
 

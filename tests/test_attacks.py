@@ -1,4 +1,4 @@
-"""Attacks on whole nodes: real processes or services, real links, real disks; the attacker is a member, or a stranger."""
+"""Attacks on whole nodes over real links and disks; the attacker is a member, or a stranger."""
 
 from __future__ import annotations
 

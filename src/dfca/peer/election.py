@@ -614,7 +614,7 @@ class Election:
             self._again(now, silent=True)
 
     def _go_on_without_the_silent(self, now: float) -> bool:
-        """Stop waiting for neighbours that keep this peer waiting again and again, as for lost ones; return whether that
+        """Stop waiting for neighbours that are silent again and again, as for lost ones; return whether that
         was enough. One peer that says nothing, or counts what is not there, would stop all others for ever."""
         if self.phase == "wave" and self.pending:
             self.pending, self.last_s = set(), now

@@ -20,7 +20,8 @@ class NetOptions:
     that "auto" aims at. insecure: plain text, on loopback only. chunk_bytes: the largest piece of a model in one gRPC
     message. cache_bytes, disk_bytes: encoded models that neighbours may still read, and partial models on the disk.
     share, share_burst_s: the part of the event loop's time that the frames of one neighbour may take in the long run,
-    and the seconds that they may take at once. dead_after_s: how long a member stays out of reach before "auto" links to others in its place.
+    and the seconds that they may take at once.
+    dead_after_s: how long a member stays out of reach before "auto" links to others in its place.
     """
 
     host: str = "0.0.0.0"
