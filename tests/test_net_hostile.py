@@ -117,7 +117,7 @@ def test_links_with_another_swarm_model_or_version_are_refused_with_the_reason(t
 COPY = Copy(replace(update(1).message, offer=Offer(1, 2, 3)))
 BAD_FRAMES = {
     "ten gigabytes": ("size", announce(size=10 * 2**30)),
-    "ten gigabytes in rows": ("size", announce(size=10 * 2**30, rows=4000)),
+    "ten gigabytes in rows": ("shape", announce(size=10 * 2**30, rows=4000)),
     "an announcement of a small message": ("unasked", announce(message=codec.encode(Nothing(1))[0])),
     "an announcement of garbage": ("malformed", announce(message=b"\xff\xff")),
     "a large message without its model": ("unasked", serialize(pb.Frame(message=codec.encode(COPY)[0]))),
@@ -272,7 +272,7 @@ def test_other_bytes_than_announced_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     def spoil(device: Device) -> None:
-        def encode(model: torch.Tensor) -> tuple[bytes, bytes]:
+        def encode(model: torch.Tensor, encoding: str) -> tuple[bytes, bytes]:
             import hashlib
 
             from dfca.node.wire import payload

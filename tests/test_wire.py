@@ -77,6 +77,20 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
     fields = {name: any_value(hint, descriptor, name) for name, hint in get_type_hints(kind).items()}
     if kind is Tally:  # all lists are as long as the first
         return st.integers(0, 3).flatmap(lambda c: st.builds(Tally, **{n: _cut(s, c, n) for n, s in fields.items()}))
+    if kind is Key:
+        fields |= {"attempt": st.integers(0, 2**32), "decided": st.integers(0, 2**14)}
+    if kind is Turn:
+        accepted = st.builds(
+            Turn, fields["candidate"].filter(lambda each: each is not None), st.just(True), fields["slot"]
+        )
+        return accepted | st.builds(Turn, fields["candidate"], st.just(False), st.just(-1))
+    if kind is messages.Call:
+        lost = st.lists(st.integers(0, 9), max_size=3, unique=True).map(lambda each: tuple(sorted(each)))
+        return st.builds(messages.Call, lost, st.integers(10, 4096))
+    if kind is Count:
+        fields |= {"size": st.integers(2**19, 2**20), "ready": st.integers(0, 2**19)}
+    if kind is messages.Open:
+        fields["voters"] = st.integers(0, 2**20)
     if kind is Message:
         fields["offer"] = any_record(Offer, pb.Offer.DESCRIPTOR)
     return st.builds(kind, **fields)

@@ -55,6 +55,7 @@ class ServiceTransport(Transport, Protocol):
     """A transport with a life of its own: `node.net.GrpcTransport`."""
 
     on_neighbours: Callable[[tuple[int, ...]], None]
+    reference_norm: Callable[[], float | None]
 
     async def start(self) -> str:
         """Listen; returns "host:port". The wanted neighbours are known from then on (`status`)."""
@@ -103,6 +104,7 @@ class Service:
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
         self._waits = ""
+        self._norm_of: tuple[int, float] = (-1, 0.0)
         self.port = 0
         self.addresses: tuple[str, ...] = ()
         self.node: Node
@@ -153,6 +155,7 @@ class Service:
             self.node.record = recorder
             self._closers.append(recorder.close)
         self.transport.on_neighbours = self.node.rewire
+        self.transport.reference_norm = self._norm
         self._announce()
         control = ControlServer(folder.path, self._commands())
         await control.open()
@@ -270,6 +273,15 @@ class Service:
         elif problem != before:
             self._problems[what] = problem
             self.log.warning(problem)
+
+    def _norm(self) -> float | None:
+        """Compute the largest norm of a model of this node, once per round."""
+        machine = self.node.machine
+        if machine.bank is None:
+            return None
+        if self._norm_of[0] != machine.round:
+            self._norm_of = (machine.round, float(machine.bank.norm(dim=1).max()))
+        return self._norm_of[1]
 
     def _announce(self) -> None:
         """Tell the members where this device is reached."""

@@ -39,9 +39,12 @@ from dfca.peer.messages import (
     Turn,
     Votes,
 )
-from dfca.peer.turns import PASS, Standing, agreed, standing
+from dfca.peer.turns import PASS, Standing, agreed, is_next, is_possible, standing
 from dfca.peer.wave import Wave
 from dfca.peer.work import Losses, Score
+
+PATIENT_FOR_MODELS = 8
+"""After so many silences a peer goes on without those that it waits for in a turn: models take their time."""
 
 
 class Outcome(NamedTuple):
@@ -62,7 +65,7 @@ class Election(Wave):
     votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook the
     model that this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
     and vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that
-    goes on: how long it takes is learned (`answer_time`, the peer's).
+    goes on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before.
     """
 
     held: Tensor | None = None
@@ -83,6 +86,7 @@ class Election(Wave):
     outcome: Outcome | None = None
     since_s: float = 0.0
     early: dict[int, Bid | Votes] = field(default_factory=dict)
+    blamed: set[int] = field(default_factory=set)
     work: list[Score] = field(default_factory=list)
 
     def receive(self, sender: int, message: Any, now: float) -> None:
@@ -90,12 +94,7 @@ class Election(Wave):
         if self.phase == "done":
             return
         if isinstance(message, Probe):
-            if message.key > self.key:
-                self._enter(message.key, sender, message.call, now)
-            elif message.key == self.key:
-                self.last_s = now
-                self.pending.discard(sender)
-                self._counted()
+            self._take_probe(sender, message, now)
             return
         if message.key != self.key:
             return
@@ -105,7 +104,8 @@ class Election(Wave):
         elif isinstance(message, Refuse):
             self._without(sender, now)
         elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
-            self._opened(message.voters, message.log)
+            if is_possible(message.log, self.call):
+                self._opened(message.voters, message.log)
         elif sender == self.parent and isinstance(message, Centre):
             self._take_centre(message)
         elif isinstance(message, Bid) and self.phase == "bid" and message.turn == len(self.log):
@@ -118,10 +118,34 @@ class Election(Wave):
         elif isinstance(message, Votes) and self.phase == "vote" and message.turn == len(self.log):
             self._take_votes(sender, message.tally)
         elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
-            if self.phase == "vote" or (self.phase in ("bid", "opening") and message.outcome == PASS):
+            if self._is_decidable(message.outcome):
                 self._decided(message.outcome, message.done)
         elif isinstance(message, Bid | Votes) and sender in self.kids and message.turn == len(self.log):
             self.early[sender] = message  # it has overtaken a model that is on its way here
+
+    def _is_decidable(self, turn: Turn) -> bool:
+        """Return whether this can be what came of the turn that goes on."""
+        if self.phase != "vote":
+            return self.phase in ("bid", "opening") and turn == PASS
+        known = self.candidate is not None and turn.candidate == self.candidate.candidate
+        return known and is_next(turn, self.log, self.call)
+
+    def _end_turn_without_the_silent(self, now: float) -> bool:
+        """Go on without children whose bid or votes do not come; a root that is silent again and again is banned."""
+        if self.silences < PATIENT_FOR_MODELS:
+            return False
+        if self.phase in ("bid", "vote") and self.missing:
+            attempt, self.last_s = self.key.attempt, now
+            for kid in sorted(self.missing):
+                if self.key.attempt == attempt:
+                    self._without(kid, now)
+            return True
+        silent = self.route if self.phase == "stand" else self.parent
+        if silent is not None and silent != self.id:
+            if silent in self.blamed or silent == self.key.root:
+                self.banned.add(silent)
+            self.blamed.add(silent)
+        return False
 
     def _take_early(self) -> None:
         """Take in what overtook the model that this peer had to wait for."""

@@ -11,6 +11,9 @@ from dfca.core.relay import Offer
 from dfca.peer.lineage import Lineage
 from dfca.peer.messages import Hello, Update
 
+MOST_PARTS = 4096
+"""Of so many parts of a neighbour's round a peer remembers that they came."""
+
 
 @dataclass
 class Neighbour:
@@ -34,7 +37,7 @@ class Neighbour:
         """Note that a part of what the neighbour sends at the end of a round is here."""
         if round > self.round:
             self.round, self.clusters, self.parts = round, {cluster}, parts
-        elif round == self.round:
+        elif round == self.round and len(self.clusters) < min(self.parts, MOST_PARTS):
             self.clusters.add(cluster)
 
     def has_ended(self, round: int) -> bool:

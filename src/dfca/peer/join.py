@@ -17,6 +17,9 @@ from dfca.peer.work import Draw, Train, WarmUp
 MOST_AHEAD = 1000
 """A peer joins no round that is further ahead of all that the other neighbours claim."""
 
+MOST_JOINED = 2**32
+"""Nobody joins a later round, whatever the only neighbour claims: it would soon be beyond all that is believed."""
+
 
 class Joining(Voting):
     """Asks for the models of neighbours, and hands its own on."""
@@ -207,6 +210,5 @@ class Joining(Voting):
     def _believable(self, rounds: list[int]) -> int:
         """Return the newest of the rounds that neighbours claim: one alone may not be far ahead of all others."""
         *_, second, newest = (-1, -1, *sorted(rounds))
-        if len(rounds) > 1:
-            newest = min(newest, second + MOST_AHEAD)
+        newest = min(newest, second + MOST_AHEAD if len(rounds) > 1 else MOST_JOINED)
         return min(newest, self.options.rounds - 1)

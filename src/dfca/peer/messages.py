@@ -14,7 +14,13 @@ from torch import Tensor
 from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.relay import Offer
-from dfca.peer.lineage import Lineage, is_lineage
+from dfca.peer.lineage import MOST_SLOTS, Lineage, is_lineage
+
+MOST_ATTEMPT = 2**32
+"""No election is begun again as often."""
+MOST_TURNS = 2**14
+MOST_PEERS = 2**20
+"""No swarm has more."""
 
 # Rounds.
 
@@ -304,7 +310,12 @@ def _is_ints(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    return type(value) is Key and all(type(part) is int for part in value) and value.attempt >= 0
+    return (
+        type(value) is Key
+        and all(type(part) is int for part in value)
+        and 0 <= value.attempt <= MOST_ATTEMPT
+        and 0 <= value.decided <= MOST_TURNS
+    )
 
 
 def _is_turn(value: Any) -> bool:
@@ -313,16 +324,23 @@ def _is_turn(value: Any) -> bool:
         and (value.candidate is None or type(value.candidate) is int)
         and type(value.accepted) is bool
         and type(value.slot) is int
-        and value.slot >= -1
+        and -1 <= value.slot < MOST_SLOTS
+        and value.accepted == (value.slot >= 0)
+        and not (value.accepted and value.candidate is None)
     )
 
 
 def _is_log(value: Any) -> bool:
-    return type(value) is tuple and all(_is_turn(each) for each in value)
+    return type(value) is tuple and len(value) <= MOST_TURNS and all(_is_turn(each) for each in value)
 
 
 def _is_call(value: Any) -> bool:
-    return value is None or (type(value) is Call and _is_ints(value.lost) and _is_int(value.clusters))
+    if value is None:
+        return True
+    if type(value) is not Call or not _is_ints(value.lost) or not _is_int(value.clusters):
+        return False
+    lost = value.lost
+    return value.clusters <= MOST_SLOTS and lost == tuple(sorted({j for j in lost if 0 <= j < value.clusters}))
 
 
 def _is_tally(value: Any) -> bool:
@@ -355,9 +373,15 @@ _CHECKS: dict[type, Any] = {
     ),
     Declined: lambda m: m.cluster is None or _is_int(m.cluster),
     Probe: lambda m: _is_key(m.key) and is_lineage(m.base) and _is_call(m.call),
-    Count: lambda m: _is_key(m.key) and _is_int(m.size, 1) and _is_int(m.ready) and _is_log(m.log),
+    Count: lambda m: (
+        _is_key(m.key)
+        and _is_int(m.size, 1)
+        and _is_int(m.ready)
+        and m.ready <= m.size <= MOST_PEERS
+        and _is_log(m.log)
+    ),
     Refuse: lambda m: _is_key(m.key),
-    Open: lambda m: _is_key(m.key) and _is_int(m.voters) and _is_log(m.log),
+    Open: lambda m: _is_key(m.key) and _is_int(m.voters) and m.voters <= MOST_PEERS and _is_log(m.log),
     Centre: lambda m: _is_key(m.key) and _is_int(m.place) and type(m.candidate) is int and _is_model(m.model),
     Bid: lambda m: (
         _is_key(m.key) and _is_int(m.turn) and _is_number(m.value) and (m.candidate is None or type(m.candidate) is int)

@@ -235,7 +235,10 @@ class Rounds(Joining):
         """Take in what comes along with the end of a neighbour's round."""
         known, lineage, offers = self.links[sender], end.lineage, end.offers
         if round >= known.offers_round:
-            own = offers and tuple((j, offer) for j, offer in offers if offer.sender == sender)
+            held = 0 if self.bank is None else len(self.bank)
+            own = offers and tuple(
+                {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}.values()
+            )
             known.offers, known.offers_round, known.offers_lineage = own, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(end.freshness, MOST_ROUND)

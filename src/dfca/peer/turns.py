@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from dfca.core.election import ElectionOptions
@@ -56,3 +56,17 @@ def agreed(mine: Collection[Turn], theirs: Collection[Turn]) -> int:
         if one != other:
             return place
     return min(len(mine), len(theirs))
+
+
+def is_possible(log: Sequence[Turn], call: Call | None) -> bool:
+    """Return whether an election could have decided this."""
+    return all(is_next(turn, log[:place], call) for place, turn in enumerate(log))
+
+
+def is_next(turn: Turn, before: Sequence[Turn], call: Call | None) -> bool:
+    """Return whether a turn can follow others: where it opens a cluster, it is one that may be opened."""
+    taken = [each.slot for each in before if each.accepted]
+    if not turn.accepted or call is None:
+        return turn.slot == (len(taken) if turn.accepted else -1)
+    free = [j for j in call.lost if j not in taken]
+    return turn.slot in free or turn.slot == max([call.clusters - 1, *taken]) + 1

@@ -90,7 +90,7 @@ class Voting(Relay):
 
     def _on_probe(self, sender: int, probe: Probe) -> None:
         if self.election is not None:
-            if probe.base == self.election.base and (probe.call is None) == (self.election.call is None):
+            if probe.base == self.election.base and self._same_clusters(probe.call, self.election.call):
                 self.election.receive(sender, probe, self.now)
             else:
                 self._refuse_wave(sender, probe)
@@ -115,6 +115,9 @@ class Voting(Relay):
         elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election decides that
             self._stop_warming()
             self._pause()
+
+    def _same_clusters(self, one: Call | None, other: Call | None) -> bool:
+        return one is other is None or (one is not None and other is not None and one.clusters == other.clusters)
 
     def _refuse_wave(self, sender: int, probe: Probe) -> None:
         self._send(sender, Refuse(probe.key))

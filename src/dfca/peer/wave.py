@@ -32,6 +32,10 @@ NO_WAVE = Key(-1, 0, 0, 0, 0)
 SILENT = 3
 """After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
 MOST_DOUBLINGS = 8
+MOST_AHEAD = 1000
+"""Nobody joins a wave of an attempt that is further ahead."""
+PATIENT = 5
+"""From so many silences on a peer goes on without those that it waits for."""
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Wave(ABC):
     base: the lineage that the election extends; links: the neighbours in reach. kids: by child, what its subtree
     counts; pending: the neighbours that have not answered the probe; sent: the last count that was sent. log, centres:
     the turns that were decided, and the models that they accepted. last_s: when the last message of the wave came.
+    entered, silences: how many waves it joined, and how many of them ended in silence; banned: who has no say any more.
     """
 
     id: int
@@ -65,6 +70,9 @@ class Wave(ABC):
     log: list[Turn] = field(default_factory=list)
     centres: list[Tensor] = field(default_factory=list)
     last_s: float = 0.0
+    entered: int = 0
+    silences: int = 0
+    banned: set[int] = field(default_factory=set)
     out: list[tuple[int, Any]] = field(default_factory=list)
 
     @abstractmethod
@@ -92,7 +100,8 @@ class Wave(ABC):
         self.kids, self.sent = {}, None
         self._forget_turn()
         self.phase, self.last_s = "wave", now
-        self.pending = self.links - {parent}
+        self.entered += 1
+        self.pending = self.links - {parent} - self.banned
         for neighbour in sorted(self.pending):
             self._send(neighbour, Probe(key, self.base, call))
         self._counted()
@@ -106,8 +115,24 @@ class Wave(ABC):
                 del self.log[place:]
                 return
 
+    def _take_probe(self, sender: int, probe: Probe, now: float) -> None:
+        """Join a better wave; a probe of the same one is the answer of a peer that has another parent."""
+        if probe.key > self.key:
+            if sender in self.banned or probe.key.attempt > max(0, self.key.attempt) + MOST_AHEAD:
+                self._send(sender, Refuse(probe.key))
+                self.pending.discard(sender)
+                self._counted()
+            else:
+                self._enter(probe.key, sender, probe.call, now)
+        elif probe.key == self.key:
+            self.last_s = now
+            self.pending.discard(sender)
+            self._counted()
+
     def _take_count(self, sender: int, message: Count) -> None:
         if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
+            return
+        if sender in self.banned:
             return
         self.pending.discard(sender)
         self.kids[sender] = message
@@ -166,12 +191,37 @@ class Wave(ABC):
         wait_s = self.answer_time.deadline_s
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
-        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT)
+        # What one has seen oneself counts too: anybody can claim an attempt.
+        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self.entered)
 
     def wake(self, now: float) -> None:
-        """Begin again after too long a silence."""
-        if now >= self.next_wake():
+        """Begin again after too long a silence; after several, go on without the silent."""
+        if now < self.next_wake():
+            return
+        self.silences += 1
+        if self.silences < PATIENT or not self._go_on_without_the_silent(now):
             self._again(now, silent=True)
+
+    def _go_on_without_the_silent(self, now: float) -> bool:
+        """Stop waiting for neighbours that are silent again and again, as for lost ones; return whether that helps.
+
+        One peer that says nothing, or counts what is not there, would stop all others for ever.
+        """
+        if self.phase == "wave" and self.pending:
+            self.pending, self.last_s = set(), now
+            self._counted()
+            return True
+        if self.phase == "counted" and self.parent is None:
+            ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+            if ready:
+                self.last_s = now
+                self._opened(ready, tuple(self.log))
+            return bool(ready)
+        return self._end_turn_without_the_silent(now)
+
+    @abstractmethod
+    def _end_turn_without_the_silent(self, now: float) -> bool:
+        """Do the same in a turn."""
 
     def leave(self) -> None:
         """Notify the neighbours of the tree that this peer takes no part any more."""

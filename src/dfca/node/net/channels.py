@@ -46,6 +46,7 @@ SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_allowed_incoming_connections", 512),  # the disk needs files too; those in excess wait in the backlog
     ("grpc.max_metadata_size", 8192),
 ]
 
@@ -118,29 +119,32 @@ def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshak
 
     New roots are handed to gRPC only where members changed, and at most once in ROOTS_S: it replaces what another
     handshake may be using at this moment, without a lock (grpcio 1.85: a swarm of 12 nodes whose roots were replaced at
-    every handshake died of "Check failed: prior > 0" in one run of five). Who is a member is checked at every call.
+    every handshake died of "Check failed: prior > 0" in one run of five, and a thousand strangers that connect at once
+    abort it for certain). Who is a member is checked at every call.
     """
-    last: tuple[list[bytes], float] = ([], -ROOTS_S)
 
-    def roots() -> list[bytes]:
+    def roots() -> bytes:
         # The own certificate stands in where nobody else is a member: without roots nothing would be required.
-        return [member.certificate for member in roster.members().values()] or [identity.certificate]
+        return b"".join([member.certificate for member in roster.members().values()] or [identity.certificate])
 
-    def configuration() -> Any:
-        nonlocal last
-        last = (roots(), time.monotonic())
-        return grpc.ssl_server_certificate_configuration(
-            [(identity.key, identity.certificate)], root_certificates=b"".join(last[0])
-        )
+    def configuration(trusted: bytes) -> Any:
+        return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], trusted)
+
+    current, since = roots(), time.monotonic()
+    lock = threading.Lock()
 
     def fetch() -> Any:
+        """Return the roots where they have changed, else None."""
+        nonlocal current, since
         handshakes.begin()
-        known, since = last
-        if time.monotonic() - since < ROOTS_S or roots() == known:
-            return None
-        return configuration()
+        with lock:
+            found, now = roots(), time.monotonic()
+            if found == current or now - since < ROOTS_S:
+                return None
+            current, since = found, now
+        return configuration(found)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(configuration(current), fetch, require_client_authentication=True)
 
 
 def make_channel(identity: Identity, member: str, certificate: bytes, address: str, insecure: bool) -> Any:

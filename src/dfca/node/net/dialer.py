@@ -7,6 +7,7 @@ it may be the only one that wants the link, or the only one that can reach the o
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 from contextlib import suppress
@@ -21,6 +22,7 @@ from dfca.node.net.neighbours import Neighbours
 from dfca.node.wire.frames import TALK
 from dfca.node.wire.refused import Refused
 
+log = logging.getLogger(__name__)
 LASTING_S = 10.0
 """A link that lasted so long was a good one: the next pauses begin with the shortest."""
 
@@ -140,6 +142,11 @@ class Dialer:
             self.errors[member] = f"{address}: {error}"
         except TimeoutError:
             self.errors[member] = f"{address}: no answer in time"
+            self._attempts[member] = attempt + 1
+        except Exception as error:  # a fault of this program: the next attempt may do better, no attempt cannot
+            log.exception("the link with %s failed", member)
+            self._local.refusals.add("failed", member)
+            self.errors[member] = f"{address}: {type(error).__name__}: {error}"
             self._attempts[member] = attempt + 1
         finally:
             self._dialling.pop(member, None)

@@ -8,6 +8,7 @@ in order, until one end stops: by `Close`, by silence, by a frame that is refuse
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class Link:
         self.since = now()
         self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
         self._rate = Bucket(options.frames_per_s, options.frames_burst, now())
+        self._time = Bucket(options.share, options.share_burst_s, now())
         self._outbox: Outbox[Callable[[], bytes | None]] = Outbox(options.queued_frames, options.queued_bytes)
         self._something = asyncio.Event()
         self._end: asyncio.Future[LinkDown] = asyncio.get_running_loop().create_future()
@@ -245,7 +247,11 @@ class Link:
                 raise LinkDown(frame.close.reason or "closed", frame.close.text)
             if kind == "hello":
                 raise Refused("unasked", "a second hello")
+            begin = time.perf_counter()
             handle(frame)
+            spent = time.perf_counter() - begin
+            if not self._time.take(self._now(), spent):
+                await asyncio.sleep(spent / self._options.share)  # the sender waits, as it would on a slow link
 
     async def _write(self) -> None:
         while not self.down:

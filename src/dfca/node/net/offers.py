@@ -21,6 +21,7 @@ class Offer:
     cluster: int | None
     rows: int
     since: float
+    encoding: str = "float32"
     number: int = 0
     done: bool = False
 

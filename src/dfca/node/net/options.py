@@ -19,6 +19,8 @@ class NetOptions:
     host, port: where the node listens; port 0: any free one. neighbours: "auto", or device IDs. degree: links per node
     that "auto" aims at. insecure: plain text, on loopback only. chunk_bytes: the largest piece of a model in one gRPC
     message. cache_bytes, disk_bytes: encoded models that neighbours may still read, and partial models on the disk.
+    share, share_burst_s: the part of the event loop's time that the frames of one neighbour may take in the long run,
+    and the seconds that they may take at once.
     dead_after_s: how long a member stays out of reach before "auto" links to others in its place.
     """
 
@@ -49,6 +51,8 @@ class NetOptions:
     max_links: int = 64
     frames_per_s: float = 200.0
     frames_burst: int = 2000
+    share: float = 0.1
+    share_burst_s: float = 2.0
     queued_frames: int = 1024
     queued_bytes: int = 16 * MB
     announced: int = 256

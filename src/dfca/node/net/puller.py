@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -88,6 +89,7 @@ class Puller:
     ) -> None:
         options = local.options
         self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
+        self.reference_norm: Callable[[], float | None] = lambda: None
         self.bytes_in: Counter[str] = Counter()
         self.resumed = 0
         """How many bytes did not have to be read again."""
@@ -104,8 +106,7 @@ class Puller:
         Raises Refused for one that cannot be a model of this swarm.
         """
         decoded = codec.decode(announce.message)
-        if not decoded.needs_model:
-            raise Refused("unasked", "an announcement of a message without a model")
+        codec.check_announced(decoded, announce.rows, ENCODINGS[announce.encoding])
         most = payload.most_bytes(self._expect(announce.rows, ENCODINGS[announce.encoding]))
         if announce.size > most:
             raise Refused("size", f"{announce.size} bytes announced, at most {most}")
@@ -205,7 +206,7 @@ class Puller:
                 if not await self._read_all(pull, partial):
                     return
             done = True
-            model = await self._in_thread(self._unpack, pull, partial)
+            model = await self._in_thread(self._unpack, pull, partial, self.reference_norm())
             if not pull.link.down and not pull.cancelled:
                 message = pull.decoded.message(model)
                 pull.link.send(pb.Frame(received=pb.Received(number=pull.number)))
@@ -293,12 +294,12 @@ class Puller:
     def _fits(self, pull: Pull, partial: Partial) -> bool:
         return partial.finish()[0] == pull.name
 
-    def _unpack(self, pull: Pull, partial: Partial) -> Any:
+    def _unpack(self, pull: Pull, partial: Partial, norm: float | None) -> Any:
         """Check the digest and everything else, and return the model. Runs in a thread."""
         digest, data = partial.finish()
         if digest != pull.name:
             raise Refused("digest", "other bytes than announced")
-        return payload.unpack(data, self._expect(pull.rows, pull.encoding))
+        return payload.unpack(data, replace(self._expect(pull.rows, pull.encoding), reference_norm=norm))
 
     def _give_up(self, pull: Pull, reason: str) -> None:
         self._local.refusals.add(reason, pull.member)

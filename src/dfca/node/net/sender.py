@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dfca.node.net.links import Link, LinkDown, serialize
@@ -38,7 +39,8 @@ class Sender:
         """How many models have been encoded."""
         self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
         self._newest: dict[tuple[str, int], Offer] = {}
-        self._packing: dict[int, tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
+        self._exact = "float64" if swarm.dtype == torch.float64 else "float32"
+        self._packing: dict[tuple[int, str], tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
     def send(self, link: Link, message: Any) -> None:
         """Send a message; where it cannot be encoded, or not in the room that there is, the link goes down."""
@@ -59,10 +61,11 @@ class Sender:
             cluster=bare.message.cluster if isinstance(bare, Update) else None,
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
+            encoding=self._exact if isinstance(bare, codec.EXACT) else self._swarm.encoding,
         )
         if offer.cluster is not None:
             self._newest[link.member, offer.cluster] = offer
-        self._pack(model).add_done_callback(partial(self._announce_packed, link, offer))
+        self._pack(model, offer.encoding).add_done_callback(partial(self._announce_packed, link, offer))
 
     def greet(self, link: Link) -> None:
         """Announce again, on a link that came up, the updates that were not read on the last one."""
@@ -93,19 +96,20 @@ class Sender:
 
     # Encoding, once for all neighbours that get the same model.
 
-    def _pack(self, model: Tensor) -> asyncio.Future[tuple[bytes, bytes]]:
-        found = self._packing.get(id(model))
+    def _pack(self, model: Tensor, encoding: str) -> asyncio.Future[tuple[bytes, bytes]]:
+        key = (id(model), encoding)
+        found = self._packing.get(key)
         if found is not None and found[0] is model and found[1] == model._version:
             return found[2]
         self.packed += 1
         loop = asyncio.get_running_loop()
-        future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model))
-        self._packing[id(model)] = (model, model._version, future)  # which keeps the id from being used again
-        future.add_done_callback(lambda _: self._packing.pop(id(model), None))
+        future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model, encoding))
+        self._packing[key] = (model, model._version, future)  # which keeps the id from being used again
+        future.add_done_callback(lambda _: self._packing.pop(key, None))
         return future
 
-    def _encode(self, model: Tensor) -> tuple[bytes, bytes]:
-        data = payload.pack(model, self._swarm.encoding, self._swarm.compress, self._swarm.tail)
+    def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
+        data = payload.pack(model, encoding, self._swarm.compress, self._swarm.tail)
         return bytes.fromhex(payload.name(data)), data
 
     def _announce_packed(self, link: Link, offer: Offer, packed: asyncio.Future[tuple[bytes, bytes]]) -> None:
@@ -160,7 +164,7 @@ class Sender:
             message=codec.encode(message)[0],
             name=offer.name,
             size=self.offers.size(offer.name),
-            encoding=ENCODINGS[self._swarm.encoding],
+            encoding=ENCODINGS[offer.encoding],
             rows=offer.rows,
         )
         return serialize(pb.Frame(announce=announce))

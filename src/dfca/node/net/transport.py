@@ -51,11 +51,13 @@ class GrpcTransport:
     """The links of one node, see `node.transport`. folder: of the node; partial models are kept in it.
 
     on_neighbours: called when the graph around this node changed, with the numbers of its neighbours: before
-    `connected` of a new one, after `disconnected` of one that left.
+    `connected` of a new one, after `disconnected` of one that left. reference_norm: returns the norm of a model that is
+    known to be sound, None where there is none: others may not be out of all proportion to it.
     """
 
     def __init__(self, identity: Identity, roster: Roster, swarm: Swarm, options: NetOptions, folder: Path) -> None:
         self.on_neighbours: Callable[[tuple[int, ...]], None] = lambda numbers: None
+        self.reference_norm: Callable[[], float | None] = lambda: None
         self.address = ""
         self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
         self._folder = folder
@@ -92,6 +94,7 @@ class GrpcTransport:
         partials = Partials(self._folder / "partial", options.disk_bytes, options.least_chunk_bytes)
         partials.prepare()
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
+        self._puller.reference_norm = lambda: self.reference_norm()
         self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values())
         self._service = Service(self._local, self._neighbours, self._dialer, self._sender.offers)
         handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
@@ -311,12 +314,15 @@ class GrpcTransport:
                 self._local.refusals.add("roster", link.member)
 
     def _deliver(self, link: Link, message: Any) -> None:
-        if self._node is not None and not link.down:
-            self._call(self._node.received, link.number, message)
+        if self._node is None or link.down or self._call(self._node.received, link.number, message):
+            return
+        self._neighbours.end(link, LinkDown("failed", "a message on which this node failed", guilty=True))
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call the node; what it raises is its own affair, and reported to the event loop's handler."""
+    def _call(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """Call the node; return whether it worked. What it raises is reported to the event loop's handler."""
         try:
             function(*arguments)
         except Exception as error:
             asyncio.get_running_loop().call_exception_handler({"message": "the node failed", "exception": error})
+            return False
+        return True

@@ -44,7 +44,14 @@ class ControlServer:
         """Begin to listen, and say where in the folder."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_BYTES)
         port = self._server.sockets[0].getsockname()[1]
-        write_private(self._path, json.dumps({"port": port, "token": self._token, "pid": os.getpid()}))
+        try:
+            write_private(self._path, json.dumps({"port": port, "token": self._token, "pid": os.getpid()}))
+        except OSError as error:
+            self._server.close()
+            raise RunError(
+                f"cannot write {self._path}: {error.strerror or error}; make the folder writable, and remove what is "
+                "in its place"
+            ) from error
 
     async def close(self) -> None:
         """Stop listening; a command that is being answered is finished."""

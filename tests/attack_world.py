@@ -1,0 +1,192 @@
+"""A hostile member for tests: real nodes on loopback, and one whose frames and payloads a test makes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import grpc.aio
+from node_swarm import make_swarm, until
+
+from dfca.node.folder import NodeFolder
+from dfca.node.net.channels import Handshakes, handlers_of, make_channel, make_server
+from dfca.node.net.links import Greeting, serialize
+from dfca.node.net.options import NetOptions
+from dfca.node.run import make_grpc_transport
+from dfca.node.service import Service, ServiceOptions
+from dfca.node.wire import frames
+from dfca.node.wire import wire_pb2 as pb
+
+BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))
+
+
+class Line:
+    """A link of the villain: it reads what comes, to notice when the other end is gone."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        with suppress(*BROKEN):
+            while await self._call.read() is not grpc.aio.EOF:
+                continue
+
+    @property
+    def ended(self) -> bool:
+        return self._reading.done()
+
+    async def say(self, *sent: bytes) -> bool:
+        """Write frames; returns whether the link took them."""
+        for each in sent:
+            writing = asyncio.ensure_future(self._call.write(each))
+            await asyncio.wait([writing, self._reading], return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done() or writing.exception() is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                return False
+        return True
+
+    async def end(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+@dataclass
+class Villain:
+    """A member with a valid certificate that says and serves whatever it likes.
+
+    replies: by the name of a payload, its bytes; read: instead of them, what answers a Read.
+    """
+
+    folder: NodeFolder
+    greeting: Greeting
+    replies: dict[bytes, bytes] = field(default_factory=dict)
+    read: Callable[[bytes, Any], Any] | None = None
+    address: str = ""
+    _channels: dict[str, Any] = field(default_factory=dict)
+    _server: Any = None
+
+    async def listen(self) -> None:
+        """Serve payloads."""
+
+        async def refuse(_: Any, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "villain")
+
+        options = NetOptions(host="127.0.0.1", port=0)
+        handlers = handlers_of(refuse, self._serve, refuse)
+        identity, roster = self.folder.identity, self.folder.roster
+        self._server, port = make_server(identity, roster, options, Handshakes(), handlers)
+        await self._server.start()
+        self.address = f"127.0.0.1:{port}"
+
+    async def _serve(self, request: bytes, context: Any) -> None:
+        if self.read is not None:
+            await self.read(request, context)
+            return
+        wanted = frames.parse_read(request)
+        data = self.replies.get(wanted.name)
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "")
+            return
+        for offset in range(wanted.offset, len(data), frames.CHUNK_BYTES):
+            await context.write(frames.chunk(data, offset))
+
+    def channel(self, victim: Service) -> Any:
+        """Return the channel to a node."""
+        known = victim.folder.identity
+        if known.id not in self._channels:
+            address = f"127.0.0.1:{victim.port}"
+            self._channels[known.id] = make_channel(
+                self.folder.identity, known.id, known.certificate, address, insecure=False
+            )
+        return self._channels[known.id]
+
+    async def dial(self, victim: Service) -> Line | None:
+        """Begin a link, whatever was on it before; None where the node keeps this member out."""
+        call = self.channel(victim).stream_stream(frames.TALK)()
+        try:
+            async with asyncio.timeout(10):
+                await call.write(self.greeting.hello(1))
+                first = await call.read()
+                if first is not grpc.aio.EOF and frames.parse(first).WhichOneof("kind") == "hello":
+                    await call.write(HEARTBEAT)
+                    return Line(call)
+        except (TimeoutError, *BROKEN):
+            pass
+        call.cancel()
+        return None
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            with suppress(Exception):
+                await channel.close()
+        await self._server.stop(0)
+
+
+@dataclass
+class Attack:
+    """Honest nodes that run, and the villain."""
+
+    honest: list[Service]
+    villain: Villain
+    errors: list[Any]
+
+    def rounds(self) -> list[int]:
+        return [each.node.machine.round for each in self.honest]
+
+    def refused(self) -> dict[str, int]:
+        """Add up the refusals of all honest nodes by reason."""
+        found: dict[str, int] = {}
+        for each in self.honest:
+            for reason, count in each.status()["refused"].items():
+                found[reason] = found.get(reason, 0) + count
+        return found
+
+    async def rate(self, seconds: float) -> float:
+        """Measure the rounds per second of the honest nodes."""
+        before, loop = sum(self.rounds()), asyncio.get_running_loop()
+        begin = loop.time()
+        await asyncio.sleep(seconds)
+        return (sum(self.rounds()) - before) / (loop.time() - begin)
+
+
+@asynccontextmanager
+async def attack(folder: Path, honest: int = 2, agreed: dict[str, Any] | None = None) -> AsyncIterator[Attack]:
+    """Run honest nodes until all train; the last member of their swarm is the villain."""
+    folders = make_swarm(folder, [0] * (honest + 1), agreed=agreed)
+    services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_grpc_transport) for each in folders[:-1]]
+    facts, last = folders[-1].facts, NodeFolder.load(folders[-1].path)
+    villain = Villain(last, Greeting(facts.swarm_id, facts.model_size, pb.FLOAT32, "villain"))
+    errors: list[Any] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    tasks = [asyncio.create_task(each.run()) for each in services]
+    try:
+        await until(lambda: all(each.port for each in services) or any(task.done() for task in tasks))
+        await villain.listen()
+        last.roster.announce(last.identity, [villain.address])
+        for each in services:
+            last.roster.merge(each.folder.roster.records())
+        for each in services:
+            each.folder.roster.merge(last.roster.records())
+        await until(lambda: all(each.node.machine.round >= 2 for each in services), 90)
+        yield Attack(services, villain, errors)
+    finally:
+        for each in services:
+            each.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await villain.close()
+        loop.set_exception_handler(before)

@@ -1,0 +1,277 @@
+"""Attacks on whole nodes over real links and disks; the attacker is a member, or a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_wire_fuzz as fuzz
+import torch
+from attack_world import Attack, Line, attack
+from node_swarm import make_swarm, until
+from test_node_process import start, wait_for_round
+from test_node_service import free_port
+
+from dfca.core.client import Message
+from dfca.core.election import Tally
+from dfca.core.relay import Offer
+from dfca.errors import RunError
+from dfca.node.net.limits import Bucket
+from dfca.node.net.links import serialize
+from dfca.node.operate.control import ControlServer
+from dfca.node.service import Service
+from dfca.node.wire import codec, payload
+from dfca.node.wire import wire_pb2 as pb
+from dfca.peer import messages as m
+from dfca.peer.lineage import Entry
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def let_it_talk(run: Attack) -> None:
+    """Take away what keeps the villain out, so that everything it says is read."""
+    for each in run.honest:
+        transport: Any = each.transport
+        transport._local.penalties.punish = lambda member, now: None
+        transport._service._calls.clear()
+        for link in transport._neighbours.links.values():
+            link._rate = Bucket(1e9, 1e9, 0.0)
+
+
+async def mutate(run: Attack, count: int, seed: int) -> int:
+    """Send so many mutated frames to the first node, on a new link after each refusal; returns the links."""
+    rng, victim, links = random.Random(seed), run.honest[0], 0
+    line: Line | None = None
+    for _ in range(count):
+        while line is None or line.ended:
+            if line is not None:
+                await line.end()
+            let_it_talk(run)
+            line, links = await run.villain.dial(victim), links + 1
+        await line.say(rng.choice(fuzz.FRAME_MUTATIONS)(rng.choice(fuzz.FRAMES), rng))
+    if line is not None:
+        await line.end()
+    return links
+
+
+def fuzz_a_node(folder: Path, count: int) -> None:
+    async def go() -> None:
+        async with attack(folder, agreed={"rounds": 3}) as run:
+            await until(lambda: run.rounds() == [3, 3])
+            await asyncio.sleep(0.5)
+            banks = [each.node.machine.bank.clone() for each in run.honest]  # type: ignore[union-attr]
+            await mutate(run, count // 20, 1)
+            before = resident_mb()
+            links = await mutate(run, count, 2)
+            for bank, each in zip(banks, run.honest, strict=True):
+                assert each.node.machine.bank is not None
+                assert torch.equal(bank, each.node.machine.bank)
+            refused = run.refused()
+            print(f"{count} frames, {links} links, {resident_mb() - before:.1f} MB more, {refused}")
+            assert run.errors == []
+            assert "failed" not in refused
+            assert sum(refused.values()) > links / 4
+            assert {"malformed", "kind", "field", "number"} <= set(refused)
+            assert resident_mb() - before < 40
+
+    asyncio.run(go())
+
+
+def test_mutated_frames_on_a_live_link_leave_the_bank_as_it_is(tmp_path: Path) -> None:
+    fuzz_a_node(tmp_path, 1000)
+
+
+@pytest.mark.slow
+def test_100_000_mutated_frames_on_live_links(tmp_path: Path) -> None:
+    fuzz_a_node(tmp_path, 100_000)
+
+
+# Members that lie, and strangers: the others go on.
+
+
+def frames_of(*messages: Any) -> list[bytes]:
+    return [serialize(pb.Frame(message=codec.encode(each)[0])) for each in messages]
+
+
+def absurd(number: int) -> list[bytes]:
+    """Make messages that a codec takes, with claims that nobody can keep."""
+    far, keys = 2**53, m.Key(2**32, 2**14, 2**53, 5, 2**53)
+    lineage = tuple(Entry(far, i, i, i, i, tuple(range(20))) for i in range(300))
+    offers = tuple((0, Offer(number, i, i)) for i in range(2000))
+    tally = Tally(far, far, far, *[(2**50,) * 300] * 10)
+    return frames_of(
+        m.Hello(far, far, far, lineage),
+        m.Hello(0, far, 1, ()),
+        m.Nothing(2**40, lineage[:150], tuple(range(4000)), offers),
+        m.Nothing(far, (), (far,) * 4000, offers),
+        m.CopyRequest(far, lineage),
+        m.BankRequest(tuple(range(4096))),
+        m.Declined(far),
+        m.Probe(keys, lineage, m.Call((), 4096)),
+        m.Probe(keys._replace(attempt=900), (), None),
+        m.Count(keys, 2**20, 0),
+        m.Open(keys, 2**20, (m.Turn(1, True, 4095),) * 10),
+        m.Bid(keys, far, float("inf"), 3),
+        m.Stand(keys, far, far),
+        m.Votes(keys, far, tally),
+        m.Decision(keys, far, m.Turn(1, True, 4095), True),
+        *(m.Alarm(i, far, True, lineage[:1]) for i in range(20)),
+    )
+
+
+def roster_noise() -> list[bytes]:
+    digest = serialize(pb.Frame(roster_digest=pb.RosterDigest(digest=os.urandom(16).hex())))
+    return [digest, serialize(pb.Frame(roster_records=pb.RosterRecords(records=[os.urandom(300)] * 20)))]
+
+
+def announcements(number: int, size: int) -> list[bytes]:
+    """Make announcements of models that will never be served."""
+    found = []
+    for cluster in range(4):
+        update = m.Update(Message(number, cluster, 2**30, 2, torch.zeros(size)), 4)
+        announce = pb.Announce(
+            number=1 + cluster, message=codec.encode(update)[0], name=os.urandom(32), size=1000, encoding=1
+        )
+        found.append(serialize(pb.Frame(announce=announce)))
+    return found
+
+
+async def pester(run: Attack, victim: Service, make: Callable[[], list[bytes]], pause_s: float) -> None:
+    """Send the same lies again and again, on new links where the node ends one."""
+    line: Line | None = None
+    while True:
+        if line is None or line.ended:
+            line = await run.villain.dial(victim)
+        if line is None or not await line.say(*make()):
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(pause_s)
+
+
+async def stall(request: bytes, context: Any) -> None:
+    await asyncio.sleep(3600)
+
+
+def test_a_member_that_lies_does_not_stop_or_slow_the_others(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with attack(tmp_path) as run:
+            number, size = run.villain.folder.identity.number, run.villain.greeting.size
+            run.villain.read = stall
+            quiet = await run.rate(1.5)
+            lies = absurd(number)
+            pests = [
+                asyncio.create_task(pester(run, each, lambda: lies + roster_noise() + announcements(number, size), 0.2))
+                for each in run.honest
+            ]
+            await asyncio.sleep(0.5)
+            before = resident_mb()
+            loud = await run.rate(3.0)
+            for each in pests:
+                each.cancel()
+            await asyncio.gather(*pests, return_exceptions=True)
+            print(f"{quiet:.1f} rounds per second alone, {loud:.1f} attacked; {run.refused()}")
+            assert run.errors == []
+            assert loud > quiet / 2
+            assert resident_mb() - before < 40
+            lineages = {each.node.machine.lineage for each in run.honest}  # type: ignore[attr-defined]
+            assert len(lineages) == 1
+            for each in run.honest:
+                assert each.node.machine.bank is not None
+                assert bool(torch.isfinite(each.node.machine.bank).all())
+
+    asyncio.run(go())
+
+
+def test_a_model_out_of_all_proportion_is_refused(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with attack(tmp_path, agreed={"rounds": 3}) as run:
+            await until(lambda: run.rounds() == [3, 3])
+            await asyncio.sleep(0.5)
+            victim = run.honest[0]
+            peer: Any = victim.node.machine
+            bank = peer.bank.clone()
+            number, size = run.villain.folder.identity.number, run.villain.greeting.size
+            for model, reason in ((torch.full((size,), 1e30), "norm"), (torch.zeros(2, size), "shape")):
+                let_it_talk(run)
+                data = payload.pack(model)
+                name = bytes.fromhex(payload.name(data))
+                run.villain.replies[name] = data
+                update = m.Update(Message(number, 0, 5, 2, torch.zeros(size)), 1, peer.lineage)
+                rows = len(model) if model.dim() == 2 else 0
+                told = pb.Announce(
+                    number=1, message=codec.encode(update)[0], name=name, size=len(data), encoding=1, rows=rows
+                )
+                line = await run.villain.dial(victim)
+                assert line is not None
+                await line.say(serialize(pb.Frame(announce=told)))
+                await until(lambda reason=reason: run.refused().get(reason, 0) == 1, 10)  # type: ignore[misc]
+                await line.end()
+            assert torch.equal(peer.bank, bank)
+
+    asyncio.run(go())
+
+
+def test_a_thousand_strangers_do_not_slow_the_others(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with attack(tmp_path) as run:
+            quiet = await run.rate(1.5)
+            victim = run.honest[0]
+            opened = []
+            for i in range(1000):
+                _, writer = await asyncio.open_connection("127.0.0.1", victim.port)
+                if i % 2:
+                    writer.write(b"\x16\x03\x01\x02\x00" if i % 3 else b"GET / HTTP/1.1\r\n\r\n")
+                opened.append(writer)
+            loud = await run.rate(1.5)
+            links = [each["state"] for each in victim.status()["neighbours"] if each["name"] != "node2"]
+            for writer in opened:
+                writer.transport.abort()
+            print(f"{quiet:.1f} rounds per second alone, {loud:.1f} with 1,000 half-open connections")
+            assert loud > quiet / 2
+            assert links == ["up"]
+
+    asyncio.run(go())
+
+
+@pytest.mark.slow
+def test_kill_9_twenty_times_at_random_moments_of_a_swarm(tmp_path: Path) -> None:
+    folders = make_swarm(tmp_path, (0, 1, 0), free_port(3))
+    draw = random.Random(0)
+    paths = [each.path for each in folders]
+    running = [start(path) for path in paths]
+    try:
+        models = [wait_for_round(path, process, 3)["clusters"] for path, process in zip(paths, running, strict=True)]
+        for _ in range(20):
+            victim = draw.randrange(3)
+            time.sleep(draw.uniform(0, 1.0))
+            running[victim].kill()
+            running[victim].communicate()
+            saved = folders[victim].store().load()
+            assert saved is not None
+            assert saved.bank is not None
+            assert len(saved.bank) >= min(models)
+            assert bool(torch.isfinite(saved.bank).all())
+            running[victim] = start(paths[victim])
+        rounds = [each.store().load().round for each in folders]  # type: ignore[union-attr]
+        found = [
+            wait_for_round(path, process, least + 2)
+            for path, process, least in zip(paths, running, rounds, strict=True)
+        ]
+        assert len({each["clusters"] for each in found}) == 1
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
+
+
+def test_a_control_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "control.json").mkdir()
+    with pytest.raises(RunError, match=r"control\.json: Is a directory; make the folder writable"):
+        asyncio.run(ControlServer(tmp_path, {}).open())
