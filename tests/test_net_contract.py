@@ -106,7 +106,7 @@ def every_message() -> list[Any]:
         messages.BankCopy(sent, 1, 2, lineage),
         messages.Declined(None),
         messages.Probe(key, lineage, messages.Call((1,), 2)),
-        messages.Count(key, 1, 2, (turn,)),
+        messages.Count(key, 2, 1, (turn,)),
         messages.Refuse(key),
         messages.Open(key, 3, (turn,)),
         messages.Centre(key, 1, 2, model),
