@@ -90,24 +90,28 @@ def _draw(name: str, results: Row) -> Iterator[str]:
 
 def _verdicts() -> Iterator[tuple[str, str]]:
     stragglers, lossy, joiner = load("stragglers"), load("lossy"), load("late-joiner")
-    if stragglers:
-        rows, axis = finished(stragglers), axis_of(stragglers)
-        mine = rows_of(rows, axis, 10.0, "dfca-gi sequential")
-        compared = ratio_to_batch(rows, mine)
-        sooner = "a run never reached it" if compared is None else f"{compared[0]:.1f} times sooner"
-        more = " or more" if compared and compared[1] else ""
-        yield (
-            "10 % of the clients 10 times slower: `sequential` at the target 3 times sooner than `batch`",
-            sooner + more,
-        )
-        even = fmean(row["accuracy"] for row in rows_of(rows, axis, 1.0, "dfca-gi batch"))
-        gap = 100 * (fmean(row["accuracy"] for row in mine) - even)
-        yield "... and in the end within 1 point of the synchronous accuracy", f"{gap:+.2f} points"
-    if lossy:
-        rows, axis = finished(lossy), axis_of(lossy)
-        free = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.0, "dfca-gi sequential"))
-        hard = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.1, "dfca-gi sequential away 0.3"))
-        yield "30 % churn and 10 % loss: within 2 points of the fault-free run", f"{100 * (hard - free):+.2f} points"
+    for name in ("dfca-gi", "dfca"):
+        if stragglers:
+            yield from _straggler_verdicts(name, stragglers)
+        if lossy:
+            rows, axis = finished(lossy), axis_of(lossy)
+            free = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.0, f"{name} sequential"))
+            hard = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.1, f"{name} sequential away 0.3"))
+            asked = f"`{name}`: 30 % churn and 10 % loss, within 2 points of the fault-free run"
+            yield asked, f"{100 * (hard - free):+.2f} points"
     if joiner:
         for row in virtual_tables(joiner)[0].rows:
             yield f"a late joiner at 95 % of the others (`{row[0].text}`)", f"after {row[-1].text} s"
+
+
+def _straggler_verdicts(name: str, results: Row) -> Iterator[tuple[str, str]]:
+    rows, axis = finished(results), axis_of(results)
+    mine = rows_of(rows, axis, 10.0, f"{name} sequential")
+    compared = ratio_to_batch(rows, mine)
+    sooner = "a run never reached it" if compared is None else f"{compared[0]:.1f} times sooner"
+    more = " or more" if compared and compared[1] else ""
+    asked = f"`{name}`: 10 % of the clients 10 times slower, `sequential` at the target 3 times sooner than `batch`"
+    yield asked, sooner + more
+    even = fmean(row["accuracy"] for row in rows_of(rows, axis, 1.0, f"{name} batch"))
+    gap = 100 * (fmean(row["accuracy"] for row in mine) - even)
+    yield "... and in the end within 1 point of the synchronous accuracy", f"{gap:+.2f} points"

@@ -62,7 +62,7 @@ def test_an_outbox_never_holds_more_than_its_bounds(steps: list[tuple[int, int]]
 
 
 def offer(member: str, name: bytes, cluster: int | None, since: float = 0.0, number: int = 1) -> Offer:
-    return Offer(member, name, None, cluster, 0, since, number)
+    return Offer(member, name, None, cluster, 0, since, number=number)
 
 
 def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:

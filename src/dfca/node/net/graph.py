@@ -18,11 +18,14 @@ from functools import lru_cache
 def wanted_links(own: str, members: Collection[str], dead: Collection[str], degree: int) -> set[str]:
     """Return the members that `own` should have links with: its ring neighbours, its chords, and chords that end at it.
 
-    Two nodes with the same view of who is dead agree on the link between them.
+    Where there are no more than `degree` others, everybody. Two nodes with the same view of who is dead agree on the
+    link between them.
     """
     live = sorted({member for member in members if member not in dead} | {own})
     if len(live) < 2:
         return set()
+    if degree >= len(live) - 1:
+        return set(live) - {own}
     place = live.index(own)
     links = {live[place - 1], live[(place + 1) % len(live)]}
     for member in live:
