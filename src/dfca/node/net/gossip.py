@@ -72,4 +72,4 @@ class Gossip:
         wrong = [reason for reason in reasons if reason != OLD_CONTACT]  # a device that was away long has many of those
         if wrong and not budget.take(now, len(wrong)):
             raise Refused("roster", f"many records that do not hold, the last: {wrong[-1]}")
-        return reasons
+        return wrong
