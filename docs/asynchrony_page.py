@@ -101,7 +101,7 @@ def _verdicts() -> Iterator[tuple[str, str]]:
             yield asked, f"{100 * (hard - free):+.2f} points"
     if joiner:
         for row in virtual_tables(joiner)[0].rows:
-            yield f"a late joiner at 95 % of the others (`{row[0].text}`)", f"after {row[-1].text} s"
+            yield f"a late joiner at 95 % of the others: {row[0].text}", f"after {row[-1].text} s"
 
 
 def _straggler_verdicts(name: str, results: Row) -> Iterator[tuple[str, str]]:
