@@ -84,6 +84,20 @@ NAMED = {
     "local, with a late joiner and banks that are lost": FaultWorld(
         4, 3, PATH[:2], "local", late=((1, 10.0),), crashes=(Crash(0, 20.0, 5.0, "nothing"), Crash(2, 0.0, 9.0, "old"))
     ),
+    "a neighbour leaves the graph before its first word": FaultWorld(
+        5765,
+        peers=7,
+        edges=tuple((i, i + 1) for i in range(6)),
+        algorithm="dfedavgm",
+        aggregation="batch",
+        clusters=1,
+        groups=1,
+        crashes=(
+            Crash(peer=0, at_s=0.0, away_s=19.592853504241774, keeps="save", when="after save"),
+            Crash(peer=3, at_s=0.0, away_s=10.871357189435141, keeps="save", when="any"),
+        ),
+        rewires=1,
+    ),
     "two elections meet while a newcomer joins": FaultWorld(
         5, 6, RING, "dfca-fi", cuts=(Cut(0.0, 20.0, (0, 1)),), late=((2, 19.9),), delay_s=0.3, spread=0.5
     ),

@@ -135,6 +135,7 @@ class Peer(Rounds):
             self.election.lost(neighbour, now)
         self._check_wait()
         self._settle()
+        self._begin_if_all_have_spoken()
         self._after_input()
 
     def rewire(self, neighbours: tuple[int, ...], now: float) -> None:

@@ -196,6 +196,10 @@ class Rounds(Joining):
         self._seek()
         self._settle()
         self._check_wait()
+        self._begin_if_all_have_spoken()
+
+    def _begin_if_all_have_spoken(self) -> None:
+        """Begin the first round where no neighbour's first word is waited for any more: it came, or its sender left."""
         if self.newcomer and self.state is State.WAITING and self.ending is None and not self._silent():
             self._wait_for(Step.BEGIN)
 
