@@ -43,7 +43,7 @@ class Stream:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` at the end of the block; before and after an error the old one stays.
 
     It is written beside, flushed to the disk and moved into place. It is a new file: a link that lies there under its
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -457,19 +457,3 @@ def remove_member(folder: NodeFolder, name: str) -> str:
     folder.roster.remove(folder.identity, member.id)
     folder.save_roster()
     return member.name
-
-
-def check_port(host: str, port: int, key: str) -> None:
-    """Raise ConfigError where a port cannot be listened on."""
-    import socket
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} port {port} ({error.strerror}); set another {key} in node.toml, or end the "
-                "program that has it"
-            ) from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dfca.errors import DfcaError, RunError, unknown
+from dfca.files import replacing
 
 FILE = "control.json"
 MOST_BYTES = 1 << 20
@@ -132,10 +133,5 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read, in place of the old one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    with replacing(path, mode=0o600) as file:
+        file.write(text.encode())
