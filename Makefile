@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow docs proto constraints clean
+.PHONY: help demo test check fast slow docs site proto constraints clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -19,11 +19,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.ready    ## set up .venv and run the quickstart: every algorithm on rotated digits
+demo: $(VENV)/.ready    ## set up .venv and run the quickstart: the paper's algorithms and dfca on rotated digits
 	$(BIN)/dfca run quickstart
 	@echo "for the command dfca in this shell: . $(VENV)/bin/activate"
 
-COVERING := $(patsubst %,tests/test_%.py,algorithms client election layers local mixing params relay simulate)
+COVERING := $(patsubst %,tests/test_%.py,algorithms client election fedspd holdout layers local merging mixing own_parts params \
+  personal relay rivals robust simulate task)
 
 test: check      ## set up .venv, run every check and every test but the slow ones
 	$(PYTEST) $(COVERING:%=--ignore=%)
@@ -45,10 +46,18 @@ slow: $(VENV)/.ready    ## the long tests
 docs: $(VENV)/.ready    ## rewrite the measured tables and pictures from results/
 	$(BIN)/python docs/make_docs.py
 
+$(VENV)/.site: $(VENV)/.ready
+	$(BIN)/pip install -q -e '.[site]'
+	@touch $@
+
+site: $(VENV)/.site     ## build the docs site into build/site; nothing in it is loaded from elsewhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html; with search: $(BIN)/python -m http.server --bind 127.0.0.1 -d build/site"
+
 proto: $(VENV)/.ready   ## rewrite what is generated from wire.proto
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/dfca/node/wire/wire.proto
 
-constraints:     ## rewrite constraints.txt from the present .venv
+constraints: $(VENV)/.site     ## rewrite constraints.txt from the present .venv
 	@{ echo "# The exact versions that CI, \`make demo\` and \`make test\` use; made by \`make constraints\`."; \
 	   $(BIN)/pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+cpu/\1/'; grep '^hatchling' constraints.txt; } > constraints.new
 	@mv constraints.new constraints.txt

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from writing import table
+from writing import difference, spread, table
 
 from dfca.report.plots import to_svg
-from dfca.report.virtual import Row, VirtualResults, axis_of, finished, rows_of
+from dfca.report.virtual import Row, VirtualResults, axis_of, finished, rows_of, variants
 from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_plots import standalone
 from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
@@ -64,13 +64,16 @@ def _table(results: Row) -> str:
     at = 1 if axis.key else 0
     lines = []
     titles = [one_line(title) for title in measures.columns]
-    titles.insert(at + 1, "accuracy in the end %")
+    names = variants(rows, axis)
+    first = next((name for name in names if name.split()[0] == "dfca"), names[0])
+    titles[at + 1 : at + 1] = ["accuracy in the end %", f"minus {first} ± 95 %"]
     value = axis.values[0]
     for line in measures.rows:
         cells = [cell.text for cell in line]
         value = float(cells[0]) if axis.key and cells[0] else value
         group = rows_of(rows, axis, value, cells[at])
-        cells.insert(at + 1, f"{100 * fmean(row['accuracy'] for row in group):.1f}")
+        beside = "–" if cells[at] == first else difference(group, rows_of(rows, axis, value, first))
+        cells[at + 1 : at + 1] = [spread([row["accuracy"] for row in group]), beside]
         lines.append(cells)
     return table([f"`{title}`" if number < at else title for number, title in enumerate(titles)], lines)
 

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from trials import found, load, of
-from writing import spread, table
+from writing import PAIRED, difference, spread, table
 
 
 def measured() -> str:
@@ -78,11 +78,14 @@ def beyond_wild() -> str:
         ("HAR, phones turned four ways", {"data__name": "har", "data__distributions": 4}),
     ):
         mine = of(runs, algorithm="dfca-fi", **keys)
-        others = [spread([r["accuracy"] for r in of(runs, algorithm=a, **keys)]) for a in ("dfedavgm", "local")]
+        rivals = [of(runs, algorithm=name, **keys) for name in ("dfedavgm", "local")]
+        others = [spread([run["accuracy"] for run in each]) for each in rivals]
+        others += [difference(mine, each) for each in rivals]
         models = ", ".join(str(run["models"]) for run in mine) or "–"
         rows.append([label, models, spread([run["accuracy"] for run in mine]), *others])
-    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds"
-    return title + "\n\n" + table(["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`"], rows)
+    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds. "
+    head = ["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`", "`dfca-fi` − `dfedavgm`", "`dfca-fi` − `local`"]
+    return title + PAIRED + "\n\n" + table(head, rows)
 
 
 def beyond_sparse() -> str:
@@ -96,6 +99,7 @@ def beyond_sparse() -> str:
         row = [label]
         for measure in ("accuracy", "all_models_accuracy"):
             row += [spread([run[measure] for run in mine]) for mine in by.values()]
+        row += [difference(by["relay"], by["trained"], key) for key in ("accuracy", "all_models_accuracy")]
         row.append(" / ".join(f"{mean(run['bytes_sent'] for run in mine) / 40e6:.1f}" for mine in by.values() if mine))
         row.append(
             " / ".join(
@@ -108,9 +112,10 @@ def beyond_sparse() -> str:
     title = (
         "`dfca run beyond-sparse`: 40 clients, 4 clusters, elected starts, 5 seeds. Accuracy of the own model and of "
         "all models in %, megabytes sent per client, and points of all-models accuracy per megabyte, for what clients "
-        "share: trained / all / relay"
+        f"share: trained / all / relay. {PAIRED}"
     )
-    head = ["graph", "own: trained", "own: all", "own: relay", "all models: trained", "all", "relay", "MB", "points/MB"]
+    head = ["graph", "own: trained", "own: all", "own: relay", "all models: trained", "all", "relay"]
+    head += ["own: relay − trained", "all models: relay − trained", "MB", "points/MB"]
     return title + "\n\n" + table(head, rows)
 
 
@@ -123,8 +128,12 @@ def drift() -> str:
         clusters = [run["cluster_accuracy"] for run in mine if run["cluster_accuracy"] is not None]
         models = ", ".join(sorted({str(run["models"]) for run in mine}))
         accuracies = (spread([run[key] for run in mine]) for key in ("accuracy", "all_models_accuracy"))
-        rows.append([f"`{algorithm}`", *accuracies, spread(clusters), models])
+        beside = "–" if algorithm == "dfca" else difference(mine, of(runs, algorithm="dfca"))
+        first, second = accuracies
+        rows.append([f"`{algorithm}`", first, beside, second, spread(clusters), models])
     title = (
-        "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution; at the end:"
+        "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution. At the end "
+        f"({PAIRED[0].lower()}{PAIRED[1:-1]}):"
     )
-    return title + "\n\n" + table(["algorithm", "accuracy %", "all models %", "right cluster %", "models"], rows)
+    head = ["algorithm", "accuracy %", "minus `dfca`", "all models %", "right cluster %", "models"]
+    return title + "\n\n" + table(head, rows)

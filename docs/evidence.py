@@ -9,11 +9,13 @@ from typing import Any
 from writing import table
 
 from dfca.experiment.load import load_experiment
+from dfca.paired import pair_up, paired
 from dfca.report import formats, plots
 from dfca.report.paper.figures import draw_all
 from dfca.report.plots import Drawing
 from dfca.report.results import stored_run
 from dfca.report.rows import summary_rows
+from dfca.report.statistics import DIVERGED
 from dfca.report.wording import duration, percent
 from dfca.runs.store.reading import Run
 
@@ -58,6 +60,7 @@ NOT_YET = (
 def blocks() -> dict[str, Callable[[], str]]:
     """Return the blocks of the page by name."""
     made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew, "paper-scale": paper_scale}
+    made["soft"] = soft
     for name in PRESETS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
     return made
@@ -69,6 +72,16 @@ def block(name: str) -> str:
     if run is None:
         return NOT_YET.format(name=name)
     return described(name, run)
+
+
+def soft() -> str:
+    """Show the table of clients that mix two distributions, which has one scale."""
+    run = result("soft")
+    if run is None:
+        return NOT_YET.format(name="soft").replace(" --scale desk", "")
+    seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
+    took = f"{len(run.summary['runs'])} runs took {duration(seconds)}, one after the other, on a busy machine."
+    return f"`dfca run soft`: {_size(run.config, 'soft')}. {took}\n\n{formats.markdown(run.summary).strip()}"
 
 
 def paper_scale() -> str:
@@ -153,14 +166,17 @@ def claims() -> str:
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
             where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
             lines.append([where, *_claims(at)])
-    return table(head, lines) if lines else NOT_YET.format(name="table1-mnist")
+    note = f"{DIVERGED} the training of one of the two diverged: the gap says nothing about the methods."
+    return table(head, lines) + f"\n\n{note}" if lines else NOT_YET.format(name="table1-mnist")
 
 
 def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
     def gap(one: str, other: str) -> str:
-        if one not in at or other not in at:
+        pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
+        if pairs is None:
             return "–"
-        return f"{100 * (at[one]['accuracy_mean'] - at[other]['accuracy_mean']):+.1f}".replace("-", "−")
+        found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
+        return at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"]) + (DIVERGED if failed else "")
 
     def both(other: str) -> str:
         return f"{gap('dfca-gi', other)}, {gap('dfca-li', other)}" if other in at else "–"

@@ -14,10 +14,10 @@ from pathlib import Path
 import asynchrony_page
 import beyond_page
 import evidence
+import robustness_page
 import torch
 from matplotlib.figure import Figure
-from trials import found, load, of
-from writing import spread, table
+from writing import table
 
 import dfca
 from dfca.bench.bench_file import load as load_bench
@@ -25,7 +25,11 @@ from dfca.bench.figures import draw as draw_bench
 from dfca.bench.tables import page_blocks as bench_blocks
 from dfca.core.local import LocalOptions
 from dfca.experiment.reference import reference
-from dfca.report.plots import colour_of
+from dfca.report.axes import move_apart
+from dfca.report.palette import cluster_colour
+from dfca.report.rows import summary_rows
+from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
+from dfca.report.wording import one_line, percent
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.topology import layout
@@ -36,22 +40,25 @@ INK, GREY = "#1f2933", "#9aa5b1"
 
 def quickstart() -> str:
     """Compare all algorithms on rotated digits."""
-    runs = load("quickstart")
-    rows = []
-    for algorithm in dict.fromkeys(run["algorithm"] for run in runs):
-        mine = of(runs, algorithm=algorithm)
-        clustered = mine[0]["cluster_accuracy"] is not None
-        rows.append(
-            [
-                f"`{algorithm}`",
-                spread([run["accuracy"] for run in mine]),
-                spread([run["all_models_accuracy"] for run in mine]),
-                spread([run["cluster_accuracy"] for run in mine]) if clustered else "–",
-                f"{sum(map(found, mine))} of {len(mine)}" if clustered else "–",
-            ]
-        )
-    head = ["algorithm", "accuracy %", "all models %", "right cluster %", "all clusters found"]
-    return table(head, rows)
+    run = evidence.result("quickstart")
+    assert run is not None
+    rows = summary_rows(run.summary)
+    lines = [
+        [
+            f"`{row['algorithm']}`" + (f" {DIVERGED}" if row["diverged_runs"] else ""),
+            percent(row["accuracy_mean"], row["accuracy_std"]),
+            write_difference(row),
+            percent(row["all_models_accuracy_mean"], row["all_models_accuracy_std"]),
+            percent(row["cluster_accuracy_mean"], row["cluster_accuracy_std"]),
+            row["found"],
+        ]
+        for row in rows
+    ]
+    difference = one_line(difference_title(rows))
+    head = ["algorithm", "accuracy %", difference, "all models %", "right cluster %", "all clusters found"]
+    seeds = max(row["runs"] for row in rows)
+    notes = [f"mean ± standard deviation over {seeds} seeds", *statistics_notes(rows)]
+    return table(head, lines) + "\n\n" + "  \n".join(notes)
 
 
 def draw_bids() -> None:
@@ -117,17 +124,19 @@ def draw_quickstart() -> None:
         truth = setting.split.clusters.tolist()  # type: ignore[union-attr]
         picks = rows[-1]["assignments"]
         for client, (x, y) in enumerate(place):
-            axes.scatter(x, y, s=150, color=colour_of(truth[client]), zorder=2)
+            axes.scatter(x, y, s=150, color=cluster_colour(truth[client]), zorder=2)
             axes.annotate(str(picks[client] + 1), (x, y), ha="center", va="center", color="white", fontsize=8, zorder=3)
         axes.set_title(
             f"{algorithm}: {100 * rows[-1]['cluster_accuracy']:.0f} % in their cluster", color=INK, fontsize=11
         )
         axes.axis("off")
+    lowest_first = sorted(curves, key=lambda algorithm: curves[algorithm][1][-1])
+    apart = move_apart([curves[algorithm][1][-1] / 100 for algorithm in lowest_first], 0.04)
+    heights = dict(zip(lowest_first, apart, strict=True))
     for (algorithm, (rounds, values)), colour in zip(curves.items(), ("#0072b2", "#d55e00", GREY), strict=True):
+        height = 100 * heights[algorithm]
         right.plot(rounds, values, color=colour, lw=2)
-        right.annotate(
-            algorithm, (rounds[-1], values[-1]), (4, 0), textcoords="offset points", color=colour, va="center"
-        )
+        right.annotate(algorithm, (rounds[-1], height), (4, 0), textcoords="offset points", color=colour, va="center")
     right.set_xlabel("round")
     right.set_ylabel("accuracy on own test data, %")
     right.set_xlim(0, 47)
@@ -173,6 +182,7 @@ def main() -> None:
     fill(ROOT / "README.md", {"quickstart": quickstart, "beside": partial(evidence.beside, "table1-mnist")})
     fill(ROOT / "docs" / "experiments.md", {"keys": keys})
     fill(ROOT / "docs" / "beyond.md", {"measured": beyond_page.measured})
+    fill(ROOT / "docs" / "robustness.md", {"liars": robustness_page.measured})
     fill(ROOT / "docs" / "results.md", evidence.blocks())
     benchmarks()
     shown = {name: partial(asynchrony_page.measured, name) for name in asynchrony_page.SHOWN}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,15 +19,21 @@ import grpc.aio
 from node_swarm import make_swarm, until
 
 from dfca.node.folder import NodeFolder
+from dfca.node.net import service
 from dfca.node.net.channels import Handshakes, handlers_of, make_channel, make_server
-from dfca.node.net.links import Greeting, serialize
+from dfca.node.net.limits import Penalties
+from dfca.node.net.links import Greeting, Link, serialize
 from dfca.node.net.options import NetOptions
+from dfca.node.net.transport import GrpcTransport
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 
 BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+EOF = grpc.aio.EOF
+READS_FILE = "reads.json"
+"""Where `attack_child` writes what `count_reads` has counted."""
 HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))
 
 
@@ -63,6 +70,64 @@ class Line:
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
+@dataclass(frozen=True)
+class Target:
+    """A node that is attacked: who it is, and where."""
+
+    id: str
+    certificate: bytes
+    port: int
+
+    @classmethod
+    def of(cls, service: Service) -> Target:
+        known = service.folder.identity
+        return cls(known.id, known.certificate, service.port)
+
+
+def take_limits_away(patch: Callable[[Any, str, Any], None]) -> None:
+    """Let hostile members come back at once and say as much as they like, so that everything they say is read.
+
+    A claim that cannot be true ends the link at once: a node that waits for the records of others hears nothing.
+    """
+    believed = GrpcTransport._is_believed
+
+    def is_believed(self: GrpcTransport, link: Link, message: Any) -> bool:
+        found = believed(self, link, message)
+        if link in self._doubted:
+            self._doubted[link] = (message, float("-inf"))
+            self._judge(link, late=True)
+        return found
+
+    patch(GrpcTransport, "_is_believed", is_believed)
+    patch(Penalties, "punish", lambda self, member, now: None)
+    patch(service, "CALLS_PER_S", 1e9)
+    patch(service, "CALLS_BURST", 1e9)
+
+
+def count_reads(patch: Callable[[Any, str, Any], None]) -> Counter[str]:
+    """Count the frames that links read, by the member that sent them, hellos and first heartbeats aside."""
+    found: Counter[str] = Counter()
+    read = Link._read
+
+    async def counted(self: Link, handle: Any) -> None:
+        self._stream = _CountedStream(self._stream, lambda: found.update([self.member]))
+        await read(self, handle)
+
+    patch(Link, "_read", counted)
+    return found
+
+
+class _CountedStream:
+    def __init__(self, stream: Any, note: Callable[[], None]) -> None:
+        self._stream, self._note, self.write = stream, note, stream.write
+
+    async def read(self) -> Any:
+        data = await self._stream.read()
+        if data is not grpc.aio.EOF:
+            self._note()
+        return data
+
+
 @dataclass
 class Villain:
     """A member with a valid certificate that says and serves whatever it likes.
@@ -78,13 +143,18 @@ class Villain:
     _channels: dict[str, Any] = field(default_factory=dict)
     _server: Any = None
 
-    async def listen(self) -> None:
+    @classmethod
+    def of(cls, folder: NodeFolder) -> Villain:
+        facts = folder.facts
+        return cls(folder, Greeting(facts.swarm_id, facts.model_size, pb.FLOAT32, "villain"))
+
+    async def listen(self, port: int = 0) -> None:
         """Serve payloads."""
 
         async def refuse(_: Any, context: Any) -> None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "villain")
 
-        options = NetOptions(host="127.0.0.1", port=0)
+        options = NetOptions(host="127.0.0.1", port=port)
         handlers = handlers_of(refuse, self._serve, refuse)
         identity, roster = self.folder.identity, self.folder.roster
         self._server, port = make_server(identity, roster, options, Handshakes(), handlers)
@@ -103,19 +173,19 @@ class Villain:
         for offset in range(wanted.offset, len(data), frames.CHUNK_BYTES):
             await context.write(frames.chunk(data, offset))
 
-    def channel(self, victim: Service) -> Any:
+    def channel(self, victim: Target) -> Any:
         """Return the channel to a node."""
-        known = victim.folder.identity
-        if known.id not in self._channels:
+        if victim.id not in self._channels:
             address = f"127.0.0.1:{victim.port}"
-            self._channels[known.id] = make_channel(
-                self.folder.identity, known.id, known.certificate, address, insecure=False
+            self._channels[victim.id] = make_channel(
+                self.folder.identity, victim.id, victim.certificate, address, insecure=False
             )
-        return self._channels[known.id]
+        return self._channels[victim.id]
 
-    async def dial(self, victim: Service) -> Line | None:
+    async def dial(self, victim: Service | Target) -> Line | None:
         """Begin a link, whatever was on it before; None where the node keeps this member out."""
-        call = self.channel(victim).stream_stream(frames.TALK)()
+        target = Target.of(victim) if isinstance(victim, Service) else victim
+        call = self.channel(target).stream_stream(frames.TALK)()
         try:
             async with asyncio.timeout(10):
                 await call.write(self.greeting.hello(1))
@@ -127,6 +197,13 @@ class Villain:
             pass
         call.cancel()
         return None
+
+    async def reach(self, victim: Service | Target) -> Line:
+        """Begin a link; again where the node turns this member away because it is dialling itself."""
+        async with asyncio.timeout(20):
+            while (line := await self.dial(victim)) is None:
+                await asyncio.sleep(0.1)
+        return line
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -167,8 +244,8 @@ async def attack(folder: Path, honest: int = 2, agreed: dict[str, Any] | None = 
     """Run honest nodes until all train; the last member of their swarm is the villain."""
     folders = make_swarm(folder, [0] * (honest + 1), agreed=agreed)
     services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_grpc_transport) for each in folders[:-1]]
-    facts, last = folders[-1].facts, NodeFolder.load(folders[-1].path)
-    villain = Villain(last, Greeting(facts.swarm_id, facts.model_size, pb.FLOAT32, "villain"))
+    last = NodeFolder.load(folders[-1].path)
+    villain = Villain.of(last)
     errors: list[Any] = []
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()

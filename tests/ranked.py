@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.local import LocalOptions
+from dfca.core.options import MergeOptions
 from dfca.errors import ConfigError
 from dfca.sim.rounds.ranks import Ranks, joined, my_rank
 from dfca.sim.rounds.simulation import Simulation
@@ -22,9 +24,9 @@ from dfca.sim.shards import Shards, keep
 
 ROUNDS = 3
 STOP = 2
-ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg")
-"""Algorithms that other worlds have, or that differ from one of them by the number of models alone."""
-RESUMED = ("dfca", "ifca", "relay", "drift")
+ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg", "pens", "dac")
+"""Algorithms that other worlds have, that differ from one of them by the number of models alone, or are refused."""
+RESUMED = ("dfca", "ifca", "relay", "drift", "fedem", "merging")
 """Worlds that also go on, after round STOP, from the state of one process."""
 
 
@@ -46,10 +48,16 @@ def worlds() -> dict[str, Setting]:
         "components": ("dfca", {"graph": torn}),
         "k unknown": ("dfca", {"clusters": None, "split": make_toy_split(clients=12, samples=40), "rounds": 3}),
         "drift": ("dfca", {"drift": drift, "split": make_toy_split(clusters=3)}),
+        "merging": ("dfca", {"clusters": None, "split": make_toy_split(clients=12, samples=30)}),
+        "merging in parts": ("dfca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn}),
         "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
         "disk": ("dfca-li", {"bank": "disk", **three}),
     }
-    return {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
+    found = {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
+    merging = MergeOptions(opens=4, first=1, every=1, steps=3)
+    for name in ("merging", "merging in parts"):
+        found[name] = replace(found[name], algorithm=replace(found[name].algorithm, merging=merging))
+    return found
 
 
 def play(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfca.data import DataOptions, make_split
-from dfca.data.deals import _apportion, _draw_counts
+from dfca.data.deals import _draw_counts, apportion
 from dfca.data.partitions import spread_clusters
 from dfca.errors import ConfigError, DataError
 
@@ -171,8 +171,8 @@ def test_uneven_sizes_have_the_mean_that_is_asked(cache):
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30), st.integers(0, 500))
-def test_apportioned_sizes_are_whole_positive_and_complete(weights, extra):
-    sizes = _apportion(torch.tensor(weights, dtype=torch.float64), len(weights) + extra)
+def testapportioned_sizes_are_whole_positive_and_complete(weights, extra):
+    sizes = apportion(torch.tensor(weights, dtype=torch.float64), len(weights) + extra)
     assert sum(sizes) == len(weights) + extra
     assert min(sizes) >= 1
     ideal = np.asarray(weights) / np.sum(weights) * extra + 1
@@ -306,3 +306,27 @@ def test_digits_need_no_cache(tmp_path, monkeypatch):
     assert set(split.train.sizes) == {1437 // 6}
     assert set(split.test.sizes) == {360 // 6}
     assert 0.99 < float(split.train.x.max()) <= 1
+
+
+def test_cluster_shares_divide_the_clients():
+    true = spread_clusters(24, 3, 0, (3, 2, 1))
+    assert torch.bincount(true).tolist() == [12, 8, 4]
+    assert torch.bincount(spread_clusters(5, 3, 0, (100, 1, 1))).tolist() == [3, 1, 1]
+    with pytest.raises(ConfigError, match=r"cluster_shares must name one number per cluster \(3\), got 2"):
+        spread_clusters(24, 3, 0, (1, 1))
+    split = make_split(DataOptions(name="digits", cluster_shares=(3, 1), samples_per_client=10), 8, 2, 0)
+    assert torch.bincount(split.clusters).tolist() == [6, 2]
+    assert not split.notes
+
+
+@pytest.mark.parametrize("transform", ["noise", "blur", "label-swap"])
+def test_graded_clusters_are_known_and_drawn_alike(transform: str):
+    options = DataOptions(name="digits", transform=transform, samples_per_client=10)
+    one, two = (make_split(options, 4, 2, 0) for _ in range(2))
+    assert torch.equal(one.train.x, two.train.x)
+    assert torch.equal(one.train.y, two.train.y)
+    assert one.clusters is not None
+    plain = make_split(DataOptions(name="digits", transform="none", samples_per_client=10), 4, 2, 0)
+    for client in range(4):
+        same = [torch.equal(a, b) for a, b in zip(one.train.of(client), plain.train.of(client), strict=True)]
+        assert all(same) == (int(one.clusters[client]) == 0)

@@ -402,7 +402,7 @@ def test_digits_are_here_already(cache):
 def test_the_catalogue_says_what_is_here(cache):
     npz(cache / "hapt_har.npz", har())
     rows = {row.name: row for row in catalogue()}
-    assert list(rows) == ["digits", "mnist", "emnist", "cifar10", "femnist", "har"]
+    assert list(rows) == ["digits", "mnist", "emnist", "cifar10", "femnist", "har", "forecast"]
     assert {name: row.classes for name, row in rows.items()} == {
         "digits": 10,
         "mnist": 10,
@@ -410,9 +410,10 @@ def test_the_catalogue_says_what_is_here(cache):
         "cifar10": 10,
         "femnist": 62,
         "har": 6,
+        "forecast": 1,
     }
     assert rows["har"].path == cache / "hapt_har.npz"
-    assert {name for name, row in rows.items() if row.ready} == {"digits", "har"}
+    assert {name for name, row in rows.items() if row.ready} == {"digits", "har", "forecast"}
     assert rows["mnist"].path is None
 
 

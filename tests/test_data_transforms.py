@@ -8,10 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dfca.core.rng import stream
 from dfca.data import DataOptions
 from dfca.data.transforms import (
+    blur,
     dominant_mask,
     label_permutations,
+    label_swaps,
     make_transforms,
     other_clusters,
     resolve,
@@ -137,3 +140,45 @@ def test_rotation_by_sampling_keeps_the_middle():
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1
     assert math.isclose(float(rotate(x, 33)[0, 0, 2, 2]), 1.0, abs_tol=1e-5)
+
+
+def test_blur_averages_over_nine_pixels():
+    x = torch.zeros(1, 1, 5, 5)
+    x[0, 0, 2, 2] = 9.0
+    assert torch.equal(blur(x, 0), x)
+    once = blur(x, 1)
+    assert torch.allclose(once[0, 0, 1:4, 1:4], torch.ones(3, 3))
+    assert float(once.sum()) == pytest.approx(9.0)
+    assert torch.allclose(blur(x, 2), blur(once, 1))
+
+
+def test_noise_is_a_clients_own_and_has_its_level():
+    x, y = torch.zeros(2000, 1, 2, 2), torch.zeros(2000, dtype=torch.int64)
+    plain, noisy = make_transforms("noise", 2, None, 10, 0, (0.0, 0.5))
+    assert torch.equal(plain(x, y, lambda: stream(0, "a"))[0], x)
+    one, again, other = (noisy(x, y, lambda name=name: stream(0, name))[0] for name in "aab")
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert float(one.std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_swaps_exchange_pairs_and_differ():
+    orders = label_swaps(10, [0, 1, 1, 3], seed=2)
+    assert torch.equal(orders[0], torch.arange(10))
+    for order, pairs in zip(orders, (0, 1, 1, 3), strict=True):
+        assert torch.equal(order[order], torch.arange(10))  # a swap undoes itself
+        assert int((order != torch.arange(10)).sum()) == 2 * pairs
+    assert not torch.equal(orders[1], orders[2])
+    with pytest.raises(ConfigError, match=r"levels must be <= 5 \(pairs of 10 labels\), got 6"):
+        label_swaps(10, [6], seed=0)
+    with pytest.raises(ConfigError, match="cannot all swap other pairs of 2 labels"):
+        label_swaps(2, [0, 1, 1], seed=0)
+
+
+def test_levels_must_fit():
+    with pytest.raises(ConfigError, match=r"levels must name one level per cluster \(3\), got 2"):
+        make_transforms("blur", 3, None, 10, 0, (0, 1))
+    with pytest.raises(ConfigError, match=r"levels of blur and label-swap must be integers, got 0\.5"):
+        make_transforms("blur", 2, None, 10, 0, (0, 0.5))
+    with pytest.raises(ConfigError, match='transform "blur" does not fit har'):
+        resolve(DataOptions(name="har", transform="blur"), "window")

@@ -32,6 +32,7 @@ from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import lockstep, stack
 
+IN_TIME = [name for name in ALGORITHMS if algorithms.get(name).peers is None]
 TIMED_LINK = Link(latency_s=0.3, spread=0.8, bandwidth_bytes_s=2000.0)
 STRAGGLERS = Compute(1.0, devices=(Devices(share=0.34, slowdown=10.0),))
 ROUGH = World(
@@ -75,7 +76,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("algorithm", "name"),
-    thinned(ALGORITHMS, SETTINGS, lambda algorithm, name: name == "batch" or algorithm == "dfca-gi"),
+    thinned(IN_TIME, SETTINGS, lambda algorithm, name: name == "batch" or algorithm == "dfca-gi"),
 )
 def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: str) -> None:
     setting = make_toy_setting(algorithm, rounds=3, **SETTINGS[name])
@@ -83,11 +84,12 @@ def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: 
     assert_same(setting, result)
     elected = setting.algorithm.start == "elected"
     warmup_s = setting.algorithm.election.warmup_steps if elected else 0
-    assert result.time_s == setting.rounds * setting.local.steps + warmup_s
+    models = setting.algorithm.bank_size(setting.clusters or 1)
+    assert result.time_s == setting.rounds * setting.algorithm.steps(setting.local.steps, models) + warmup_s
     assert set(result.staleness) <= {0}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", IN_TIME)
 def test_the_ideal_world_equals_lockstep(algorithm: str) -> None:
     setting = make_toy_setting(algorithm, rounds=3, aggregation="sequential")
     result, states = run(setting), lockstep(setting)
@@ -99,7 +101,7 @@ def test_the_ideal_world_equals_lockstep(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     thinned(
-        [name for name in ALGORITHMS if algorithms.get(name).share != "relay"],  # a copy is as of when it was asked for
+        [name for name in IN_TIME if algorithms.get(name).share != "relay"],  # a copy is as of when it was asked for
         ("batch", "all models", "half of the clients"),
         lambda algorithm, name: algorithm in ("dfca-gi", "ifca"),
     ),
@@ -129,6 +131,9 @@ ROUGH_ALGORITHMS = {
     "fedspd": "sequential",
     "dfedavgm": "batch",
     "ifca": "batch",
+    "facade": "sequential",
+    "fedem": "batch",
+    "deprl": "sequential",
 }
 
 
@@ -143,6 +148,7 @@ ROUGH_ALGORITHMS = {
 def test_rough_worlds_keep_banks_finite_and_replay_bit_by_bit(algorithm: str, world: str) -> None:
     setting = make_toy_setting(algorithm, aggregation=ROUGH_ALGORITHMS[algorithm])
     until_s = 25.0 if algorithm == "ifca" else 13.0  # a round with a straggler takes 20 s
+    until_s *= setting.algorithm.steps(setting.local.steps, 2) / setting.local.steps
     options: dict[str, Any] = {"until_s": until_s, "timeout_s": 5.0, "staleness": Staleness("polynomial")}
     result = run(setting, ROUGH_WORLDS[world], trace=True, **options)
     assert torch.isfinite(result.banks).all()

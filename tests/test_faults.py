@@ -35,7 +35,7 @@ from dfca.sim.faults.run import FaultRun
 from dfca.sim.faults.tiny import Violation
 from dfca.sim.faults.world import Crash, Cut, FaultWorld, describe, draw_world, read_world
 
-FRESH_WORLDS = 80
+FRESH_WORLDS = 200
 CHUNK = 20
 PATH = ((0, 1), (1, 2), (2, 3))
 RING = (*PATH, (3, 4), (4, 5), (0, 5))
@@ -257,7 +257,7 @@ def test_a_violation_is_found_shrunk_and_printed(monkeypatch: pytest.MonkeyPatch
     smaller = shrink(world, limit_s=20.0)
     assert smaller.loss == 0.0
     assert smaller.slow == ()
-    assert smaller.peers == 2
+    assert smaller.peers <= 4  # with three nobody raises the alarm
     result = CliRunner().invoke(app, ["faults", "--world", describe(smaller)])
     assert result.exit_code == 1
     assert describe(smaller)[:40] in result.output

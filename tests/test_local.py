@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dfca.core.local import LocalOptions, draw_batches, hits, local_steps, losses, lowest, sample_losses
+from dfca.core.local import LocalOptions, draw_batches, infer, local_steps, losses, lowest, sample_losses
 from dfca.core.params import FlatModel
 from dfca.core.rng import derive, stream
 from dfca.errors import ConfigError
@@ -30,7 +30,7 @@ def test_losses_by_hand() -> None:
     expected = [[math.log(2), math.log(2)], [math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))]]
     torch.testing.assert_close(sample_losses(flat, vectors, x, y), torch.tensor(expected))
     torch.testing.assert_close(losses(flat, vectors, x, y), torch.tensor(expected).mean(dim=1))
-    assert hits(flat, vectors[1], x, y).tolist() == [True, False]
+    assert (infer(flat, vectors[1], x, "score").argmax(dim=1) == y).tolist() == [True, False]
 
 
 def test_one_full_batch_step_by_hand() -> None:

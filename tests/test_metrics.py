@@ -8,7 +8,7 @@ import torch
 from conftest import make_toy_setting, make_toy_split
 
 from dfca import metrics
-from dfca.core.local import hits, losses
+from dfca.core.local import losses, score
 from dfca.data.clients import Split
 from dfca.sim.evaluation import FEWEST_SCORED, Scope
 from dfca.sim.rounds.simulation import Simulation
@@ -113,7 +113,7 @@ def test_the_evaluator_picks_by_training_loss_and_scores_on_test_data() -> None:
         values = losses(simulation.flat, bank, x, y)
         picked.append(int(values.argmin()))
         own.append(float(values.min()))
-        scores.append(float(hits(simulation.flat, bank[picked[-1]], x_test, y_test).double().mean()))
+        scores.append(float(score(simulation.flat, bank[picked[-1]], x_test, y_test)))
     assert row["assignments"] == picked
     assert row["accuracy"] == pytest.approx(sum(scores) / 6)
     assert row["F_global"] == pytest.approx(sum(own))
@@ -124,7 +124,7 @@ def test_the_evaluator_picks_by_training_loss_and_scores_on_test_data() -> None:
         for i in range(setting.clients):
             bank = simulation.bank(i)
             best = bank[int(losses(simulation.flat, bank, *held_out).argmin())]
-            everywhere.append(float(hits(simulation.flat, best, *test).double().mean()))
+            everywhere.append(float(score(simulation.flat, best, *test)))
     assert row["all_models_accuracy"] == pytest.approx(sum(everywhere) / len(everywhere))
 
 

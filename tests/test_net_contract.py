@@ -88,10 +88,10 @@ def run(make: Make, folder: Path, check: Callable[[Net], Any]) -> None:
     asyncio.run(main())
 
 
-def every_message() -> list[Any]:
-    """Make one message of every kind."""
-    lineage = (Entry(3, 0, 1, 2, 5, (0, 1)),)
-    key, turn = messages.Key(1, 2, -3, 4, 5), messages.Turn(4, True, 1)
+def every_message(root: int) -> list[Any]:
+    """Make one message of every kind; root: the number of a device that may have held an election."""
+    lineage = (Entry(3, 0, root, 2, 5, (0, 1)),)
+    key, turn = messages.Key(1, 2, -3, root, 5), messages.Turn(4, True, 1)
     model = torch.arange(SIZE, dtype=torch.float32)
     sent = Message(4, 1, 2, 3, model, Offer(1, 2, 3), 6)
     tally = Tally(1, 2, 3, (10**20,), (10**30,), (1,), (2,), (-(10**20),), (3,), (1,), (4,), (5,), (6,))
@@ -115,7 +115,7 @@ def every_message() -> list[Any]:
         messages.Candidate(key, 1, 2, 0.25, model + 1),
         messages.Votes(key, 1, tally),
         messages.Decision(key, 1, turn, True),
-        messages.Alarm(1, 2, True, lineage),
+        messages.Alarm(root, 2, True, lineage),
         messages.Served(3, torch.stack([model, model + 2])),
         messages.Report(3, replace(sent, offer=None)),
         messages.Report(3, None),
@@ -137,10 +137,10 @@ def plain(message: Any) -> Any:
 
 @each_transport
 def test_every_kind_of_message_arrives_once_and_whole(make: Make, tmp_path: Path) -> None:
-    sent = every_message()
-    assert {type(message) for message in sent} == set(messages._CHECKS)
+    assert {type(message) for message in every_message(1)} == set(messages.KINDS)
 
     async def check(net: Net) -> None:
+        sent = every_message(net.numbers[0])
         for message in sent:
             net.transports[0].send(net.numbers[1], message)
         await until(lambda: len(net.nodes[1].messages) == len(sent), 20)

@@ -7,14 +7,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 import torch
 from net_world import FAST, SIZE, SWARM, World, make_device, until, update, world
 
 from dfca.errors import ConfigError
+from dfca.node.net.channels import make_channel
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity
+from dfca.node.wire.frames import READ
 from dfca.peer.messages import Nothing, Served
 
 LARGE = Swarm(SWARM, 500_000)  # 2 MB
@@ -26,8 +30,13 @@ def partial_bytes(folder: Path) -> int:
 
 
 async def half_read(found: World, reader: int) -> None:
-    """Wait until the reader has a good part of the model on its disk."""
-    await until(lambda: 3e5 < partial_bytes(found.devices[reader].identity.folder) < 1.9e6, 20)
+    """Wait until the reader has a good part of the model."""
+
+    def got() -> int:
+        neighbours = found.devices[reader].transport.status()["neighbours"].values()
+        return sum(pull["got"] for each in neighbours for pull in each["pulls"])
+
+    await until(lambda: 3e5 < got() < 1.9e6, 20)
 
 
 @pytest.mark.parametrize("reader", [0, 1])
@@ -89,7 +98,7 @@ def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) 
             for each in found.proxies:
                 each.refusing = True
                 each.cut()
-            await until(lambda: not sink.node.up())
+            await until(lambda: not sink.node.up() and partial_bytes(sink.identity.folder))
             (path,) = (sink.identity.folder / "partial").iterdir()
             path.write_bytes(bytes(path.stat().st_size))  # zeros, as after a power cut
             for each in found.proxies:
@@ -179,6 +188,7 @@ def test_a_removed_member_is_cut_off_at_once_and_cannot_come_back(tmp_path: Path
         async with world(tmp_path, 3) as found:
             await until(found.connected)
             first, second, third = found.devices
+            third.roster.merge = lambda received: []  # type: ignore[method-assign]
             first.roster.remove(first.identity, third.identity.id)
             assert first.node.up() == {second.number}  # in the same moment
             await until(lambda: second.node.up() == {first.number})
@@ -191,6 +201,42 @@ def test_a_removed_member_is_cut_off_at_once_and_cannot_come_back(tmp_path: Path
             assert first.node.neighbours[-1] == (second.number,)
             first.transport.send(second.number, Nothing(1))
             await until(lambda: second.node.messages)
+            # It has been shown the removal, and is a stranger to TLS from now on.
+            assert third.identity.certificate not in first.roster.certificates()
+            channel = make_channel(third.identity, first.identity.id, first.identity.certificate, first.address, False)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_stream(READ)(b"").read()
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            await channel.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_removed_member_is_shown_the_removal_and_nothing_else(tmp_path: Path, away: bool) -> None:
+    """Over its link, or where it dials after it was away: the signed records, and no others since."""
+
+    async def run() -> None:
+        async with world(tmp_path, 3) as found:
+            await until(found.connected)
+            first, second, third = found.devices
+            if away:
+                await third.transport.stop()
+                await until(lambda: len(first.node.up()) == len(second.node.up()) == 1)
+            first.roster.remove(found.founder, third.identity.id)
+            later = Identity.create(tmp_path / "later")
+            first.roster.introduce(found.founder, later.certificate, "later")
+            if away:
+                await third.transport.start()
+                third.transport.open(third.node)
+            await until(lambda: third.roster.is_removed(third.identity.id))
+            assert third.roster.member(later.id) is None
+            if away:  # of all that dialled, only the removed one was refused
+                assert {"member"} == set(first.transport.status()["refused"]) | set(
+                    second.transport.status()["refused"]
+                )
+            await until(lambda: not third.transport._neighbours.links)
+            assert third.transport.status()["neighbours"] == {}
 
     asyncio.run(run())
 

@@ -19,7 +19,7 @@ from net_world import FAST, SIZE, SWARM, Device, World, until, update, world
 
 from dfca.core.relay import Offer
 from dfca.node.net.channels import CHANNEL_OPTIONS, make_channel
-from dfca.node.net.links import Greeting, serialize
+from dfca.node.net.links import Greeting, close_frame, serialize
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.wire import codec, frames
@@ -110,6 +110,20 @@ def test_links_with_another_swarm_model_or_version_are_refused_with_the_reason(t
                 assert await talk(channel, hello) == reason
             assert refused(victim) == dict.fromkeys(BAD_HELLOS, 1)
             assert victim.transport.status()["neighbours"][identity.id]["state"] == "down"
+
+    asyncio.run(run())
+
+
+def test_who_closes_in_the_handshake_breaks_no_rule(tmp_path: Path) -> None:
+    """A dialler may learn between its hello and its first heartbeat that it is no longer wanted."""
+
+    async def run() -> None:
+        async with with_villain(tmp_path) as (_, victim, _, channel):
+            before = len(victim.node.events)
+            for sent in ((close_frame("member"),), (GREETING.hello(1), close_frame("member"))):
+                assert await talk(channel, *sent) == ""
+            assert refused(victim) == {}
+            assert victim.node.events[before:] == []
 
     asyncio.run(run())
 

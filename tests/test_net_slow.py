@@ -6,21 +6,19 @@ The latter needs root, `ip`, `tc` and `nft`. The namespaces are named after the 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from net_world import SWARM, until, update, world
-
-from dfca.node.net.options import Swarm
 
 RATE = 20e6 / 8
 BREAK_S = 6.0
@@ -73,23 +71,49 @@ def break_silently(names: list[str]) -> None:
 
 
 CHILD = """
-import asyncio, json, sys, time
+import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from net_slow_child import main
-asyncio.run(main(Path(sys.argv[2]), int(sys.argv[3])))
+from net_slow_child import exchange, main
+folder, place = Path(sys.argv[2]), int(sys.argv[3])
 """
 
 
-def start_child(namespace: str, folder: Path, place: int) -> subprocess.Popen[str]:
-    words = ("ip", "netns", "exec", namespace, sys.executable, "-c", CHILD)
+def start_child(prefix: tuple[str, ...], folder: Path, place: int, call: str) -> subprocess.Popen[str]:
+    """Start a device; prefix: the words before the command; call: of net_slow_child."""
+    command = (*prefix, sys.executable, "-c", f"{CHILD}asyncio.run({call})")
     return subprocess.Popen(
-        (*words, str(Path(__file__).parent), str(folder), str(place)),
+        (*command, str(Path(__file__).parent), str(folder), str(place)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
+
+@contextmanager
+def ended(children: list[subprocess.Popen[str]]) -> Iterator[None]:
+    """Kill the children at the end."""
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                assert pipe is not None
+                pipe.close()
+
+
+def read_line(child: subprocess.Popen[str]) -> Any:
+    assert child.stdout is not None
+    return json.loads(child.stdout.readline())
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 @pytest.mark.slow
@@ -100,16 +124,17 @@ def test_a_model_crosses_a_bad_link_with_a_break_within_one_and_a_half_times_the
 ) -> None:
     from net_slow_child import prepare
 
-    prepare(tmp_path, ADDRESSES, PORT, FLOATS)
+    prepare(tmp_path, ADDRESSES, (PORT, PORT), FLOATS)
     with bad_link() as names:
-        children = [start_child(name, tmp_path, i) for i, name in enumerate(names)]
-        try:
+        children = [
+            start_child(("ip", "netns", "exec", name), tmp_path, i, "main(folder, place)")
+            for i, name in enumerate(names)
+        ]
+        with ended(children):
             for child in children:
-                assert child.stdout is not None
-                assert json.loads(child.stdout.readline()) == {"connected": True}
+                assert read_line(child) == {"connected": True}
             source, sink = children[sender], children[1 - sender]
             assert source.stdin is not None
-            assert sink.stdout is not None
             source.stdin.write("send\n")
             source.stdin.flush()
             start = time.monotonic()
@@ -118,15 +143,8 @@ def test_a_model_crosses_a_bad_link_with_a_break_within_one_and_a_half_times_the
                 time.sleep(0.05)
                 assert time.monotonic() - start < 20
             break_silently(names)
-            result = json.loads(sink.stdout.readline())
+            result = read_line(sink)
             took = time.monotonic() - start
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-                for pipe in (child.stdin, child.stdout):
-                    assert pipe is not None
-                    pipe.close()
     ideal = 4 * FLOATS / RATE + BREAK_S
     print(f"took {took:.1f} s, ideal {ideal:.1f} s, resumed from {result['resumed']} bytes, links {result['events']}")
     assert result["fits"]
@@ -136,34 +154,24 @@ def test_a_model_crosses_a_bad_link_with_a_break_within_one_and_a_half_times_the
 
 @pytest.mark.slow
 def test_twenty_megabytes_on_loopback_under_tls(tmp_path: Path) -> None:
-    """250 MB/s on two cores that have nothing else to do; on busy ones only processor time says something.
-
-    `pytest tests/test_net_slow.py -m slow -s -k loopback`; target: 4 s of wall, hence 8 s of two cores, for a GB.
+    """Between two processes, from `send` until the reader's answer is here: 250 MB/s on two cores with nothing else
+    to do; on busy ones only processor time says something. `pytest tests/test_net_slow.py -m slow -s -k loopback`
     """
-    floats = 5_000_000
+    from net_slow_child import prepare
 
-    async def exchange() -> tuple[list[float], list[float]]:
-        walls, processor = [], []
-        async with world(tmp_path, 2, swarm=Swarm(SWARM, floats)) as found:
-            await until(found.connected)
-            one, two = found.devices
-            for i in range(20):
-                message, node = update(i, size=floats, round=i), two.node
-                start, used = time.perf_counter(), time.process_time()
-                one.transport.send(two.number, message)
-                while len(node.messages) <= i:
-                    node.changed.clear()
-                    await node.changed.wait()
-                walls.append(time.perf_counter() - start)
-                processor.append(time.process_time() - used)
-                node.messages[i] = (0, None)  # or the models of all rounds would be kept
-        return walls, processor
-
-    walls, processor = asyncio.run(exchange())
-    gigabytes = 4 * floats / 1e9
+    floats, count = 5_000_000, 9
+    prepare(tmp_path, ("127.0.0.1", "127.0.0.1"), (free_port(), free_port()), floats)
+    children = [start_child((), tmp_path, i, f"exchange(folder, place, {count})") for i in range(2)]
+    with ended(children):
+        for child in children:
+            assert read_line(child) == {"connected": True}
+        sender, reader = [read_line(child) for child in children]
+    walls = sorted(sender["walls"][2:])  # the first ones make connections and find the size of a chunk
+    used = [sorted(each["processor"][2:])[3] for each in (sender, reader)]
+    megabytes = 4 * floats / 1e6
     print(
-        f"encoded, announced, read, checked: best {gigabytes * 1e3 / min(walls):.0f} MB/s, "
-        f"median {gigabytes * 1e3 / sorted(walls)[10]:.0f} MB/s, "
-        f"processor {min(processor) / gigabytes:.1f} s/GB at best, median {sorted(processor)[10] / gigabytes:.1f}"
+        f"encoded, announced, read, checked, answered: median of {len(walls)} {megabytes / walls[3]:.0f} MB/s, "
+        f"best {megabytes / walls[0]:.0f}; processor {1e3 * used[0] / megabytes:.2f} s/GB to send and "
+        f"{1e3 * used[1] / megabytes:.2f} to receive; load {os.getloadavg()[0]:.1f}"
     )
-    assert min(processor) / gigabytes < 8
+    assert max(used) / megabytes < 1 / 250

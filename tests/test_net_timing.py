@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfca.core.client import Message
 from dfca.errors import ConfigError
 from dfca.node.net.deadlines import Backoff, Deadline
 from dfca.node.net.detector import Detector, SteadyClock
+from dfca.node.net.links import Link
+from dfca.node.net.offers import Offer
 from dfca.node.net.options import NetOptions, join_address, split_address
+from dfca.node.net.sender import Sender
+from dfca.node.wire import wire_pb2 as pb
+from dfca.peer.messages import Update
 
 
 def beats(detector: Detector, times: list[float]) -> Detector:
@@ -116,3 +127,58 @@ def test_plain_text_is_for_loopback_only() -> None:
         NetOptions(insecure=True)
     with pytest.raises(ConfigError, match=r"degree must be at least 2"):
         NetOptions(degree=1)
+
+
+class OneBeat:
+    """A stream with one heartbeat, and then nothing for ever."""
+
+    def __init__(self) -> None:
+        self.frames = [pb.Frame(heartbeat=pb.Heartbeat(number=1)).SerializeToString()]
+
+    async def read(self) -> Any:
+        if not self.frames:
+            await asyncio.Event().wait()
+        return self.frames.pop()
+
+    async def write(self, message: bytes) -> None:
+        return
+
+
+def test_neighbours_that_stop_answering_are_not_waited_for() -> None:
+    """They read an update in 10 ms each time; then two of three are dead, long before their silence is noticed."""
+
+    async def scenario() -> None:
+        now = 0.0
+        streams = {member: OneBeat() for member in "abc"}
+        links = {member: Link(member, 1, streams[member], NetOptions(), lambda: now, True) for member in "abc"}
+        local: Any = SimpleNamespace(options=SimpleNamespace(cache_bytes=1000), now=lambda: now)
+        swarm: Any = SimpleNamespace(dtype=torch.float32, encoding="float32")
+        sender = Sender(local, swarm, links, ThreadPoolExecutor(1))
+
+        def announce() -> None:
+            for member, link in links.items():
+                offer = Offer(member, b"x", Update(Message(1, 0, 1, 2, torch.zeros(2)), 1), 0, 0, now)
+                sender.offers.add(offer, b"data")
+                assert sender._make_announce(link, offer)
+
+        for _ in range(20):
+            announce()
+            now += 0.01
+            for link in links.values():
+                sender.received(link, link.announced)
+                link._asked_at = None  # as any frame does, below
+        announce()
+        assert sender.unread() == 3
+        now += 0.04
+        assert sender.unread() == 3
+        now += 0.02
+        assert sender.unread() == 0
+        reading = asyncio.ensure_future(links["a"]._read(lambda frame: None))
+        await asyncio.sleep(0)
+        assert sender.unread() == 1  # slow, but alive
+        announce()
+        assert sender.unread() == 1  # the dead do not count anew with every round
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    asyncio.run(scenario())

@@ -17,7 +17,8 @@ from test_node import make_nodes, network_of, options_of, own_memory
 from dfca.errors import ConfigError, DataError
 from dfca.node.local_work import LocalWork, Samples
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
-from dfca.node.node import MemoryStore, Node, Pace
+from dfca.node.node import MemoryStore, Node
+from dfca.node.pace import Pace
 from dfca.node.record import Recorder, digest_of_save, first_difference, read_recording
 from dfca.node.store import CannotSave, DiskStore
 from dfca.node.threads import OneThread
@@ -214,3 +215,21 @@ def test_one_thread_does_not_wait_at_the_end() -> None:
     gate.set()
     assert first.result(5) is True
     assert ran == []
+
+
+@pytest.mark.parametrize(("unread", "waits"), [(2, True), (1, False)])
+def test_a_round_waits_shortly_for_all_neighbours_but_one_to_read_the_last_update(unread: int, waits: bool) -> None:
+    """One that is dead or slow delays nothing; several do, and no longer than `unread_s`."""
+
+    async def scenario() -> float:
+        node, work = make_alone(None, rounds=3, pace=Pace(unread_s=0.1))
+        node._transport.unread = lambda: unread  # type: ignore[attr-defined]
+        work.free.set()
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        await node.run()
+        node.stop()
+        return loop.time() - begin
+
+    took = min(asyncio.run(scenario()) for _ in range(1 if waits else 3))
+    assert took >= 0.3 if waits else took < 0.3

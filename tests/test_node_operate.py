@@ -6,14 +6,17 @@ import asyncio
 import io
 import json
 import os
+import re
 import socket
 import stat
+import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
+from dfca.cli.node import commands as node_commands
 from dfca.errors import ConfigError, RunError
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer, NotRunning, RefusedCommand, call
@@ -21,9 +24,11 @@ from dfca.node.operate.install import make_unit, unit_name, write_unit
 from dfca.node.operate.logs import open_log
 from dfca.node.operate.metrics import serve_metrics
 from dfca.node.operate.status import read_status, save_status
+from dfca.node.task.config import INVITE_PORT, PORT
 from dfca.peer.work import Note
 
 ROOT = Path(__file__).parent.parent
+HIDDEN = ["ProtectHome=yes", "PrivateTmp=yes"]
 
 
 def test_commands_reach_a_node_and_its_refusals_come_back(tmp_path: Path) -> None:
@@ -214,5 +219,58 @@ def test_the_unit_of_systemd_names_the_folder_and_gives_nothing_away(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="run it as root"):
         write_unit(folder, text, tmp_path / "file")
-    with pytest.raises(ConfigError, match="move the node to a folder with a plain name"):
+    with pytest.raises(ConfigError, match="move it to a folder with a plain name"):
         make_unit(tmp_path / "100%")
+
+
+@pytest.mark.parametrize(
+    ("folder", "data", "python", "lines"),
+    [
+        ("/srv/kitchen", "/srv/data/a.csv", "/usr", HIDDEN),
+        ("/srv/kitchen", "/home/pi/a.csv", "/usr", ["ProtectHome=read-only", "PrivateTmp=yes"]),
+        ("/home/pi/kitchen", "/srv/a.csv", "/usr", ["ProtectHome=read-only", "PrivateTmp=yes"]),
+        ("/srv/kitchen", "/srv/a.csv", "/root/venv", ["ProtectHome=read-only", "PrivateTmp=yes"]),
+        ("/srv/kitchen", "/homework/a.csv", "/usr", HIDDEN),
+        (
+            "/srv/k",
+            "/tmp/my data/a.csv",
+            "/usr",
+            [*HIDDEN, r"BindReadOnlyPaths=/tmp/my\x20data"],
+        ),
+        ("/var/tmp/k", "/srv/a.csv", "/usr", [*HIDDEN, "BindPaths=/var/tmp/k"]),
+    ],
+)
+def test_the_unit_of_systemd_shows_a_node_its_data_and_no_other_home(
+    monkeypatch: pytest.MonkeyPatch, folder: str, data: str, python: str, lines: list[str]
+) -> None:
+    monkeypatch.setattr("sys.prefix", python)
+    monkeypatch.setattr("sys.base_prefix", python)
+    text = make_unit(Path(folder), "pi", data=[Path(data)])
+    found = [line for line in text.splitlines() if line.startswith(("ProtectHome", "PrivateTmp", "Bind"))]
+    assert found == lines
+
+
+def test_the_dockerfile_names_files_and_extras_that_exist() -> None:
+    """It cannot be built here; what it names is checked instead."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+    assert {"pyproject.toml", "src"} <= set(copied)
+    for name in [*copied, project["readme"]]:
+        assert (ROOT / name).exists(), name
+    assert project["readme"] in copied  # the build reads it
+    install = next(line for line in lines if "pip install" in line)
+    extras = re.findall(r"'\.\[([a-z,]+)\]'", install)
+    assert extras
+    for extra in extras[0].split(","):
+        assert extra in project["optional-dependencies"], extra
+    python = re.findall(r"^FROM python:(3\.\d+)", "\n".join(lines), re.MULTILINE)[0]
+    least = re.findall(r">=3\.(\d+)", project["requires-python"])[0]
+    assert int(python.split(".")[1]) >= int(least)
+    ports = {int(port) for line in lines if line.startswith("EXPOSE") for port in line.split()[1:]}
+    assert ports == {PORT, INVITE_PORT}
+    entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
+    assert entry[0] in project["scripts"]
+    command = json.loads(next(line for line in lines if line.startswith("CMD")).removeprefix("CMD "))
+    names = [each.name or each.callback.__name__ for each in node_commands.registered_commands if each.callback]
+    assert command[0] in names

@@ -20,7 +20,7 @@ from dfca.node.memory import MemoryNetwork
 from dfca.node.operate.commands import init_node, join_node, load_model, parse_settings, predict_file
 from dfca.node.operate.control import call
 from dfca.node.operate.doctor import examine
-from dfca.node.operate.status import read_status, status_table
+from dfca.node.operate.status import describe_misfit, read_status, status_table
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.task.founding import Founding, Joining
@@ -319,3 +319,70 @@ def test_a_full_disk_is_a_problem_of_the_status_and_training_goes_on(
     asyncio.run(scenario())
     saved = folder.store().load()
     assert saved is None or saved.round >= 3
+
+
+def test_a_device_that_no_model_fits_is_told_so(tmp_path: Path) -> None:
+    facts = make_swarm(tmp_path, (0,))[0].facts  # two classes: guessing has a loss of 0.69
+    lone = describe_misfit([2.0] * 9 + [0.1], facts, members=3)  # before the last one nothing had come from others
+    assert lone is not None
+    assert lone.startswith("no model of the swarm fits this device's data (loss 2; guessing has 0.69)")
+    assert "opens one for at least 2 devices; add a second such device, or found the swarm anew with --clusters" in lone
+    given = describe_misfit([2.0] * 10, facts.model_copy(update={"clusters": 2}), members=3)
+    assert given is not None
+    assert "are its labels and units those of the others?" in given
+    assert describe_misfit([2.0] * 4 + [0.3] * 6, facts, members=3) is None  # it has learned something
+    assert describe_misfit([2.0] * 9, facts, members=3) is None  # too early to say
+    assert describe_misfit([2.0] * 10, facts, members=1) is None  # nobody else
+
+
+def test_a_lone_device_among_others_is_told_so_and_they_are_not(tmp_path: Path) -> None:
+    """The labels of the last device are those of the others, swapped, and there is one model for all.
+
+    With 20 steps a round, it fits the device again in a round before which no other model has come.
+    """
+    folders = make_swarm(tmp_path, (0, 0, 0, 1), agreed={"local": {"steps": 20}, "clusters": 1})
+
+    async def scenario() -> None:
+        network = MemoryNetwork(())
+        services = [memory_service(network, folder) for folder in folders]
+        running = [asyncio.create_task(service.run()) for service in services]
+        await until(lambda: bool(services[-1]._problems))
+        await until(lambda: all(rounds(service) >= 10 for service in services))
+        found = [service.status()["problems"] for service in services]
+        assert found[:-1] == [[], [], []]
+        assert found[-1][0].startswith("no model of the swarm fits this device's data (loss ")
+        for service in services:
+            service.stop()
+        await asyncio.gather(*running)
+
+    asyncio.run(scenario())
+
+
+def test_services_that_start_together_see_each_other_run_by_their_links(tmp_path: Path) -> None:
+    """A network in memory spreads no rosters: links alone must show who runs."""
+    folders = make_swarm(tmp_path, (0, 0, 0), agreed={"rounds": 1, "starts_with": 3})
+
+    async def scenario() -> list[int]:
+        network = MemoryNetwork(())
+        services = [memory_service(network, each, until_done=True) for each in folders]
+        await asyncio.wait_for(asyncio.gather(*(each.run() for each in services)), 60)
+        return [each.node.machine.round for each in services]
+
+    assert asyncio.run(scenario()) == [1, 1, 1]
+
+
+def test_problems_of_a_running_node_reach_the_doctor(tmp_path: Path) -> None:
+    (folder,) = make_swarm(tmp_path, (0,))
+
+    async def scenario() -> list[Any]:
+        service = memory_service(MemoryNetwork(()), folder)
+        running = asyncio.create_task(service.run())
+        await until(lambda: (folder.path / "control.json").exists())
+        service._problems["test"] = "no model fits; add a second such device"  # a name that the ticks leave alone
+        found = await asyncio.to_thread(lambda: [each for each in examine(folder.path) if each.name == "problem"])
+        service.stop()
+        await running
+        return found
+
+    (found,) = asyncio.run(scenario())
+    assert (found.outcome, found.text, found.cure) == ("warning", "no model fits", "add a second such device")

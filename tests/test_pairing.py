@@ -389,7 +389,7 @@ def test_a_removed_device_stays_out(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         home.roster.introduce(people[0], people[1].certificate, "garage")
         home.roster.remove(people[0], people[1].id)
-        with refused("not introduced"):
+        with refused("removed"):
             await enter(await home.invite(), people[1])
 
     at_home(people[0], act)

@@ -12,11 +12,11 @@ from peer_script import Script
 from dfca.core.client import Message, Rules
 from dfca.core.relay import Offer
 from dfca.peer.lineage import Entry
-from dfca.peer.messages import BankCopy, BankRequest, Hello, Update
+from dfca.peer.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.state import VERSION, Saved
-from dfca.peer.work import Train, Trained
+from dfca.peer.work import Losses, Score, Train, Trained, Warm, WarmUp
 
 SCRIPTS = sorted((Path(__file__).parent / "peer_scripts").glob("*.txt"))
 
@@ -70,3 +70,35 @@ def test_a_model_leaves_with_the_lineage_that_it_was_trained_in(aggregation: str
     for _ in range(4):
         peer.wake(3.0)
     assert isinstance(peer.job, Train) or aggregation == "batch"
+
+
+def test_a_peer_returns_with_its_vote_and_need_not_warm_up_again() -> None:
+    options = PeerOptions(Rules(0, 1), (1, 2), 2, "elected", 9, 0, 2, torch.float64, revives=True)
+    memory = torch.zeros(2, 2, dtype=torch.float64)
+    losses = Losses(torch.ones(1, 2), torch.ones(1, 2))
+    before = Peer(options, lambda models: memory[:models])
+    before.begin(0.0)
+    before.finished(before.job, Warm(torch.tensor([3.0, 4.0], dtype=torch.float64), losses), 1.0)  # type: ignore[arg-type]
+    assert before.ready().save
+    peer = Peer(options, lambda models: memory[:models], 1, before.save())
+    peer.begin(2.0, late=False)
+    peer.connected(1, 2.0)
+    peer.receive(1, Hello(0, 0, 0), 2.0)
+    assert not peer.ready().work  # another neighbour may come
+    key = Key(7, 0, 0, 1, 0)
+    peer.receive(1, Probe(key, ()), 3.0)
+    (job,) = peer.ready().work
+    assert isinstance(job, Score)
+    assert job.models.tolist() == [[3.0, 4.0]]
+    peer.finished(job, losses, 3.0)
+    assert (1, Count(key, 1, 1)) in peer.ready().messages
+
+
+@pytest.mark.parametrize("own", [[3.0], [3.0, float("nan")]])
+def test_a_warmed_up_model_that_does_not_fit_is_refused(own: list[float]) -> None:
+    options = PeerOptions(Rules(0, 0), (), 2, "elected", 9, 0, 2, torch.float64)
+    saved = Saved(VERSION, 0, 0, 0, (), None, own=torch.tensor(own, dtype=torch.float64))
+    peer = Peer(options, lambda models: torch.zeros(models, 2), 1, saved)
+    peer.begin(0.0)
+    assert peer.refused["a save of another model"] == 1
+    assert isinstance(peer.job, WarmUp)

@@ -19,7 +19,7 @@ RULES = {"dfca", "dfca-fi"}
 def test_every_experiment_of_the_paper_has_both_scales(name: str, scale: str) -> None:
     experiment = load_experiment(name, scale)
     assert experiment.scale == scale
-    assert len(experiment.config.seeds) == (5 if scale == "paper" else 3)
+    assert len(experiment.config.seeds) == (5 if scale == "paper" or name == "har" else 3)  # har takes minutes
     if name.startswith("table"):
         names = set(experiment.config.algorithms)
         known = experiment.config.data.name != "femnist"  # nobody knows the true clusters of writers

@@ -32,7 +32,7 @@ def test_every_key_of_a_complete_config_is_explained() -> None:
 
 def test_types_bounds_and_defaults_are_those_of_the_config() -> None:
     keys = {key.name: key for key in reference()}
-    assert keys["clients"][1:3] == ("integer >= 1", "")
+    assert keys["clients"][1:3] == ("integer >= 1 <= 1e+06", "")
     assert keys["local.batch_size"][1:3] == ('"full" or integer >= 1', '"full"')
     assert keys["participation"][1:3] == ("number > 0 <= 1", "1.0")
     assert keys["world.partitions[].parts"][1:3] == ("integer >= 2", "not set")
@@ -75,5 +75,6 @@ def test_the_page_of_keys_is_up_to_date_and_its_examples_are_valid() -> None:
     for key in reference():
         assert f"| `{key.name}` |" in page, f"{key.name} is not in docs/experiments.md; run `make docs`"
         assert key.meaning.replace("|", "\\|") in page
-    first, sweep = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    first, twice, sweep = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(Config.from_toml(twice).algorithms) == 4
     assert len(Sweep.of(tomllib.loads(sweep)).expand(Config.from_toml(first))) == 8

@@ -18,13 +18,15 @@ import pytest
 from rich.console import Console
 
 from dfca.errors import RunError
-from dfca.report import formats, plots, rows, tables
+from dfca.report import findings, formats, plots, rows, tables
+from dfca.report.axes import Style, move_apart, values_axis, zoom_of
 from dfca.report.curves import Curve, curve_of, curves_of
 from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results, stored_run
 from dfca.report.wording import percent
 from dfca.runs.store import reading
+from dfca.runs.store.metric import ACCURACY
 from dfca.runs.store.reading import Run, load_run
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
@@ -118,9 +120,106 @@ def test_the_terminal_table_is_never_cut(width: int) -> None:
 
 def test_bold_in_markdown() -> None:
     lines = formats.markdown(SUMMARY).splitlines()
-    assert lines[0].startswith("| algorithm | talks to | accuracy % | right cluster % | lost a cluster |")
-    assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | 75.0 ± 35.4 | 1 of 2 | 2 |")
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus local | right cluster % | lost a cluster |")
+    assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | −9.0 | 75.0 ± 35.4 | 1 of 2 | 2 |")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+# --- differences
+
+
+def seeds_of(name: str, scores: list[float], **more: Any) -> list[dict[str, Any]]:
+    return [row(name, seed, score, **more) for seed, score in enumerate(scores)]
+
+
+COMPARED: dict[str, Any] = {
+    "clients": 4,
+    "runs": [
+        *seeds_of("dfca", [0.90, 0.80, 0.85, 0.95, 0.88], momentum=0.9, diverged_clients=0),
+        *seeds_of("ifca", [0.81, 0.70, 0.76, 0.84, 0.78], momentum=0.0, diverged_clients=0),
+        *seeds_of("local", [0.91, 0.79, 0.86, 0.94, 0.88], momentum=0.0, diverged_clients=0),
+        *seeds_of("dfedavgm", [0.2, 0.1, 0.3, 0.2, 0.2], momentum=0.9, diverged_clients=4)[:3],
+        *seeds_of("dfedavgm", [0.2] * 5, momentum=0.9, diverged_clients=0)[3:],
+        *seeds_of("ifca, momentum 0.9", [0.83, 0.72, 0.79, 0.86, 0.80], momentum=0.9, diverged_clients=0),
+    ],
+}
+
+
+def test_differences_are_paired_by_seed() -> None:
+    found = {each["algorithm"]: each for each in rows.summary_rows(COMPARED)}
+    difference = found["ifca"]["compared"].difference
+    # d = -0.09, -0.10, -0.09, -0.11, -0.10: mean -0.098, s = 0.00837, t(4) = 2.776, half = 0.0104
+    assert difference.mean == pytest.approx(-0.098)
+    assert difference.half == pytest.approx(0.0104, abs=1e-4)
+    assert found["ifca"]["accuracy_std"] > 0.05, "what the seeds do is ten times as much"
+    assert found["dfca"]["compared"] is None
+    lines = formats.markdown(COMPARED).splitlines()
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca ± 95 % | lost a cluster |")
+    assert lines[3].startswith("| ifca | server | 77.8 ± 5.3 | −9.8 ± 1.0† |")
+    assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.2 |")
+
+
+def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> None:
+    text = "\n".join(tables.notes(COMPARED))
+    assert (
+        "† beyond chance (95 %, Holm over 4 comparisons): worse than dfca: ifca, dfedavgm ‡, "
+        '"ifca, momentum 0.9"; not told apart from dfca: local'
+    ) in text
+    assert "‡ diverged: dfedavgm in 3 of 5 seeds" in text
+    assert 'momentum in training: 0.9 dfca, dfedavgm, "ifca, momentum 0.9"; 0 ifca, local\n' in text
+    assert 'momentum alone: "ifca, momentum 0.9" minus ifca +2.2 ± 0.6' in text
+    assert "| dfedavgm ‡ |" in formats.markdown(COMPARED)
+    assert "clustering alone" not in text, "what diverged shows nothing"
+
+
+def test_the_last_step_is_told_from_momentum_and_clustering() -> None:
+    stepped = seeds_of("dfedavgm + last step", [0.8, 0.7, 0.9], momentum=0.9)
+    after = [{**each, "accuracy_before_personal": each["accuracy"] - 0.05} for each in stepped]
+    plain = seeds_of("dfedavgm", [0.7, 0.6, 0.8], momentum=0.0)
+    best = [{**each, "accuracy_before_personal": 0.9} for each in seeds_of("dfca", [0.9, 0.82, 0.98], momentum=0.9)]
+    text = "\n".join(tables.notes({"clients": 4, "runs": [*after, *plain, *best]}))
+    assert "clustering alone: dfca minus dfedavgm + last step +10.0 ± 5.0" in text, "the same momentum and last step"
+    assert "the personal last step alone: dfedavgm + last step +5.0 ± 0.0; dfca 0.0 ± 19.9" in text
+    assert "momentum alone" not in text, "the two differ in the last step too"
+
+
+def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
+    facts = {"name": "RMSE", "key": "rmse", "higher_is_better": False, "percent": False}
+
+    def scored(name: str, scores: list[float]) -> list[dict[str, Any]]:
+        made = seeds_of(name, [0.0] * len(scores), metric=facts)
+        return [{**each, "rmse": score, "all_models_rmse": score} for each, score in zip(made, scores, strict=True)]
+
+    summary = {"clients": 4, "runs": [*scored("dfca", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
+    text = formats.markdown(summary)
+    assert "+0.205 ± 0.012†" in text
+    assert "worse than dfca: local" in text
+    assert "+ is more RMSE, which is worse" in text
+
+
+def test_of_a_sweep_every_point_has_its_comparisons() -> None:
+    points = [point({"clients": number}) for number in (12, 24)]
+    runs = []
+    for each, gap in zip(points, (0.1, 0.0), strict=True):
+        for name, off in (("dfca", 0.0), ("ifca", gap)):
+            scores = [0.9 - off, 0.8 - 1.1 * off, 0.85 - 0.9 * off]
+            runs += seeds_of(name, scores, digest=each["digest"], cluster_accuracy=1.0)
+    summary = {"experiment": "swept", "scale": "desk", "points": points, "runs": runs}
+    table = tables.result_tables(summary)[1]
+    assert (table.title, table.columns) == ("accuracy %: minus dfca ± 95 %", ["clients", "ifca"])
+    assert [[cell.text for cell in each] for each in table.rows] == [["12", "−10.0 ± 2.5†"], ["24", "0.0 ± 0.0"]]
+    assert "worse than dfca: ifca at 1 of 2 points; all else is not told apart" in "\n".join(tables.notes(summary))
+    numbers = formats.comma_separated(summary).splitlines()
+    assert numbers[0].endswith("paired_difference,paired_half_interval,paired_p,paired_seeds,verdict")
+    assert numbers[2].endswith(",3,worse")
+
+
+def test_old_runs_that_diverged_are_known_by_their_loss() -> None:
+    old = [*seeds_of("dfca", [0.9, 0.8], train_loss=0.1), *seeds_of("dfedavgm", [0.2, 0.3], train_loss=4.7e10)]
+    found = {each["algorithm"]: each["diverged_runs"] for each in rows.summary_rows({"clients": 4, "runs": old})}
+    assert found == {"dfca": 0, "dfedavgm": 2}
+    few = seeds_of("dfca", [0.9], diverged_clients=1)
+    assert rows.summary_rows({"clients": 40, "runs": few})[0]["diverged_runs"] == 0, "one client of forty"
 
 
 def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
@@ -129,6 +228,7 @@ def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
     assert rows.kind_of("ifca").via == "server"
     assert rows.kind_of("oracle").informed
     assert rows.kind_of("local").via == "nobody"
+    assert rows.kind_of("ifca, momentum 0.9").via == "server"
 
 
 # --- sweeps
@@ -166,8 +266,14 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
         "| 24 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
     ]
     titles = [table.title for table in tables.result_tables(ONE_KEY)]
-    assert titles == ["accuracy %", "right cluster %", "all clusters found", "MB per client"]
-    assert tables.result_tables(ONE_KEY)[2].rows[0][1].text == "1 of 2"
+    assert titles == [
+        "accuracy %",
+        "accuracy %: minus dfca ± 95 %",
+        "right cluster %",
+        "all clusters found",
+        "MB per client",
+    ]
+    assert tables.result_tables(ONE_KEY)[3].rows[0][1].text == "1 of 2"
 
 
 def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
@@ -211,8 +317,8 @@ def test_numbers_as_comma_separated_values() -> None:
 
 def test_latex_is_escaped() -> None:
     text = formats.latex(SUMMARY)
-    assert r"algorithm & talks to & accuracy \% & right cluster \% & lost a cluster & runs" in text
-    assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
+    assert r"algorithm & talks to & accuracy \% & minus local & right cluster \% & lost a cluster & runs" in text
+    assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & $-$9.0 & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
     assert text.count(r"\toprule") == 1
 
 
@@ -231,7 +337,7 @@ def test_the_axis_of_a_key_is_logarithmic_beyond_a_factor_of_ten(values: tuple[f
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
-    plots.values_axis(axes, values)
+    values_axis(axes, values)
     assert axes.get_xscale() == axis
     assert set(axes.get_xticks()) <= set(values)
 
@@ -457,6 +563,11 @@ def test_damaged_files_are_named(run_folder: Path, changed: Changes) -> None:
     with pytest.raises(RunError, match=r"\.jsonl, line 1, is not a line of metrics"):
         write_report(folder)
     put_metrics(folder, "")
+    with pytest.raises(RunError, match="lacks lines of metrics: dfca-gi, seed 0, has 0 of 2"):
+        write_report(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["runs"] = [{key: value for key, value in each.items() if key != "lines"} for each in summary["runs"]]
+    (folder / "summary.json").write_text(json.dumps(summary))  # as version 0.2 wrote it
     for name, text, sentence in (
         ("topology.json", '{"0": {}}', "files of another version or edited by hand"),
         ("summary.json", "[]", "summary.json must hold a JSON object, got list"),
@@ -530,7 +641,7 @@ def test_matching_by_hand() -> None:
 
 
 def test_labels_are_moved_apart_and_stay_in_the_axes() -> None:
-    heights = plots._apart([0.1, 0.5, 0.51, 0.99, 1.0], 0.06)
+    heights = move_apart([0.1, 0.5, 0.51, 0.99, 1.0], 0.06)
     assert np.diff(heights).min() >= 0.06 - 1e-12
     assert heights[0] == pytest.approx(0.1, abs=0.06)
     assert max(heights) <= 1 + 1e-12
@@ -557,7 +668,7 @@ def test_the_ringed_clients_are_drawn_beyond_the_links_of_one_graph() -> None:
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     names = [r"my$_{5}$", r"$\wrong", r"$\frac$"]
-    style = {name: plots.Style("#000000", "-") for name in names}
+    style = {name: Style("#000000", "-") for name in names}
     curves = {name: Curve([1.0, 2.0], [0.1 * i, 0.5]) for i, name in enumerate(names)}
     for figure in (
         plots.draw_curves(curves, style, "accuracy"),
@@ -565,3 +676,62 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     ):
         assert all(f">{name}<" in plots.to_svg(figure) for name in names)
         assert [path.suffix for path in plots.save(figure, tmp_path / "figure")] == [".png", ".svg", ".pdf"]
+
+
+def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
+    lines = {"dfca": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
+    series = {name: Curve([5, 10], mean) for name, mean in lines.items()}
+    style = plots.styles(series, {}, {})
+    low, high = plots.draw_curves(series, style, "accuracy (%)").axes[0].get_ylim()
+    assert low <= 10
+    assert high >= 92
+    zoom = zoom_of(series)
+    assert zoom is not None
+    assert zoom.outside == ("lost",)
+    closer = plots.draw_curves(series, style, "accuracy (%)", zoom=zoom)
+    assert closer.axes[0].get_ylim() == (zoom.low, zoom.high)
+    names = {text.get_text() for text in closer.axes[0].texts}
+    assert names == {"dfca", "ifca", "local"}, "the line that is outside has no name in the panel"
+
+
+def test_flat_lines_need_no_closer_look() -> None:
+    means = {"a": 1.0, "b": 1.0, "lost": 0.5}
+    assert zoom_of({name: Curve([1, 2], [mean, mean]) for name, mean in means.items()}) is None
+
+
+def test_lines_that_end_close_together_need_no_closer_look() -> None:
+    means = {"a": 0.95, "b": 0.94, "c": 0.91, "d": 0.905}
+    assert zoom_of({name: Curve([1, 2], [0.1, mean]) for name, mean in means.items()}) is None
+
+
+def test_the_labels_of_lines_never_overlap_also_where_lines_stop_early() -> None:
+    series = {f"own {i}": Curve([1, 2 + i % 3], [0.5, 0.9]) for i in range(8)}
+    axes = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)").axes[0]
+    places = sorted(text.get_position()[1] for text in axes.texts)
+    assert len(places) == 8
+    assert np.diff(places).min() >= 0.055
+
+
+def test_the_page_lists_what_the_command_line_changed(tmp_path: Path, run_folder: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["changes"] = [{"key": "topology.p", "value": 0.4, "instead_of": 0.3}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report(folder).read_text()
+    assert "<code>topology.p</code> 0.4 (instead of 0.3)" in page
+
+
+def test_a_sweep_in_short() -> None:
+    def row(label: str, rate: float, algorithm: str, accuracy: float, via: str = "neighbours") -> dict[str, Any]:
+        head = {"label": label, "point": {"rate": rate}, "algorithm": algorithm, "via": via, "informed": False}
+        known = {"partial": False, "accuracy_mean": accuracy, "metric": ACCURACY, "compared": None}
+        return {**head, **known, "lost_runs": 1 if algorithm == "b" else 0}
+
+    table = [row("rate=1", 1, "a", 0.5), row("rate=1", 1, "b", 0.6), row("rate=2", 2, "a", 0.9)]
+    table += [row("rate=2", 2, "b", 0.8), row("rate=2", 2, "server", 0.99, "server")]
+    found = findings.sweep_findings(table, ["rate"])
+    assert (found["winner"]["algorithm"], found["winner"]["label"]) == ("a", "rate=2"), "a server is no rival"
+    assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
+    assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55))]
+    assert found["lost_runs"] == [("b", 2)]

@@ -98,7 +98,10 @@ def numbers(out: Path) -> Any:
     assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for each in (*lines, *summary["runs"]):
         assert each.pop("seconds", None) or each.get("error") or "time_s" in each
-    models = {path.name: load_file(path)["bank"].numpy().tobytes() for path in sorted((out / "models").iterdir())}
+    models = {
+        path.name: {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+        for path in sorted((out / "models").iterdir())
+    }
     return lines, summary, models
 
 

@@ -25,15 +25,15 @@ def test_simulate_returns_metrics_banks_and_models() -> None:
         rounds=5,
         topology=nx.complete_graph(6),
         evaluate_every=2,
-        on_metrics=seen.append,
+        callback=seen.append,
     )
     assert result.metrics["round"] == [2, 4, 5]
-    assert seen == list(result.metrics)
+    assert seen == [{"algorithm": "dfca-gi", "seed": 0, **row} for row in result.metrics]
     assert result.accuracy == result.metrics[-1]["accuracy"]
     assert result.assignments.shape == (6,)
-    assert result.bank(0).shape == (2, result.simulation.flat.size)
+    assert result.bank(0).shape == (2, result.flat.size)
     x = make_toy_split().test.of(1)[0]
-    expected = result.simulation.flat.to_module(result.bank(1)[1])(x)
+    expected = result.flat.to_module(result.bank(1)[1])(x)
     assert torch.equal(result.model(1, cluster=1)(x), expected)
     own = int(result.assignments[1])
     assert torch.equal(result.model(1)(x), result.model(1, cluster=own)(x))
@@ -97,8 +97,14 @@ def test_bad_settings_are_refused(changes: dict, sentence: str) -> None:
     ("graph", "options", "sentence"),
     [
         (nx.DiGraph([(i, (i + 1) % 6) for i in range(6)]), {}, "the graph must be undirected, without loops"),
+        (
+            nx.path_graph(["a", "b"]),
+            {},
+            "the graph must have the nodes 0..5, one per client, as integers, got the node",
+        ),
+        (nx.path_graph(7), {}, "it has 7 nodes, and has the node 6"),
         (nx.Graph([(i, i) for i in range(6)]), {}, "the graph must be undirected, without loops"),
-        ({"name": "ring", "q": 1}, {}, "topology.q: Extra inputs are not permitted, got 1"),
+        ({"name": "ring", "q": 1}, {}, 'topology: unknown key "q". Known: attach, degree'),
         ("ring", {"weigths": "uniform"}, 'unknown option of simulate "weigths"; did you mean "weights"?'),
     ],
 )
@@ -167,10 +173,11 @@ def test_a_checkpoint_of_another_size_is_refused() -> None:
 
 
 def test_the_public_names_are_pinned() -> None:
-    names = (
-        "ALGORITHMS Algorithm Choice ClientData DataOptions DfcaError LocalOptions Metrics Result Setting Simulation"
+    names = "ALGORITHMS Algorithm Choice ClientData Comparison DataOptions DfcaError DfcaWarning LocalOptions Metrics"
+    names += (
+        " Result Setting Simulation Split StoredRun Task TopologyOptions View __version__ cnn cnn1d load_run lowest"
     )
-    names += " Split TopologyOptions View __version__ cnn cnn1d lowest make_graph make_split mlp simulate"
+    names += " make_graph make_split make_task mlp simulate split_from"
     assert sorted(dfca.__all__) == names.split()
     for name in dfca.__all__:
         assert getattr(dfca, name) is not None

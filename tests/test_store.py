@@ -208,14 +208,14 @@ def test_the_lock_is_held_until_close_and_its_file_stays(folder: RunFolder) -> N
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("summary.json", "{", r"summary.json is not JSON; restore the file or use --no-resume$"),
-        ("summary.json", "[]", r"summary.json must hold a JSON object, got list; restore it or use --no-resume$"),
+        ("summary.json", "{", r"summary.json is not JSON; restore it, or `dfca repair .*run` moves it aside$"),
+        ("summary.json", "[]", r"summary.json must hold a JSON object, got list; restore it, or `dfca repair .*run` m"),
         (
             "summary.json",
             f'{{"form": {FORM + 1}, "runs": []}}',
             rf"newer version of dfca \(form {FORM + 1}, this one reads 1 to {FORM}\); use that version \(unknown\), or",
         ),
-        ("summary.json", "{}", r'summary.json has no list "runs"; restore the file or use --no-resume$'),
+        ("summary.json", "{}", r'summary.json has no list "runs" of rows; restore it, or `dfca repair .*run` moves'),
         (
             "config.toml",
             "rounds = 3",
@@ -257,7 +257,9 @@ def test_a_spoilt_line_in_the_middle_is_told(folder: RunFolder) -> None:
     folder.metrics.append(local(), {"round": 1})
     with open(folder.path / "metrics" / "local-0.jsonl", "a") as file:
         file.write('nonsense\n{"round": 2}\n')
-    sentence = r"local-0.jsonl, line 2, is not a line of metrics; restore the file, or run again with --no-resume$"
+    sentence = (
+        r"local-0.jsonl, line 2, is not a line of metrics; restore the file, or `dfca repair .*run` moves it aside and"
+    )
     with pytest.raises(RunError, match=sentence):
         read_metrics(folder.path)
     with pytest.raises(RunError, match=sentence):
@@ -356,7 +358,7 @@ def test_a_finished_trial_has_a_row_and_no_checkpoint(folder: RunFolder) -> None
     folder.checkpoints.save(local(), checkpoint(5))
     folder.finish(local(), {"algorithm": "local", "seed": 0, "finished": True})
     assert not (folder.path / "checkpoint" / "local-0").exists()
-    assert folder.rows() == [{"algorithm": "local", "seed": 0, "finished": True}]
+    assert folder.rows() == [{"algorithm": "local", "seed": 0, "finished": True, "lines": 0}]
 
 
 def test_temporary_files_of_a_killed_process_go(folder: RunFolder) -> None:

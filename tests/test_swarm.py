@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -14,11 +22,17 @@ from dfca.cli import app
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
+from dfca.node.run import WORK_THREADS
+from dfca.node.run import _wait_for_end as wait_for_pipe
 from dfca.node.store import DiskStore
 from dfca.runs.runner import run
+from dfca.runs.signals import Interrupted
+from dfca.runs.sink import NullSink
 from dfca.runs.store.reading import load_run
 from dfca.swarm.faults import FaultOptions, FaultPlan
-from dfca.swarm.run import SwarmOptions, run_swarm
+from dfca.swarm.plan import make_plan
+from dfca.swarm.processes import ProcessFleet
+from dfca.swarm.run import Progress, SwarmOptions, run_swarm
 
 TINY = {
     "clients": 8,
@@ -114,6 +128,97 @@ def test_mistakes_on_the_command_line_are_one_sentence(arguments: str, sentence:
     result = CliRunner().invoke(app, ["swarm", "quickstart", *arguments.split()])
     assert result.exit_code == 2
     assert sentence in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_nodes(tmp_path: Path, number: int) -> None:
+    def show(progress: Progress) -> None:
+        os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match=r"^interrupted; all nodes have ended; to begin again, remove "):
+        run_swarm(experiment(rounds=100_000), tmp_path / "out", SwarmOptions(4, "memory"), show=show)
+    assert [thread.name for thread in threading.enumerate() if thread.name in WORK_THREADS] == []
+
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+
+
+def test_a_second_signal_kills_processes_that_do_not_end(tmp_path: Path) -> None:
+    fleet = ProcessFleet(make_plan(experiment(), 2, tmp_path, NullSink()))
+    for node in fleet.nodes:
+        node.process = subprocess.Popen([sys.executable, "-SEc", STUBBORN], stdout=subprocess.PIPE)
+        assert node.process.stdout is not None
+        node.process.stdout.readline()  # the handler is in place
+
+    async def end_twice() -> None:
+        task = asyncio.ensure_future(fleet.stop())
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(end_twice())
+    assert [node.process and node.process.returncode for node in fleet.nodes] == [-signal.SIGKILL] * len(fleet.nodes)
+    for node in fleet.nodes:
+        assert node.process is not None
+        assert node.process.stdout is not None
+        node.process.stdout.close()
+
+
+def test_a_node_is_stopped_when_the_process_that_started_it_is_gone() -> None:
+    """However that process ended, the system closes its end of the pipe. The slow test below kills a whole swarm."""
+
+    async def scenario() -> list[bool]:
+        ended, (ours, theirs) = asyncio.Event(), os.pipe()
+        waiting = asyncio.create_task(asyncio.to_thread(wait_for_pipe, ours, asyncio.get_running_loop(), ended.set))
+        os.write(theirs, b"what it is sent does not matter")
+        await asyncio.sleep(0.05)
+        seen = [ended.is_set()]
+        os.close(theirs)
+        await waiting
+        await asyncio.wait_for(ended.wait(), 10)
+        os.close(ours)
+        return [*seen, ended.is_set()]
+
+    assert asyncio.run(scenario()) == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_command_leaves_no_process(tmp_path: Path, number: int) -> None:
+    out = tmp_path / "swarm"
+    command = [sys.executable, "-m", "dfca", "swarm", "quickstart", "--nodes", "2", "--set", "rounds=10000"]
+    swarm = subprocess.Popen(
+        [*command, "--set", "clusters=2", "--set", "data.distributions=2", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    end = time.monotonic() + 120
+    while len(list(out.glob("nodes/*/control.json"))) < 2:
+        assert swarm.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    nodes = [json.loads(path.read_text())["pid"] for path in out.glob("nodes/*/control.json")]
+    swarm.send_signal(number)
+    shown, _ = swarm.communicate(timeout=60)
+    if number == signal.SIGKILL:  # nobody waits for the nodes: they end by themselves
+        end = time.monotonic() + 30
+        while any(map(runs, nodes)) and time.monotonic() < end:
+            time.sleep(0.1)
+    else:
+        assert swarm.returncode == 130
+        assert "all nodes have ended" in " ".join(shown.split())
+    assert not any(map(runs, nodes))
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow

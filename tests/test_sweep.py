@@ -91,7 +91,7 @@ def test_without_a_sweep_the_one_point_is_the_config() -> None:
         ),
         ({"grid": {"clients": []}}, "grid.clients must be a list of at least 1, got []; leave the key out instead"),
         ({"grid": {"clients": 6}}, "grid.clients must be a list of values, got 6; try [6]"),
-        ({"grid": {"clients": [6, -1]}}, "point clients=-1: clients must be >= 1, got -1"),
+        ({"grid": {"clients": [6, -1]}}, "point clients=-1: clients must be >= 1 and <= 1000000, got -1"),
         ({"grid": 3}, "grid must be a table of lists ([grid] clients = [12, 24]), got 3"),
         (
             {"grid": {"seeds": [1, 2]}},

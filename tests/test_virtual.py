@@ -182,7 +182,7 @@ def test_stopped_and_continued_is_bit_identical(one: Path, tmp_path: Path) -> No
         assert (out / name).read_bytes() == (one / name).read_bytes()
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "dfca", "fedspd", "dfedavgm"])
+@pytest.mark.parametrize("algorithm", ["ifca", "dfca", "fedspd", "dfedavgm", "fedem"])
 def test_every_kind_of_algorithm_is_carried_over_a_stop(algorithm: str, tmp_path: Path) -> None:
     runs = {}
     for name, stops in (("unbroken", ()), ("stopped", (3.0, 6.0))):

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from dfca.peer.lineage import Entry
 from dfca.peer.messages import Alarm, BankRequest, Bid, Count, Declined, Hello, Key, Report, Served, Turn, Update, Votes
 
 KEY = Key(1, 2, -3, 4, 5)
-TYPES = {kind.__name__: kind for kind in messages._CHECKS}
+TYPES = {kind.__name__: kind for kind in messages.KINDS}
 
 # Any message, from the annotations of the records: a field that the codec forgets is a difference.
 
@@ -41,7 +41,7 @@ def any_value(hint: Any, descriptor: Descriptor, name: str) -> st.SearchStrategy
         shape = (2, 3) if name == "bank" else (6,)
         return st.integers(0, 99).map(lambda start: torch.arange(start, start + 6.0).view(shape))
     field = descriptor.fields_by_name[name]
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):
         (inner,) = (part for part in get_args(hint) if part is not NoneType)
         if get_origin(inner) is tuple:
             return st.none() | any_value(inner, field.message_type, "values")

@@ -13,7 +13,7 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment, presets
 from dfca.experiment.sweep import Sweep
 from dfca.experiment.world import worlds
-from dfca.report.virtual_tables import world_in_words
+from dfca.report.wording import world_in_words
 from dfca.sim.events.world import Churn, Devices, Partition, World, preset
 
 SMALL = {"clients": 8, "clusters": 2, "rounds": 3, "algorithms": ["dfca-gi", "local"]}

@@ -16,38 +16,50 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from dfca.algorithms import ALGORITHMS as ALGORITHMS
+    from dfca.api.comparison import Comparison as Comparison
+    from dfca.api.result import Result as Result
+    from dfca.api.simulate import simulate as simulate
+    from dfca.api.stored import StoredRun as StoredRun
+    from dfca.api.stored import load_run as load_run
     from dfca.core.algorithm import Algorithm as Algorithm
     from dfca.core.algorithm import Choice as Choice
     from dfca.core.algorithm import View as View
     from dfca.core.local import LocalOptions as LocalOptions
     from dfca.core.local import lowest as lowest
+    from dfca.core.task import Task as Task
     from dfca.data import ClientData as ClientData
     from dfca.data import DataOptions as DataOptions
     from dfca.data import Split as Split
     from dfca.data import make_split as make_split
+    from dfca.data import split_from as split_from
     from dfca.errors import DfcaError as DfcaError
+    from dfca.errors import DfcaWarning as DfcaWarning
     from dfca.models import cnn as cnn
     from dfca.models import cnn1d as cnn1d
     from dfca.models import mlp as mlp
     from dfca.sim.metrics_table import Metrics as Metrics
     from dfca.sim.rounds.simulation import Simulation as Simulation
     from dfca.sim.setting import Setting as Setting
-    from dfca.sim.simulate import Result as Result
-    from dfca.sim.simulate import simulate as simulate
+    from dfca.tasks import make_task as make_task
     from dfca.topology import TopologyOptions as TopologyOptions
     from dfca.topology import make_graph as make_graph
 
 _HOMES = {
     "dfca.algorithms": ("ALGORITHMS",),
+    "dfca.api.comparison": ("Comparison",),
+    "dfca.api.result": ("Result",),
+    "dfca.api.simulate": ("simulate",),
+    "dfca.api.stored": ("StoredRun", "load_run"),
     "dfca.core.algorithm": ("Algorithm", "Choice", "View"),
     "dfca.core.local": ("LocalOptions", "lowest"),
-    "dfca.data": ("ClientData", "DataOptions", "Split", "make_split"),
-    "dfca.errors": ("DfcaError",),
+    "dfca.core.task": ("Task",),
+    "dfca.data": ("ClientData", "DataOptions", "Split", "make_split", "split_from"),
+    "dfca.errors": ("DfcaError", "DfcaWarning"),
     "dfca.models": ("cnn", "cnn1d", "mlp"),
     "dfca.sim.metrics_table": ("Metrics",),
     "dfca.sim.rounds.simulation": ("Simulation",),
     "dfca.sim.setting": ("Setting",),
-    "dfca.sim.simulate": ("Result", "simulate"),
+    "dfca.tasks": ("make_task",),
     "dfca.topology": ("TopologyOptions", "make_graph"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -8,6 +8,8 @@ DfcaError
 ├── ShortOfMemory    models or samples that do not fit
 └── RunError         a run folder, checkpoint or disk that cannot be used
     └── RankLost         another process of a distributed run is gone
+
+DfcaWarning          what may be wrong, though the work goes on; by `warnings`, from Python
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ class ConfigError(DfcaError, ValueError):
     """A value the user gave is wrong."""
 
     status = 2
+
+
+class DfcaWarning(UserWarning):
+    """Something that may be wrong, though the work goes on: clients without neighbours, divergence."""
 
 
 class ModelError(DfcaError, ValueError):

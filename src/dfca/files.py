@@ -6,13 +6,14 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dfca.errors import RunError
 
@@ -35,11 +36,15 @@ KINDS = {  # what safetensors calls the types of torch
 
 @dataclass(frozen=True)
 class Stream:
-    """A tensor that is never whole in memory: its shape, and its rows in order, in pieces."""
+    """A tensor that is never whole in memory: its shape, and its rows in order, in pieces.
+
+    parts: names and shapes of the tensors that lie in it one after the other, where it is stored as those.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: Iterable[Tensor]
+    parts: Sequence[tuple[str, tuple[int, ...]]] = ()
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-def atomic_save(path: Path, tensors: Mapping[str, Tensor | Stream]) -> str:
+def atomic_save(path: Path, tensors: Mapping[str, Tensor | Stream], metadata: Mapping[str, str] | None = None) -> str:
     """Write tensors as safetensors, as whole as `atomic_write`, and return the SHA-256 of the file.
 
     The format is a length, a JSON header and the bytes of each tensor, so it is written here, piece by piece: the
@@ -82,26 +87,65 @@ def atomic_save(path: Path, tensors: Mapping[str, Tensor | Stream]) -> str:
     """
     digest = hashlib.sha256()
     with _replacing_in_run(path) as file:
-        for part in _safetensors(tensors):
+        for part in _safetensors(tensors, metadata):
             digest.update(part)
             file.write(part)
     return digest.hexdigest()
 
 
-def _safetensors(tensors: Mapping[str, Tensor | Stream]) -> Iterator[bytes | memoryview]:
+def _safetensors(
+    tensors: Mapping[str, Tensor | Stream], metadata: Mapping[str, str] | None
+) -> Iterator[bytes | memoryview]:
     """Yield the parts of a safetensors file, without a copy of a tensor that lies whole on the CPU."""
     import torch  # late: `dfca data list` also writes files, and starts without it
 
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
-        header[name] = {"dtype": KINDS[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        named = tensor.parts if isinstance(tensor, Stream) and tensor.parts else [(name, tuple(tensor.shape))]
+        for part, shape in named:
+            begin, end = end, end + prod(shape) * tensor.dtype.itemsize
+            header[part] = {"dtype": KINDS[str(tensor.dtype)], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
         for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
             yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
+    """Read a regular file of at most so many bytes; a pipe, a device or a folder in its place is refused at once.
+
+    Raises:
+        OSError: if it is missing, too large, or something else; its `strerror` says what.
+    """
+    descriptor = open_regular(path, follow_links)
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it must have at most {most_bytes} bytes, got {size}", str(path))
+        return file.read(most_bytes)
+
+
+def open_regular(path: Path, follow_links: bool = True) -> int:
+    """Open a regular file for reading and return its descriptor. Raises OSError, also for everything else."""
+    _check_regular(os.stat(path, follow_symlinks=follow_links), path)  # to open a device may already do something
+    flags = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | (0 if follow_links else NO_LINKS)
+    descriptor = os.open(path, flags)
+    try:
+        _check_regular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
 def text_sha256(text: str) -> str:

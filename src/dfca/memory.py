@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import torch
 
 from dfca.errors import DfcaError, ShortOfMemory
 
@@ -20,6 +19,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 def available_bytes(device: str = "cpu") -> int | None:
     """Return how much memory can be used without pushing anything out; None for a device that does not report it."""
     if device.startswith("cuda"):
+        import torch  # late, as below: commands start without it
+
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available) if device == "cpu" else None
 
@@ -75,6 +76,8 @@ def explain_oom() -> Iterator[None]:
     except DfcaError:
         raise
     except (MemoryError, RuntimeError) as error:
+        import torch
+
         text = str(error)
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in text:
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from dfca.core.inputs import Samples, change, tensors_of
 from dfca.core.rng import stream
 from dfca.data.clients import Split
 
@@ -29,8 +31,8 @@ def alone(tensor: Tensor) -> Tensor:
 class Distribution(NamedTuple):
     """Test samples of one true cluster, from all its clients: a part to pick a model with, a part to score it on."""
 
-    held_out: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    held_out: tuple[Samples, Tensor]
+    test: tuple[Samples, Tensor]
 
 
 def distributions(
@@ -51,16 +53,21 @@ def distributions(
         if ends[-1] < 2:
             return []
         drawn = torch.randperm(ends[-1], generator=stream(seed, "evaluation", cluster))[:samples].tolist()
-        x = torch.zeros(len(drawn), *test.x.shape[1:], dtype=test.x.dtype, device=test.x.device)
-        y = torch.zeros(len(drawn), dtype=test.y.dtype, device=test.y.device)
+        x, y = change(test.x, partial(_blank, len(drawn))), _blank(len(drawn), test.y)
         for position, sample in enumerate(drawn):
             place = bisect_right(ends, sample) - 1
             if holders[place] in here:
                 xs, ys = test.of(holders[place])
-                x[position], y[position] = xs[sample - ends[place]], ys[sample - ends[place]]
-        x, y, half = add(x), add(y), len(drawn) // 2
+                for whole, part in zip((*tensors_of(x), y), (*tensors_of(xs), ys), strict=True):
+                    whole[position] = part[sample - ends[place]]
+        x, y, half = change(x, add), add(y), len(drawn) // 2
         found.append(Distribution((x[:half], y[:half]), (x[half:], y[half:])))
     return found
+
+
+def _blank(count: int, like: Tensor) -> Tensor:
+    """Make room for so many rows."""
+    return like.new_zeros(count, *like.shape[1:])
 
 
 def cluster_accuracy(assignments: Tensor, truth: Tensor) -> float:
@@ -72,9 +79,14 @@ def cluster_accuracy(assignments: Tensor, truth: Tensor) -> float:
 
 def adjusted_rand_index(assignments: Tensor, truth: Tensor) -> float:
     """Agreement of two partitions corrected for chance: 1 for equal ones, about 0 for random ones."""
+    return _rand_index(tuple(truth.tolist()), tuple(assignments.tolist()))
+
+
+@lru_cache(16)  # most evaluations see the assignments of the one before
+def _rand_index(truth: tuple[int, ...], found: tuple[int, ...]) -> float:
     from sklearn.metrics import adjusted_rand_score  # late: it takes as long to import as torch does
 
-    return float(adjusted_rand_score(truth.numpy(), assignments.numpy()))
+    return float(adjusted_rand_score(truth, found))
 
 
 def confusion(assignments: Tensor, truth: Tensor) -> Tensor:

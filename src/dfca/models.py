@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
-from dfca.errors import ConfigError, ModelError, unknown
+from dfca.errors import ModelError, unknown
+from dfca.files import sha256
+from dfca.imports import import_function
+
+if TYPE_CHECKING:  # an experiment is read and checked without torch, so functions import it themselves
+    from torch import Tensor, nn
+
+    from dfca.core.params import Pretrained
 
 MODELS = {
     "mlp": "one hidden layer and ReLU (the paper: 2048 units on MNIST and FEMNIST)",
@@ -36,32 +40,149 @@ class ModelOptions(BaseModel):
         strict=False,  # TOML has lists, not tuples
         description="filters of the two convolutions",
     )
+    start_from: str | Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
+        None,
+        description="weights to start from instead of fresh ones: a safetensors file, or a list of one per cluster",
+    )
+    start_sha256: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
+        None, description="SHA-256 of those files; `dfca run` finds it, so that a changed file is noticed"
+    )
     factory: str | None = Field(
         None, description='a module of your own, "package.module:function" with arguments (shape, classes)'
     )
 
 
-def make_factory(options: ModelOptions, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """Make the function that builds one fresh model for samples of that shape.
+def make_factory(options: ModelOptions, shape: Any, classes: int) -> Callable[[], nn.Module]:
+    """Make the function that builds one fresh model for samples of that shape: a tuple of numbers, or a tuple or dict
+    of such shapes where a sample is several tensors.
 
     Raises ConfigError for an unknown name, ModelError for a model that does not fit the shape.
     """
     if options.factory is not None:
-        path, build = options.factory, _import(options.factory)
-        return lambda: _call(path, build, shape, classes)
+        path, build = options.factory, import_function(options.factory, "model.factory")
+        make: Callable[[], nn.Module] = lambda: _call(path, build, shape, classes)  # noqa: E731
+    else:
+        make = _known_factory(options, shape, classes)
+    if options.start_from is None:
+        return make
+    if options.start_sha256 is not None and options.start_sha256 != start_digests(options):
+        raise ModelError(
+            f"model.start_from ({options.start_from}) is not the file that the run began with, its SHA-256 differs; "
+            "restore it, or run into another folder"
+        )
+    return pretrained(make, options.start_from)
+
+
+def start_digests(options: ModelOptions) -> tuple[str, ...]:
+    """Hash the files that models start from.
+
+    Raises ModelError where one cannot be read.
+    """
+    given = options.start_from or ()
+    found = []
+    for path in (given,) if isinstance(given, str) else given:
+        try:
+            found.append(sha256(Path(path)))
+        except OSError as error:
+            raise ModelError(f"start_from {path} cannot be read: {error.strerror or error}") from None
+    return tuple(found)
+
+
+def _known_factory(options: ModelOptions, shape: Any, classes: int) -> Callable[[], nn.Module]:
+    if options.name not in MODELS:
+        raise unknown("model", options.name, MODELS)
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise ModelError(
+            f'model "{options.name}" takes one tensor per sample, got {shape}; give model.factory, a model of your own'
+        )
     if options.name == "mlp":
         return lambda: mlp(shape, classes, options.hidden)
     if options.name == "cnn":
         _need(options.name, shape, dimensions=3, smallest=10)
         return lambda: cnn(shape, classes, options.hidden, options.channels)
-    if options.name == "cnn1d":
-        _need(options.name, shape, dimensions=2, smallest=16)
-        return lambda: cnn1d(shape, classes, options.hidden, options.channels)
-    raise unknown("model", options.name, MODELS)
+    _need(options.name, shape, dimensions=2, smallest=16)
+    return lambda: cnn1d(shape, classes, options.hidden, options.channels)
+
+
+def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:
+    """Make a factory whose models start from given weights: a module, a state_dict, the path of a safetensors file, or
+    a list of these, one per cluster.
+
+    Raises ModelError where the weights cannot be read, or are not those of the model.
+    """
+    from dfca.core.params import Pretrained
+
+    given = list(start_from) if isinstance(start_from, list | tuple) else [start_from]
+    if not given:
+        raise ModelError("start_from is an empty list; give weights, or leave it out")
+    module = make()
+    return Pretrained(make, tuple(_checked(_weights(each), module) for each in given))
+
+
+def _weights(source: Any) -> dict[str, Tensor]:
+    from torch import Tensor, nn
+
+    if isinstance(source, nn.Module):
+        return {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
+    if isinstance(source, Mapping):
+        if bad := [name for name, value in source.items() if not isinstance(value, Tensor)]:
+            raise ModelError(f"start_from must map names to tensors, {bad[0]!r} is {type(source[bad[0]]).__name__}")
+        return {str(name): tensor.detach().clone() for name, tensor in source.items()}
+    if not isinstance(source, str | Path):
+        raise ModelError(
+            f"start_from must be a module, a state_dict or the path of a safetensors file, got {type(source).__name__}"
+        )
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(source)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"start_from {source} cannot be read as safetensors: {reason}") from None
+
+
+def _checked(weights: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Compare weights with a module: the same names and shapes, and finite numbers."""
+    wanted = module.state_dict()
+    named = {**wanted, **dict(module.named_parameters())}
+    for name in wanted:
+        if name not in weights and wanted[name].is_floating_point():
+            raise ModelError(f"start_from has no {name!r}, which the model has; it must be of the same architecture")
+    for name, tensor in weights.items():
+        if name not in named:
+            raise ModelError(f"start_from has {name!r}, which the model does not have; leave it out")
+        if tensor.shape != named[name].shape:
+            raise ModelError(
+                f"start_from: {name!r} must have shape {tuple(named[name].shape)}, got {tuple(tensor.shape)}"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ModelError(f"start_from: {name!r} holds NaN or infinity; every number must be finite")
+    buffers = dict(module.named_buffers())  # those that are not persistent have no place in a file
+    return {**{name: buffer for name, buffer in buffers.items() if name not in weights}, **weights}
+
+
+def looks_trained(module: nn.Module, fresh: nn.Module) -> bool:
+    """Return whether a module was trained or loaded, as far as one can see next to a fresh one."""
+    import torch
+
+    if not module.training or any(parameter.grad is not None for parameter in module.parameters()):
+        return True
+    for mine, new in zip(module.state_dict().values(), fresh.state_dict().values(), strict=True):
+        constant = bool((new == new.flatten()[0]).all()) if new.numel() else False
+        if constant and new.numel() > 1 and not torch.equal(mine.cpu(), new.cpu()):
+            return True
+        if mine.numel() >= 1000 and mine.is_floating_point():
+            ratio = float(mine.float().std() / new.float().std().clamp_min(1e-12))
+            if not 0.8 < ratio < 1.25:
+                return True
+    return False
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 2048) -> nn.Module:
     """Build the paper's MLP: inputs - hidden - ReLU - classes."""
+    from torch import nn
+
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )  # fmt: skip
@@ -69,6 +190,8 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 2048) -> nn.Module:
 
 def cnn(shape: tuple[int, ...], classes: int, hidden: int = 200, channels: tuple[int, int] = (32, 64)) -> nn.Module:
     """Build the paper's CNN for (channels, height, width): the order is the paper's, the widths the public code's."""
+    from torch import nn
+
     colours, height, width = shape
     first, second = channels
     pixels = (((height - 2) // 2 - 2) // 2) * (((width - 2) // 2 - 2) // 2)
@@ -81,6 +204,8 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: int = 200, channels: tuple
 
 def cnn1d(shape: tuple[int, ...], classes: int, hidden: int = 100, channels: tuple[int, int] = (32, 64)) -> nn.Module:
     """Build a CNN over time for sensor windows (channels, time)."""
+    from torch import nn
+
     sensors, time = shape
     first, second = channels
     steps = ((time - 4) // 2 - 4) // 2
@@ -99,7 +224,9 @@ def _need(name: str, shape: tuple[int, ...], dimensions: int, smallest: int) -> 
         )
 
 
-def _call(path: str, build: Callable[..., nn.Module], shape: tuple[int, ...], classes: int) -> nn.Module:
+def _call(path: str, build: Callable[..., nn.Module], shape: Any, classes: int) -> nn.Module:
+    from torch import nn
+
     try:
         module = build(shape, classes)
     except Exception as error:
@@ -110,18 +237,3 @@ def _call(path: str, build: Callable[..., nn.Module], shape: tuple[int, ...], cl
     if not isinstance(module, nn.Module):
         raise ModelError(f'model.factory "{path}" must return a torch.nn.Module, got {type(module).__name__}')
     return module
-
-
-def _import(path: str) -> Callable[..., nn.Module]:
-    module, _, function = path.partition(":")
-    if not module or not function:
-        raise ConfigError(f'model.factory must be "package.module:function", got "{path}"')
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # an experiment file stands beside the user's module; scripts lack this entry
-    try:
-        build: Callable[..., nn.Module] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f'model.factory "{path}" cannot be imported from {os.getcwd()}: {error}') from error
-    if not callable(build):
-        raise ConfigError(f'model.factory "{path}" must be callable, got {type(build).__name__}')
-    return build

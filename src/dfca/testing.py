@@ -7,19 +7,29 @@ must give the same assignments and the same models as this, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
+import networkx as nx
 import torch
 
-from dfca.core.client import Client, ClientState, Message, participates
+from dfca.core.choosing import Drawing, Received
+from dfca.core.client import Client, ClientState, Message, effective, participates
+from dfca.core.local import draw_batches, local_steps, losses, lowest, sample_losses
+from dfca.core.merging import MergeOptions, Observation, Plan, decide, is_due, observe, order_of, personal_steps, total
 from dfca.core.params import FlatModel
+from dfca.core.personal import SWEEPS, Personal, average, pick, release_round
+from dfca.core.rng import seeded, stream
+from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting, initial_module
 
 
 def make_clients(setting: Setting) -> list[Client]:
     """Make the clients of a setting."""
-    flat = FlatModel(initial_module(setting).to(setting.dtype))
-    train = setting.split.train.to("cpu", setting.dtype)
+    flat = FlatModel(initial_module(setting).to(setting.dtype), setting.learns)
+    train, liars = setting.split.train.to("cpu", setting.dtype), _liars_of(setting)
+    train = train if liars is None else liars.poison(train, setting.split.classes)
     truth = setting.split.clusters
     known = setting.clusters is not None and not setting.algorithm.informed
     return [
@@ -37,6 +47,10 @@ def make_clients(setting: Setting) -> list[Client]:
             weights=setting.weights,
             share=setting.share,
             true_cluster=None if truth is None else int(truth[i]),
+            robust=setting.robust,
+            quiet_from=setting.quiet_from,
+            hold_out_until=release_round(setting.last_steps, setting.rounds),
+            clients=setting.clients,
         )
         for i in range(setting.clients)
     ]
@@ -50,10 +64,14 @@ def lockstep(
     `order` arranges what a receiver gets, by its id. A server is a complete graph on which a client's own copy counts
     only if the client trained it, and that also reaches the clients that sat the round out.
     """
-    clients = make_clients(setting)
+    surveys = None if setting.merging is None else Surveys(setting, setting.merging)
+    clients = surveys.clients if surveys else make_clients(setting)
     states = _begin(setting, clients)
-    server = setting.algorithm.exchange == "server"
+    server, release = setting.algorithm.exchange == "server", release_round(setting.last_steps, setting.rounds)
+    liars = _liars_of(setting)
     for now in range(setting.rounds):
+        if now == release:
+            states = _pick_personal_steps(setting, clients, states)
         present = {i for i in range(len(clients)) if participates(setting.seed, i, now, setting.participation)}
         sent: list[Message] = []
         for client in clients:
@@ -62,7 +80,18 @@ def lockstep(
                 sent += messages
             else:
                 states[client.id] = client.rules.skip_round(states[client.id])
+        if setting.algorithm.peers is not None:
+            states = _average_with_chosen(setting, clients, states, sent, present, now)
+            continue
         relayed = _relay(setting, clients, states, sent, present, now)
+        if liars is not None:
+            for message in sent:
+                if message.sender in liars and message.cluster == states[message.sender].assignment:
+                    liars.note_first(message.sender, message.model)
+            sent = [_told(liars, message, now) for message in sent]
+            for message in sent if server else ():  # the server's own copy is of what was sent
+                states[message.sender].bank[message.cluster] = message.model
+            relayed = [[_told(liars, message, now) for message in each] for each in relayed]
         for client in clients:
             if not server and client.id not in present:
                 continue
@@ -71,9 +100,21 @@ def lockstep(
                 for message in sent
                 if message.sender != client.id and (server or setting.graph.has_edge(client.id, message.sender))
             ]
-            for message in (*order(client.id, received), *relayed[client.id]):
+            states[client.id] = client.rules.receive_all(states[client.id], order(client.id, received))
+            for message in relayed[client.id]:
                 states[client.id] = client.rules.receive(states[client.id], message)
+        if surveys:
+            states = surveys.hold(states, now + 1)
+            clients = surveys.clients
     return states
+
+
+def _liars_of(setting: Setting) -> Liars | None:
+    return None if setting.liars is None else Liars(setting.liars, setting.clients, setting.seed)
+
+
+def _told(liars: Liars, message: Message, now: int) -> Message:
+    return replace(message, model=liars.tell(message.sender, message.cluster, now, message.model))
 
 
 def stack(states: list[ClientState]) -> torch.Tensor:
@@ -85,8 +126,122 @@ def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
     """Start every client; an elected start is that of the synchronous simulator (tests compare it with the peers)."""
     if setting.algorithm.start != "elected":
         return [client.start() for client in clients]
-    banks = Simulation(setting).banks
-    return [ClientState.of(banks[:, client.id].clone()) for client in clients]
+    simulation = Simulation(setting)
+    states = [ClientState.of(simulation.banks[:, client.id].clone()) for client in clients]
+    if simulation.merging is None:
+        return states
+    shut = (closed.nonzero()[:, 0].tolist() for closed in simulation.merging.closed.T)
+    return [replace(state, closed=tuple(each)) for state, each in zip(states, shut, strict=True)]
+
+
+class Surveys:
+    """The surveys of `core.merging` among clients, one by one; clients: as they train until the last survey, and after
+    it; over: whether it has been. Clients of every connected part of the graph are asked on their own."""
+
+    def __init__(self, setting: Setting, options: MergeOptions) -> None:
+        self.setting, self.options, self.over = setting, options, False
+        self._later = make_clients(setting)
+        self.clients = [replace(client, hold_out_until=setting.rounds, chooses_unseen=True) for client in self._later]
+
+    def hold(self, states: list[ClientState], now: int) -> list[ClientState]:
+        """Hold the survey that is due after so many rounds, if one is."""
+        options, setting = self.options, self.setting
+        if self.over or not is_due(now, options, 0, setting.rounds):
+            return states
+        plans: list[Plan] = []
+        for part in nx.connected_components(setting.graph):
+            closed = states[min(part)].closed
+            slots = [j for j in range(len(states[min(part)].bank)) if j not in closed]
+            said = (self._observe(states[i], i, slots) for i in sorted(part))
+            plans.append(plan := decide(total(slots, said), options, setting.clusters))
+            states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
+        left = max(len(state.bank) - len(state.closed) for state in states)
+        later = is_due(now + options.every, options, 0, setting.rounds)
+        if not later or not any(plan.merges for plan in plans) or left <= (setting.clusters or 1):
+            self.over, self.clients = True, self._later
+            orders = [order_of(len(state.bank), state.closed) for state in states]
+            states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]
+        return states
+
+    def _observe(self, state: ClientState, i: int, slots: Sequence[int]) -> Observation:
+        client = self.clients[i]
+        follows = -1 if state.assignment is None else state.assignment
+        local = personal_steps(client.local, self.options)
+        with seeded(self.setting.seed, "noise", i, -1):
+            return observe(client.model, state.bank, slots, follows, *client.divided(), local)
+
+
+def _pick_personal_steps(
+    setting: Setting, clients: Sequence[Client], states: Sequence[ClientState]
+) -> list[ClientState]:
+    """Let every client pick the steps of its personal last step by its curve and those of its neighbours."""
+    found = [_curve(client, state) for client, state in zip(clients, states, strict=True)]
+    graphs = {"server": nx.complete_graph(len(clients)), "none": nx.empty_graph(len(clients))}
+    graph = graphs.get(setting.algorithm.exchange, setting.graph)
+    sound = [i for i, (_, curve) in enumerate(found) if curve is not None and bool(curve.isfinite().all())]
+    near = {i: [m for m in graph.neighbors(i) if m in sound and found[m][0] == found[i][0]] for i in sound}
+    pools = {i: curve for i, (_, curve) in enumerate(found) if curve is not None}
+    for _ in range(SWEEPS):
+        pools |= {i: average(pools[i], [(pools[m], len(near[m])) for m in near[i]]) for i in sound}
+    picked = []
+    for i, (client, state) in enumerate(zip(clients, states, strict=True)):
+        curve = found[i][1]
+        steps = 0 if curve is None else pick(curve, len(client.divided()[1][1]), pools[i])
+        picked.append(replace(state, personal_steps=steps))
+    return picked
+
+
+def _curve(client: Client, state: ClientState) -> tuple[int, torch.Tensor | None]:
+    """Return the cluster that a client deploys, and its curve where it holds samples out."""
+    train, held = client.divided()
+    means = losses(client.model, state.bank, *train)
+    means[list(state.closed)] = torch.inf
+    cluster = lowest(means)
+    if client.algorithm.informed and client.true_cluster is not None:
+        cluster = client.true_cluster
+    vector = state.bank[cluster]
+    if client.algorithm.personal is not None:
+        vector = client.algorithm.personal(state.bank, sample_losses(client.model, state.bank, *train))
+        for stage, options in enumerate(client.algorithm.finetuning.stages(client.local, len(train[1]))):
+            batches = draw_batches(len(train[1]), options, stream(client.seed, "batches", client.id, -1 - stage))
+            vector = local_steps(client.model, vector, *train, options, batches)
+    local = effective(client.local, client.algorithm)
+    personal = Personal(client.model, local, client.seed, client.id)
+    return cluster, personal.curve(vector, train, held) if len(held[1]) else None
+
+
+def _average_with_chosen(
+    setting: Setting,
+    clients: Sequence[Client],
+    states: Sequence[ClientState],
+    sent: Sequence[Message],
+    present: set[int],
+    now: int,
+) -> list[ClientState]:
+    """Let every client of the round draw its peers, look at their models and average with them: `core.choosing`."""
+    choice, models = setting.algorithm.peers, {message.sender: message.model for message in sent}
+    assert choice is not None
+    after = list(states)
+    for i in sorted(present):
+        client, memory = clients[i], states[i].memory
+        assert memory is not None
+        near = [j for j in sorted(models) if j != i and (choice.among == "any" or setting.graph.has_edge(i, j))]
+        random = partial(stream, setting.seed, "peers", i, now)
+        peers = choice.ask(Drawing(i, now, near, memory, random))
+        received = [states[i].bank[0], *(models[j] for j in peers)]
+        seen = losses(client.model, torch.stack(received), *client.samples(now))[1:]
+        sizes = torch.tensor([len(clients[j].samples(now)[1]) for j in (i, *peers)])
+        told = torch.stack([memory, *(_memory(states[j]) for j in peers)])[1:]
+        found = choice.merge(Received(i, now, peers, seen, sizes, memory, told))
+        average = sum(float(weight) * model for weight, model in zip(found.weights, received, strict=True))
+        assert isinstance(average, torch.Tensor)
+        after[i] = replace(states[i], bank=average[None], memory=found.memory)
+    return after
+
+
+def _memory(state: ClientState) -> torch.Tensor:
+    assert state.memory is not None
+    return state.memory
 
 
 def _relay(

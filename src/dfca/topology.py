@@ -20,87 +20,17 @@ from xml.etree.ElementTree import ParseError
 
 import networkx as nx
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from dfca.core.rng import derive
-from dfca.errors import ConfigError, unknown
-
-TOPOLOGIES: dict[str, str] = {
-    "erdos-renyi": "every pair of clients is linked with probability p (the paper's graph)",
-    "ring": "every client has two neighbours",
-    "torus": "a grid, as square as possible, whose borders are joined: four neighbours each",
-    "regular": "a random graph in which every client has `degree` neighbours",
-    "small-world": "a ring of `degree` neighbours, a share `rewire` of the links rewired at random (Watts-Strogatz)",
-    "scale-free": "each new client links to `attach` popular ones: few hubs, many leaves (Barabasi-Albert)",
-    "random-geometric": "clients lie at random on a unit square and are linked when closer than `radius`",
-    "star": "client 0 is the only neighbour of all others",
-    "complete": "all clients are neighbours of each other",
-    "tree": "a balanced binary tree with client 0 at the root",
-    "file": "your own graph: an edge list (two client numbers per line) or a .graphml file",
-}
-
-USES: dict[str, tuple[str, ...]] = {
-    "erdos-renyi": ("p",),
-    "regular": ("degree",),
-    "small-world": ("degree", "rewire"),
-    "scale-free": ("attach",),
-    "random-geometric": ("radius",),
-    "file": ("file",),
-    **dict.fromkeys(("ring", "torus", "star", "complete", "tree"), ()),
-}
-"""The options that each topology uses."""
+from dfca.errors import ConfigError, DfcaError
+from dfca.imports import import_function, is_import
+from dfca.topology_options import TOPOLOGIES as TOPOLOGIES
+from dfca.topology_options import USES as USES
+from dfca.topology_options import TopologyOptions as TopologyOptions
+from dfca.topology_options import check_topology as check_topology
+from dfca.topology_options import grid_rows
 
 DENSE_LIMIT = 1500  # up to here all eigenvalues by LAPACK take about a second; beyond, Lanczos
-
-
-class TopologyOptions(BaseModel):
-    """The `[topology]` table of an experiment. An option that the named topology does not use is ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    name: str = Field(default="erdos-renyi", description="which graph: " + ", ".join(TOPOLOGIES))
-    p: float = Field(default=0.1, description="erdos-renyi: probability of a link between two clients, 0 to 1")
-    degree: int = Field(default=4, description="regular, small-world: number of neighbours of a client")
-    rewire: float = Field(default=0.1, description="small-world: share of the links that is rewired at random, 0 to 1")
-    attach: int = Field(default=2, description="scale-free: number of links that each new client brings")
-    radius: float = Field(default=0.2, description="random-geometric: linking distance on the unit square, > 0")
-    file: str | None = Field(default=None, description="file: path of an edge list or of a .graphml file")
-
-
-def check_topology(options: TopologyOptions, clients: int) -> None:
-    """Refuse options that make no graph over that many clients, before any work is done.
-
-    Raises:
-        ConfigError: an unknown name, or a value out of its bounds.
-    """
-    name, n = options.name, clients
-    if name not in TOPOLOGIES:
-        raise unknown("topology", name, TOPOLOGIES)
-    if n < 1:
-        raise ConfigError(f"clients must be >= 1, got {n}; a graph needs at least one client")
-    if options.file is not None and name != "file":
-        raise ConfigError(
-            f'topology.file is "{options.file}" but topology.name is "{name}"; '
-            'set topology.name = "file" to use the file, or leave topology.file out'
-        )
-    if name == "erdos-renyi" and not 0 <= options.p <= 1:
-        raise ConfigError(f"topology.p must be in 0..1, got {options.p}; it is the probability of a link")
-    if name == "small-world" and not 0 <= options.rewire <= 1:
-        raise ConfigError(
-            f"topology.rewire must be in 0..1, got {options.rewire}; it is the share of links that is rewired"
-        )
-    if name == "random-geometric" and not options.radius > 0:
-        raise ConfigError(
-            f"topology.radius must be > 0, got {options.radius}; "
-            "from 1.42 on, every pair of clients of the unit square is linked"
-        )
-    if name == "file" and not options.file:
-        raise ConfigError(
-            'topology "file" needs topology.file, the path of an edge list (two client numbers per line) '
-            "or of a .graphml file"
-        )
-    if n > 1:
-        _check_size(options, n)
 
 
 def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
@@ -112,7 +42,9 @@ def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
         ConfigError: an unknown name, a value out of its bounds, a file that is missing or malformed.
     """
     check_topology(options, clients)
-    if options.name == "file":
+    if is_import(options.name):
+        edges = _own_edges(options.name, clients, seed)
+    elif options.name == "file":
         edges = _read_edges(Path(options.file or ""), clients)
     elif clients == 1:
         edges = []
@@ -122,6 +54,57 @@ def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
     graph.add_nodes_from(range(clients))
     graph.add_edges_from(sorted({(min(i, j), max(i, j)) for i, j in edges if i != j}))
     return graph
+
+
+def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
+    """Refuse a graph that is none over clients 0..N-1.
+
+    Raises:
+        ConfigError: for other nodes, directed or double edges, loops.
+    """
+    numbers = f"0..{clients - 1}"
+    strange = [node for node in graph if type(node) is bool or not isinstance(node, int | np.integer)]
+    if strange:
+        raise ConfigError(
+            f"{what} must have the nodes {numbers}, one per client, as integers, got the node {strange[0]!r}; number "
+            "them by nx.convert_node_labels_to_integers(graph)"
+        )
+    if sorted(graph.nodes) != list(range(clients)):
+        wrong = sorted(set(graph.nodes) ^ set(range(clients)))[0]
+        state = "has the node" if wrong in graph else "lacks the node"
+        raise ConfigError(
+            f"{what} must have the nodes {numbers}, one per client; it has {len(graph)} nodes, and {state} {wrong}"
+        )
+    if graph.is_directed() or graph.is_multigraph() or nx.number_of_selfloops(graph):
+        raise ConfigError(
+            f"{what} must be undirected, without loops and double edges; convert it by nx.Graph(graph), and remove "
+            "loops by graph.remove_edges_from(nx.selfloop_edges(graph))"
+        )
+
+
+def _own_edges(name: str, clients: int, seed: int) -> list[tuple[int, int]]:
+    """Call a function of the user's own, which returns a graph or edges."""
+    try:
+        made = import_function(name, "topology.name")(clients, seed)
+    except DfcaError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f'topology "{name}" failed with {type(error).__name__}: {error}; it is called as make(clients, seed), here '
+            f"make({clients}, {seed})"
+        ) from error
+    graph = made
+    if not isinstance(made, nx.Graph):
+        graph = nx.Graph()
+        graph.add_nodes_from(range(clients))
+        try:
+            graph.add_edges_from((i, j) for i, j in made)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f'topology "{name}" must return a networkx graph or a list of edges (i, j), got {type(made).__name__}'
+            ) from error
+    check_graph(graph, clients, f'the graph of topology "{name}"')
+    return list(graph.edges)
 
 
 def describe(graph: nx.Graph, clusters: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -223,44 +206,8 @@ def layout(graph: nx.Graph, seed: int, name: str = "") -> np.ndarray:
 # --- generators
 
 
-def _check_size(options: TopologyOptions, n: int) -> None:
-    """Check the bounds that depend on the number of clients."""
-    name, degree = options.name, options.degree
-    if name in ("regular", "small-world") and not 1 <= degree < n:
-        raise ConfigError(
-            f"topology.degree must be in 1..{n - 1} for {n} clients, got {degree}; "
-            'for a link between all clients use topology "complete"'
-        )
-    if name == "regular" and degree * n % 2:
-        raise ConfigError(
-            f"topology.degree x clients must be even for a regular graph, got {degree} x {n}; "
-            f"take degree {degree - 1 or degree + 1} or {n + 1} clients"
-        )
-    if name == "small-world" and degree % 2:
-        raise ConfigError(
-            f"topology.degree must be even for a small-world graph (half on each side of the ring), got {degree}; "
-            f"take {degree - 1 or 2}"
-        )
-    if name == "scale-free" and not 1 <= options.attach < n:
-        raise ConfigError(
-            f"topology.attach must be in 1..{n - 1} for {n} clients, got {options.attach}; "
-            'for a link between all clients use topology "complete"'
-        )
-    if name == "torus" and _rows(n) < 2:
-        near = " or ".join(f"{m} ({_rows(m)} x {m // _rows(m)})" for m in (n - 1, n + 1) if m > 3 and _rows(m) > 1)
-        raise ConfigError(
-            f"a torus needs rows x columns = clients with at least 2 rows, got {n} clients, which is prime; "
-            f'take {near or "4 (2 x 2)"} clients, or topology "ring"'
-        )
-
-
-def _rows(n: int) -> int:
-    """Find the rows of the most square grid of n nodes."""
-    return next(r for r in range(math.isqrt(n), 0, -1) if n % r == 0)
-
-
 def _torus(n: int) -> nx.Graph:
-    rows = _rows(n)
+    rows = grid_rows(n)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
 
 
@@ -381,7 +328,7 @@ def _circle(n: int) -> np.ndarray:
 
 
 def _grid(n: int) -> np.ndarray:
-    rows = _rows(n)
+    rows = grid_rows(n)
     columns = n // rows
     row, column = np.divmod(np.arange(n), columns)
     scale = max(columns - 1, 1) / 2

@@ -1,19 +1,32 @@
-"""All algorithms, one paper per file. A new one is one file and one line here; the contract tests pick it up."""
+"""All algorithms, one paper per file. A new one is one file and one line here; the contract tests pick it up.
+
+Algorithms elsewhere need no line: "my.module:mine" names one, and an installed package may have entry points of the
+group "dfca.algorithms".
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
+from dfca.algorithms.dac import dac
+from dfca.algorithms.deprl import deprl
 from dfca.algorithms.dfca import dfca, dfca_fi, dfca_gi, dfca_li
 from dfca.algorithms.dfedavgm import dfedavgm
+from dfca.algorithms.facade import facade
 from dfca.algorithms.fedavg import fedavg
+from dfca.algorithms.fedem import fedem
 from dfca.algorithms.fedspd import fedspd
 from dfca.algorithms.ifca import ifca
 from dfca.algorithms.local import local
 from dfca.algorithms.oracle import oracle
+from dfca.algorithms.pens import pens
 from dfca.core.algorithm import Algorithm
-from dfca.errors import unknown
+from dfca.errors import ConfigError, DfcaError, unknown
+from dfca.imports import import_object, is_import
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dfca": dfca,
@@ -22,6 +35,11 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dfca-li": dfca_li,
     "ifca": ifca,
     "fedspd": fedspd,
+    "facade": facade,
+    "fedem": fedem,
+    "deprl": deprl,
+    "pens": pens,
+    "dac": dac,
     "dfedavgm": dfedavgm,
     "fedavg": fedavg,
     "local": local,
@@ -30,14 +48,68 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 
 def get(name: str, **options: object) -> Algorithm:
-    """Make an algorithm by name; options are the keywords of its function.
+    """Make an algorithm by name, or by "module:function"; options are the keywords of its function.
 
-    Raises ConfigError on an unknown name or option, with the known ones.
+    Raises ConfigError on an unknown name or option, with the known ones, and for what is no algorithm.
     """
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    known = inspect.signature(ALGORITHMS[name]).parameters
+    make = maker(name)
+    try:
+        known = inspect.signature(make).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f'algorithm "{name}" must be a function or an Algorithm: {error}') from error
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known)
-    return ALGORITHMS[name](**options)
+    try:
+        algorithm = make(**options)
+    except DfcaError:
+        raise
+    except Exception as error:  # a user's own function
+        raise ConfigError(f'algorithm "{name}" fails with {type(error).__name__}: {error}') from error
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f'algorithm "{name}" must return an Algorithm, got {type(algorithm).__name__}')
+    return algorithm
+
+
+def maker(name: str) -> Callable[..., Algorithm]:
+    """Find the function that makes an algorithm: in the table, among installed packages, or as "module:function".
+
+    "module:name" may also be the record itself. Raises ConfigError where there is none.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if is_import(name):
+        return _function(import_object(name, "algorithm"))
+    plugins = installed()
+    if name not in plugins:
+        error = unknown("algorithm", name, [*ALGORITHMS, *plugins])
+        raise ConfigError(f'{error}; your own is "module:function"')
+    try:
+        return _function(plugins[name].load())
+    except Exception as error:  # of another package
+        raise ConfigError(
+            f'algorithm "{name}" of the entry point {plugins[name].value} cannot be loaded: '
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def base_of(label: str) -> str:
+    """Return the algorithm of a label, which begins with its name.
+
+    >>> base_of("fedavg, momentum 0.9"), base_of("dfca-gi"), base_of("my.module:mine (slow)")
+    ('fedavg', 'dfca-gi', 'my.module:mine')
+    """
+    return re.split(r"[ ,+(=]", label, maxsplit=1)[0]
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Find the algorithms of installed packages: their entry points of the group "dfca.algorithms", by name."""
+    return {each.name: each for each in entry_points(group="dfca.algorithms") if each.name not in ALGORITHMS}
+
+
+def _function(found: Any) -> Callable[..., Algorithm]:
+    """Return a function that makes the algorithm; a record is one already."""
+    if isinstance(found, Algorithm):
+        return lambda: found
+    make: Callable[..., Algorithm] = found
+    return make

@@ -13,32 +13,49 @@ neither send nor receive. `dfca-fi` and `dfca` go beyond the paper: docs/beyond.
 from __future__ import annotations
 
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.core.election import ElectionOptions
-from dfca.core.local import lowest
+from dfca.core.options import ElectionOptions, MergeOptions
 
 
-def dfca_gi() -> Algorithm:
+def dfca_gi(momentum: float | None = None) -> Algorithm:
     """DFCA with a global start: all clients begin with the same k models (the paper's DFCA-GI)."""
-    return Algorithm("dfca-gi", start="shared", exchange="gossip", choose=lowest_loss)
+    return Algorithm("dfca-gi", start="shared", exchange="gossip", choose=lowest_loss, momentum=momentum)
 
 
-def dfca_li() -> Algorithm:
+def dfca_li(momentum: float | None = None) -> Algorithm:
     """DFCA with local starts: every client draws its own k models (the paper's DFCA-LI)."""
-    return Algorithm("dfca-li", start="own", exchange="gossip", choose=lowest_loss)
+    return Algorithm("dfca-li", start="own", exchange="gossip", choose=lowest_loss, momentum=momentum)
 
 
 def dfca_fi(
-    warmup_steps: int = 50, level: float = 0.001, support: int = 2, patience: int = 5, most: int = 16
+    warmup_steps: int = 50,
+    level: float = 0.001,
+    support: int = 2,
+    patience: int = 5,
+    most: int = 16,
+    momentum: float | None = None,
 ) -> Algorithm:
     """DFCA from elected starts: farthest-first among warmed-up models, so that every cluster gets one."""
     options = ElectionOptions(warmup_steps, level, support, patience, most)
-    return Algorithm("dfca-fi", start="elected", exchange="gossip", choose=lowest_loss, election=options)
+    return Algorithm(
+        "dfca-fi", start="elected", exchange="gossip", choose=lowest_loss, election=options, momentum=momentum
+    )
 
 
 def dfca(
-    warmup_steps: int = 50, level: float = 0.001, support: int = 2, patience: int = 5, most: int = 16
+    warmup_steps: int = 50,
+    level: float = 0.001,
+    support: int = 2,
+    patience: int = 5,
+    most: int = 16,
+    momentum: float = 0.9,
+    merge: bool = True,
 ) -> Algorithm:
-    """What we recommend: elected starts, k found by the clients unless given, relays on sparse graphs, revival."""
+    """What we recommend: elected starts, k found by the clients unless given, relays on sparse graphs, revival,
+    local steps with momentum, a personal last step.
+
+    merge: open more clusters than needed and merge those that are not worth their data; False: the election's verdict
+    decides alone.
+    """
     options = ElectionOptions(warmup_steps, level, support, patience, most)
     return Algorithm(
         "dfca",
@@ -48,9 +65,14 @@ def dfca(
         election=options,
         share="relay",
         revives=True,
+        momentum=momentum,
+        personal_steps="auto",
+        merging=MergeOptions() if merge else None,
     )
 
 
 def lowest_loss(view: View) -> Choice:
     """Choose c(i) = argmin_j F_client(theta_ij, D_i)."""
+    from dfca.core.local import lowest  # late: it loads torch, which names and options do without
+
     return Choice(lowest(view.losses))

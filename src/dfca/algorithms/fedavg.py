@@ -11,9 +11,17 @@ from __future__ import annotations
 from dfca.core.algorithm import Algorithm, Choice, View
 
 
-def fedavg() -> Algorithm:
+def fedavg(momentum: float | None = None) -> Algorithm:
     """FedAvg: one model for everybody, averaged by a server."""
-    return Algorithm("fedavg", start="shared", exchange="server", choose=only_model, models="one", needs="nothing")
+    return Algorithm(
+        "fedavg",
+        start="shared",
+        exchange="server",
+        choose=only_model,
+        models="one",
+        needs="nothing",
+        momentum=momentum,
+    )
 
 
 def only_model(view: View) -> Choice:

@@ -13,6 +13,6 @@ from dfca.algorithms.dfca import lowest_loss
 from dfca.core.algorithm import Algorithm
 
 
-def ifca() -> Algorithm:
+def ifca(momentum: float | None = None) -> Algorithm:
     """IFCA: k models on a server, every client trains the one that fits it best (the centralised baseline)."""
-    return Algorithm("ifca", start="shared", exchange="server", choose=lowest_loss)
+    return Algorithm("ifca", start="shared", exchange="server", choose=lowest_loss, momentum=momentum)

@@ -6,6 +6,14 @@ from dfca.algorithms.fedavg import only_model
 from dfca.core.algorithm import Algorithm
 
 
-def local() -> Algorithm:
+def local(momentum: float | None = None) -> Algorithm:
     """No communication: every client trains one model alone."""
-    return Algorithm("local", start="shared", exchange="none", choose=only_model, models="one", needs="nothing")
+    return Algorithm(
+        "local",
+        start="shared",
+        exchange="none",
+        choose=only_model,
+        models="one",
+        needs="nothing",
+        momentum=momentum,
+    )

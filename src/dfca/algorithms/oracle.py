@@ -9,9 +9,17 @@ from dfca.core.algorithm import Algorithm, Choice, View
 from dfca.errors import DataError
 
 
-def oracle() -> Algorithm:
+def oracle(momentum: float | None = None) -> Algorithm:
     """The ceiling: a server, and every client knows its true cluster."""
-    return Algorithm("oracle", start="shared", exchange="server", choose=true_cluster, needs="nothing", informed=True)
+    return Algorithm(
+        "oracle",
+        start="shared",
+        exchange="server",
+        choose=true_cluster,
+        needs="nothing",
+        informed=True,
+        momentum=momentum,
+    )
 
 
 def true_cluster(view: View) -> Choice:

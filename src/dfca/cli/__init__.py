@@ -2,10 +2,9 @@
 
 A file of this folder has a `typer.Typer` called `commands`; GROUPS lists the files. A Typer with a name is a group
 (`dfca data list`), one without a name adds its commands to `dfca` itself. The modules import only typer and rich: what
-a command needs is imported inside it, so that `dfca --help` loads neither torch nor numpy nor matplotlib.
+a command needs is imported inside it, so that `dfca --help` loads neither torch nor numpy nor matplotlib. They have no
+`from __future__ import annotations`: typer would evaluate every annotation again for every command, on every start.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -17,10 +16,10 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.cli import bench, catalogue, data, faults, keys, node, replay, report, run, swarm
+from dfca.cli import bench, catalogue, data, export, faults, keys, node, repair, replay, report, run, swarm, watch
 from dfca.errors import DfcaError, RankLost
 
-GROUPS = (run, swarm, catalogue, report, replay, faults, bench, data, node, keys)
+GROUPS = (run, watch, swarm, catalogue, report, repair, export, replay, faults, bench, data, node, keys)
 INTERRUPTED = 130
 
 
@@ -65,7 +64,7 @@ for group in GROUPS:
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="dfca")
+    app(prog_name="dfca", obj=node.OWN_PROCESS)
 
 
 def _print_version(wanted: bool) -> None:

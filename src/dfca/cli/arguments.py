@@ -1,18 +1,29 @@
 """Options that several commands have, and the parsers of their values."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer
 
 from dfca.errors import ConfigError
 
-Algorithms = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as [cyan]dfca-gi,ifca[/cyan].")]
+Algorithms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B", help="Only these, such as [cyan]dfca-gi,ifca[/cyan]; your own: [cyan]my_module:mine[/cyan]."
+    ),
+]
 Seeds = Annotated[
     str | None, typer.Option(metavar="N", help="How many seeds ([cyan]5[/cyan]), or which ([cyan]3,4[/cyan]).")
 ]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads to use.", show_default="all")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="CPU threads to use.",
+        show_default="as many as are free and useful, chosen once per run",
+    ),
+]
 
 
 def parse_names(text: str | None) -> list[str] | None:
@@ -47,14 +58,13 @@ def parse_workers(text: str) -> int | Literal["auto"]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads: as given, else this rank's share of the cores, else torch's own choice.
+    """Set the number of torch's threads: as given, else this rank's share of the cores; else a run chooses.
 
     Raises ConfigError for more threads than cores.
     """
     import os
 
-    import torch
-
+    from dfca.runs.threads import ask_for_threads
     from dfca.sim.rounds.ranks import threads_of_rank
 
     cores = os.cpu_count() or 1
@@ -62,4 +72,4 @@ def use_threads(threads: int | None) -> None:
         raise ConfigError(f"--threads must be <= {cores}, the cores of this machine, got {threads}")
     threads = threads or threads_of_rank()
     if threads is not None:
-        torch.set_num_threads(threads)
+        ask_for_threads(threads)

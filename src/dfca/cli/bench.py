@@ -1,7 +1,5 @@
 """`dfca bench`: measure the speed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

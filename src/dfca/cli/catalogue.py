@@ -1,7 +1,5 @@
 """`dfca list`, `dfca show`, `dfca options` and `dfca version`: what there is."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -17,17 +15,18 @@ def list_everything() -> None:
     """Show the presets, algorithms, data sets, models, topologies and worlds."""
     import inspect
 
-    from dfca.algorithms import ALGORITHMS
+    from dfca.algorithms import ALGORITHMS, installed
     from dfca.data import catalogue
     from dfca.experiment.load import presets
     from dfca.experiment.world import worlds
     from dfca.models import MODELS
-    from dfca.report.virtual_tables import world_in_words
-    from dfca.topology import TOPOLOGIES
+    from dfca.report.wording import world_in_words
+    from dfca.topology_options import TOPOLOGIES
 
     tables = {
         "Presets": presets(),
-        "Algorithms": {name: (inspect.getdoc(make) or "").partition("\n")[0] for name, make in ALGORITHMS.items()},
+        "Algorithms": {name: (inspect.getdoc(make) or "").partition("\n")[0] for name, make in ALGORITHMS.items()}
+        | {name: f"of the installed {plugin.value}" for name, plugin in installed().items()},
         "Data sets": {
             entry.name: entry.description + ("" if entry.ready else " (not here yet)") for entry in catalogue()
         },

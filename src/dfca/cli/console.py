@@ -1,7 +1,5 @@
 """What commands print with: the console, and tables of names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

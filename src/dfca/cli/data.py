@@ -1,7 +1,5 @@
 """`dfca data`: where each data set comes from, and putting it into the cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +20,19 @@ def list_data_sets() -> None:
     descriptions = {}
     for entry in catalogue():
         if entry.ready:
-            place = f"ready: {entry.path or 'inside scikit-learn'}"
+            inside = "inside scikit-learn" if entry.name == "digits" else "made when it is needed"
+            place = f"ready: {entry.path or inside}"
         else:
             place = f"not here: dfca data fetch {entry.name}"
-        about = f"{entry.description}\n{entry.classes} classes, samples (train / test): {entry.samples}"
+        about = f"{entry.description}\n{_predicts(entry.name, entry.classes)}, samples (train / test): {entry.samples}"
         descriptions[entry.name] = f"{about}\nfrom {entry.source}, licence: {entry.licence}\n{place}"
     make_console().print(names_table("Data sets", descriptions))
+
+
+def _predicts(name: str, classes: int) -> str:
+    from dfca.data.registry import source_of
+
+    return f"{classes} classes" if source_of(name).task == "classification" else "numbers to forecast"
 
 
 @commands.command(name="fetch")

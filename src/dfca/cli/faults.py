@@ -1,7 +1,5 @@
 """`dfca faults`: look for a world of faults in which a peer is not safe, or not alive once they have stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +67,8 @@ def faults(
 
 
 def _check_all(
-    worlds: list[FaultWorld], workers: int, minutes: float | None
-) -> Iterator[tuple[FaultWorld, str | None]]:
+    worlds: list["FaultWorld"], workers: int, minutes: float | None
+) -> Iterator[tuple["FaultWorld", str | None]]:
     """Check worlds one after the other, or in several processes, until the time is over."""
     import time
     from multiprocessing import get_context
@@ -85,7 +83,7 @@ def _check_all(
         yield from (each for each in pool.imap_unordered(_check, jobs, chunksize=4) if each is not None)
 
 
-def _check(job: tuple[FaultWorld, float | None]) -> tuple[FaultWorld, str | None] | None:
+def _check(job: tuple["FaultWorld", float | None]) -> tuple["FaultWorld", str | None] | None:
     """Check a world, and make it smaller if it fails; None: too late to begin."""
     import time
 

@@ -1,7 +1,5 @@
 """`dfca keys`: an authority for fleets. It introduces devices by files, and their private keys never leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,11 +1,9 @@
 """`dfca node`: a device that takes part in a swarm."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,13 +19,15 @@ from dfca.errors import ConfigError, DfcaError
 commands = typer.Typer(
     name="node", help="Run this device as a member of a swarm: no server, no coordinator.", no_args_is_help=True
 )
+OWN_PROCESS = "this process is the command's own"
+"""What `dfca.cli.main` hands on; whoever calls the commands from Python keeps the process."""
 LIBRARIES = ("grpc", "google.protobuf", "cryptography", "segno", "zstandard", "prometheus_client")
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the node.")]
 Data = Annotated[
     str, typer.Option(metavar="PATH", help="CSV, Parquet, npz or safetensors file, image folder, or module:function.")
 ]
-Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the class.")]
+Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the class, or the number.")]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Of this device.", show_default="the folder's")]
 Features = Annotated[str | None, typer.Option(metavar="A,B", help="The columns to use.", show_default="all")]
 Ignore = Annotated[str | None, typer.Option(metavar="A,B", help="Columns that are no features, such as a time.")]
@@ -46,6 +46,7 @@ Factory = Annotated[
 
 @commands.command()
 def init(
+    context: typer.Context,
     folder: Folder,
     data: Data,
     label: Label = None,
@@ -59,6 +60,9 @@ def init(
         int, typer.Option(metavar="N", min=1, max=100_000, help="Nobody trains before so many members have joined.")
     ] = 1,
     algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca",
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="classification, or regression: the label is a number.")
+    ] = "classification",
     swarm: Annotated[str | None, typer.Option(metavar="NAME", help="Of the swarm.", show_default="the node's")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything random.")] = 0,
     name: Name = None,
@@ -89,20 +93,14 @@ def init(
         made = init_node(
             folder,
             Founding(
-                data=data,
-                label=label,
-                name=name,
-                test=test,
-                features=_tuple(features),
-                ignore=_tuple(ignore) or (),
-                drop_missing=drop_missing,
-                settings=_settings(host, port, set_),
+                **_device_options(context.params),
                 swarm=swarm,
                 model=model,
                 hidden=_numbers(hidden),
                 classes=_tuple(classes),
                 clusters=clusters,
                 algorithm=algorithm,
+                task=task,
                 seed=seed,
                 agreed={"starts_with": expect, **parse_settings(agree or (), "--agree")},
             ),
@@ -111,7 +109,7 @@ def init(
     console.print(f"device ID  {made.identity.id}", highlight=False)
     console.print(
         f"swarm      {escape(facts.name)}: {facts.algorithm}, {facts.model.name} of {facts.model.size} numbers, "
-        f"{len(facts.classes)} classes",
+        + (f"{len(facts.classes)} classes" if facts.classes else f"predicts {escape(facts.label)}"),
         highlight=False,
     )
     console.print(f"[dim]settings are in {folder}/node.toml; next:[/dim] dfca node run {folder}", highlight=False)
@@ -119,6 +117,7 @@ def init(
 
 @commands.command()
 def run(
+    context: typer.Context,
     folder: Folder,
     log_format: Annotated[
         str | None, typer.Option(metavar="human|json", help="Form of the log.", show_default="as in node.toml")
@@ -127,17 +126,28 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Write down all inputs of the peer, for a replay.")
     ] = None,
     until_done: Annotated[bool, typer.Option("--until-done", help="End when all rounds are done.")] = False,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="End when the standard input is closed, as by the end of a script.")
+    ] = False,
 ) -> None:
     """Run the node, until Ctrl-C or SIGTERM; it goes on where it was, also after kill -9 or a power cut."""
     if log_format not in (None, "human", "json"):
         raise ConfigError(f'--log-format must be human or json, got "{log_format}"')
     with _mistakes_as_status_2():
         _need_libraries()
+        if context.obj == OWN_PROCESS and sys.platform != "win32":
+            from dfca.node.__main__ import become_node
+
+            paths = {"folder": str(folder), "record": None if record is None else str(record)}
+            debug = bool(context.find_root().params.get("debug"))
+            flags = {"until_done": until_done, "with_parent": with_parent, "debug": debug}
+            become_node({**paths, **flags, "log_format": log_format, "version": __version__})
         _own_modules()
         from dfca.node.run import run_node
         from dfca.node.service import ServiceOptions
 
-        run_node(folder, ServiceOptions(log_format, None, record, until_done, __version__))  # type: ignore[arg-type]
+        options = ServiceOptions(log_format, None, record, until_done, __version__)  # type: ignore[arg-type]
+        run_node(folder, options, with_parent)
 
 
 @commands.command()
@@ -185,6 +195,7 @@ def _wait_for_guest(folder: Path, answer: dict[str, Any]) -> None:
 
 @commands.command()
 def join(
+    context: typer.Context,
     folder: Folder,
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="The line that `dfca node invite` printed.")],
     data: Data,
@@ -211,18 +222,7 @@ def join(
         from dfca.node.task.founding import Joining
 
         _own_modules()
-        options = Joining(
-            data=data,
-            label=label,
-            name=name,
-            test=test,
-            features=_tuple(features),
-            ignore=_tuple(ignore) or (),
-            drop_missing=drop_missing,
-            factory=factory,
-            settings=_settings(host, port, set_),
-        )
-        made = join_node(folder, invite, options)
+        made = join_node(folder, invite, Joining(**_device_options(context.params), factory=factory))
     console = make_console()
     console.print(f"device ID  {made.identity.id}", highlight=False)
     console.print(f"joined     {escape(made.facts.name)}, invited by {escape(made.inviter)}", highlight=False)
@@ -328,7 +328,7 @@ def predict(
         int | None, typer.Option(metavar="J", min=0, help="Which model.", show_default="its own")
     ] = None,
 ) -> None:
-    """Predict the classes of new samples; prints CSV: row, class, probability."""
+    """Predict the classes of new samples; prints CSV: row, class, probability. Of a regression: row, value."""
     with _mistakes_as_status_2():
         _need_libraries()
         _own_modules()
@@ -351,7 +351,8 @@ def install(
     with _mistakes_as_status_2():
         from dfca.node.task.config import Config
 
-        text = make_unit(folder, user, Config.load(folder).training.device)
+        config = Config.load(folder)
+        text = make_unit(folder, user, config.training.device, config.data_paths(folder))
         if not write and to is None:
             sys.stdout.write(text)
             return
@@ -406,6 +407,16 @@ def _need_libraries() -> None:
 def _own_modules() -> None:
     """Let "module:function" name code in the folder where dfca is called."""
     sys.path.insert(0, os.getcwd())
+
+
+def _device_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the options that `init` and `join` have in common: what a device holds, and how it runs."""
+    return {
+        **{key: given[key] for key in ("data", "label", "name", "test", "drop_missing")},
+        "features": _tuple(given["features"]),
+        "ignore": _tuple(given["ignore"]) or (),
+        "settings": _settings(given["host"], given["port"], given["set_"]),
+    }
 
 
 def _tuple(text: str | None) -> tuple[str, ...] | None:

@@ -1,7 +1,5 @@
 """`dfca replay`: carry out the trace of a run again and compare."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`dfca report`: the tables, pages and figures of runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +54,7 @@ def report(
     """
     from dfca.report.formats import FORMATS
     from dfca.report.results import save_results
+    from dfca.runs.store.reading import understood
 
     if format_ not in ("terminal", *FORMATS):
         raise unknown("format", format_, ("terminal", *FORMATS))
@@ -63,27 +62,32 @@ def report(
     console = make_console()
     loaded = iter([_load_together(runs)]) if together else map(_load, runs)
     for path, run in zip(runs, loaded, strict=False):
-        if save is not None:
-            save_results(run, save)
-        if figures is not None:
-            _save_figures(run, figures)
+        with understood(path):
+            if save is not None:
+                save_results(run, save)
+            if figures is not None:
+                _save_figures(run, figures)
         if format_ != "terminal":
-            print(FORMATS[format_](run.summary), end="" if together or path == runs[-1] else "\n")
+            with understood(path):
+                text = FORMATS[format_](run.summary)
+            print(text, end="" if together or path == runs[-1] else "\n")
             continue
         name, places = escape(str(run.summary.get("experiment", path.name))), runs if together else [path]
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
         print_run(console, run, page=path.is_dir() and not together)
 
 
-def print_run(console: Console, run: Run, page: bool = True) -> None:
+def print_run(console: "Console", run: "Run", page: bool = True) -> None:
     """Print the tables and notes of a run; with `page`, write its report.html too."""
     from dfca.report.formats import all_notes, terminal_tables
     from dfca.report.page import write_report
+    from dfca.runs.store.reading import understood
 
-    for table in terminal_tables(run.summary, width=console.width):
-        console.print()
-        console.print(table)
-    console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
+    with understood(run.folder):
+        for table in terminal_tables(run.summary, width=console.width):
+            console.print()
+            console.print(table)
+        console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
     if page:
         console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
 
@@ -97,7 +101,7 @@ def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Pat
         raise ConfigError("--together takes run folders, not files of results")
 
 
-def _load(path: Path) -> Run:
+def _load(path: Path) -> "Run":
     """Load a run folder, or a file of results."""
     from dfca.report.results import stored_run
     from dfca.runs.store.reading import load_run
@@ -105,14 +109,14 @@ def _load(path: Path) -> Run:
     return stored_run(path) if path.is_file() else load_run(path)
 
 
-def _load_together(paths: Sequence[Path]) -> Run:
+def _load_together(paths: Sequence[Path]) -> "Run":
     from dfca.runs.reuse import join
     from dfca.runs.store.reading import load_run
 
     return join([load_run(path) for path in paths])
 
 
-def _save_figures(run: Run, folder: Path) -> None:
+def _save_figures(run: "Run", folder: Path) -> None:
     from dfca.report.paper.figures import save_figures
 
     written = save_figures(run, folder)

@@ -1,9 +1,7 @@
 """`dfca run`: run an experiment."""
 
-from __future__ import annotations
-
-import os
-import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +54,13 @@ def run(
             metavar="RUN", help="Take trials of the same config that this run folder has finished; repeatable."
         ),
     ] = None,
-    save_models: Annotated[bool, typer.Option("--save-models", help="Keep the final models of every client.")] = False,
+    save_models: Annotated[
+        bool, typer.Option("--save-models", help="Keep the final models of every client, for [bold]dfca export[/bold].")
+    ] = False,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also log to tensorboard, wandb, trackio or mlflow; repeatable."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
 ) -> None:
     """Run an experiment: every algorithm with every seed (each pair is a trial), then a table and a report.
@@ -71,27 +75,30 @@ def run(
 
       dfca run mnist-small --set local.learning_rate=0.05 --out runs/slow
 
-      dfca run my-experiment.toml --device auto
+      dfca run my-experiment.toml --algorithms my_module:mine,dfca --log tensorboard
     """
     from dfca.experiment.load import load_experiment
-    from dfca.memory import keep_freed_memory
+    from dfca.memory import explain_oom, keep_freed_memory
 
-    use_threads(threads)
     keep_freed_memory()
-    # A config may name a model of the user's own, "my_module:make", in the folder where dfca is called.
-    sys.path.insert(0, os.getcwd())
     chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device)
+    use_threads(threads)  # after the experiment is checked: it loads torch
     if out is None:
         out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
     options = {"resume": resume, "save_models": save_models, "workers": parse_workers(workers), "reuse": reuse or ()}
-    _run_and_print(chosen, out, options, quiet)
+    with explain_oom():
+        _run_and_print(chosen, out, options, quiet, log or ())
 
 
-def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet: bool) -> None:
+def _run_and_print(
+    chosen: "Experiment", out: Path, options: dict[str, Any], quiet: bool, log: Sequence[str] = ()
+) -> None:
     """Run an experiment, print its results on rank 0, and raise RunError where a trial failed."""
     from dfca.runs.progress import Bars
     from dfca.runs.runner import run
+    from dfca.runs.sink import Broadcast
     from dfca.runs.store.reading import load_run
+    from dfca.runs.trackers import make_tracker
     from dfca.sim.rounds.ranks import my_rank
 
     if my_rank():
@@ -99,11 +106,14 @@ def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet
         return
     console = make_console()
     if quiet:
-        summary = run(chosen, out, **options)
+        report = partial(console.print, markup=False, highlight=False)
+        trackers = [make_tracker(name, out, chosen.name, report) for name in dict.fromkeys(log)]
+        summary = run(chosen, out, Broadcast(*trackers), **options)
     else:
-        console.print(_headline(chosen))
         with Bars(console) as bars:
-            summary = run(chosen, out, bars, **options)
+            trackers = [make_tracker(name, out, chosen.name, bars.note) for name in dict.fromkeys(log)]
+            console.print(_headline(chosen))
+            summary = run(chosen, out, Broadcast(bars, *trackers), **options)
     print_run(console, load_run(out))
     failed = [row for row in summary["runs"] if row.get("error")]
     if failed:
@@ -114,7 +124,7 @@ def _run_and_print(chosen: Experiment, out: Path, options: dict[str, Any], quiet
         )
 
 
-def _headline(chosen: Experiment) -> str:
+def _headline(chosen: "Experiment") -> str:
     config = chosen.config
     scale = "" if chosen.scale == "default" else f", {chosen.scale} scale"
     if chosen.sweep:
@@ -130,5 +140,5 @@ def _headline(chosen: Experiment) -> str:
     return f"{title}\n[dim]· {escape(chosen.name)}{scale}: {', '.join(facts)}, on {config.device}[/dim]"
 
 
-def _count_trials(chosen: Experiment) -> int:
+def _count_trials(chosen: "Experiment") -> int:
     return sum(len(point.config.algorithms) * len(point.config.seeds) for point in chosen.points)

@@ -1,7 +1,5 @@
 """`dfca swarm`: an experiment on real nodes of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,9 +54,6 @@ def swarm(
     from rich.live import Live
 
     from dfca.experiment.load import load_experiment
-    from dfca.runs.store.reading import load_run
-    from dfca.swarm.faults import FaultOptions
-    from dfca.swarm.run import SwarmOptions, run_swarm
 
     for name, value in (("--kill-every", kill_every), ("--cut", cut), ("--limit", limit)):
         if value is not None and not value > 0:
@@ -73,6 +68,11 @@ def swarm(
         parse_names(algorithm),
         [seeds] if isinstance(seeds, int) else seeds,
     )
+    # After the experiment is checked: these load torch.
+    from dfca.runs.store.reading import load_run
+    from dfca.swarm.faults import FaultOptions
+    from dfca.swarm.run import SwarmOptions, run_swarm
+
     faults = FaultOptions(kill_every, cut, chosen.config.seeds[0])
     options = SwarmOptions(nodes, transport, faults, limit)  # type: ignore[arg-type]
     folder = out or Path("runs") / f"swarm-{chosen.name}"
@@ -83,11 +83,11 @@ def swarm(
     print_run(console, load_run(folder))
 
 
-def make_table(progress: Progress) -> Table:
+def make_table(progress: "Progress") -> "Table":
     """Make the live table: one row per node."""
     from rich.table import Table
 
-    from dfca.memory import format_bytes
+    from dfca.node.operate.status import format_traffic
 
     row = progress.row or {}
     parts = [f"{progress.elapsed_s:.0f} s"]
@@ -109,7 +109,7 @@ def make_table(progress: Progress) -> Table:
             cluster,
             accuracy,
             str(node.links),
-            format_bytes(node.sent_bytes),
+            format_traffic(node.sent_bytes),
             str(node.lives),
             node.error[:60],
         )

@@ -14,18 +14,41 @@ A new algorithm is one record. This one is DFCA whose clients try a random model
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+from dfca.core.choosing import PeerChoice
+from dfca.core.finetuning import FineTuning
+from dfca.core.options import SHARES as SHARES
+from dfca.core.options import (
+    WEIGHT_RULES,
+    ElectionOptions,
+    MergeOptions,
+    PersonalSteps,
+    WeightRule,
+    check_personal_steps,
+)
+from dfca.core.options import Share as Share
+from dfca.core.parts import PARTS, Phase
+from dfca.errors import ConfigError, unknown
 
-from dfca.core.election import ElectionOptions
-from dfca.core.mixing import WeightRule
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-Share = Literal["trained", "all", "relay"]
-SHARES: tuple[Share, ...] = ("trained", "all", "relay")
+FIELDS: dict[str, tuple[str | None, ...]] = {
+    "start": ("shared", "own", "elected"),
+    "exchange": ("gossip", "server", "none"),
+    "models": ("clusters", "one"),
+    "needs": ("nothing", "losses", "samples"),
+    "weights": (None, *WEIGHT_RULES),
+    "share": (None, *SHARES),
+    "trains": ("chosen", "all"),
+    "body": ("cluster", "common"),
+}
+"""The values that fields of an `Algorithm` may have."""
 
 
 class View(NamedTuple):
@@ -33,20 +56,27 @@ class View(NamedTuple):
 
     losses: F_client of each of its models, (m,); sample_losses: the loss of each model on each sample, (m, n), only for
     an algorithm that asks for it; random: opens the client's random stream of this round; true_cluster: only for an
-    algorithm that is `informed`.
+    algorithm that is `informed`; memory: what the client remembers, only for an algorithm with `memory`.
     """
 
     losses: Tensor
     random: Callable[[], torch.Generator]
     sample_losses: Tensor | None = None
     true_cluster: int | None = None
+    memory: Tensor | None = None
 
 
 class Choice(NamedTuple):
-    """The model that a client trains this round, and the samples (n,) bool it trains it on; None: all of them."""
+    """The model that a client trains this round, and the samples (n,) bool it trains it on; None: all of them.
+
+    weights (m, n): how much each sample counts in the loss of each model, mean_d w_jd L(theta_j, d); None: all alike.
+    memory: what the client remembers from now on; None: what it did.
+    """
 
     cluster: int
     points: Tensor | None = None
+    weights: Tensor | None = None
+    memory: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +100,20 @@ class Algorithm:
                 "relay" (`core.relay`); None: the experiment's
     election    how centres are elected
     revives     whether a lost cluster or a new distribution can open a new centre while training goes on
-    finetune_steps   local steps on all its samples that the personal model gets before it is deployed
+    merging     how clusters that are not worth their data are merged (`core.merging`); None: never
+    finetuning  how the personal model is fine-tuned on all samples of its client before it is deployed
+    trains      "chosen": the model that a client chooses; "all" its models, each with the `weights` of the choice
+    head        where a model is divided into body and head (`core.parts`): the head is its last so many layers, or
+                those whose names have this prefix; None: it is not divided
+    body        "cluster": averaged like the head, with those that trained the same cluster; "common": all models of a
+                client have the same body, which is averaged with that of every neighbour
+    private_head  whether heads are neither sent nor averaged
+    schedule    the phases of a round's local steps, each of a part of the model; (): `local.steps` of all of it
+    memory      what a client remembers from round to round, a vector: how it begins, from the numbers of models and of
+                clients; None: nothing but its models
+    mixture     the weights (m,) of a client's models in its predictions, from its memory; None: it deploys one model
+    peers       how clients choose whom they average with (`core.choosing`); None: all that send, by the weight rule
+    personal_steps  the steps of the personal last step (`core.personal`), where the experiment does not say
     """
 
     name: str
@@ -83,11 +126,128 @@ class Algorithm:
     weights: WeightRule | None = None
     momentum: float | None = None
     personal: Callable[[Tensor, Tensor], Tensor] | None = None
-    finetune_steps: int = 0
+    finetuning: FineTuning = field(default_factory=FineTuning)
     share: Share | None = None
     election: ElectionOptions = field(default_factory=ElectionOptions)
     revives: bool = False
+    merging: MergeOptions | None = None
+    trains: Literal["chosen", "all"] = "chosen"
+    head: int | str | None = None
+    body: Literal["cluster", "common"] = "cluster"
+    private_head: bool = False
+    schedule: tuple[Phase, ...] = ()
+    memory: Callable[[int, int], Tensor] | None = None
+    mixture: Callable[[Tensor], Tensor] | None = None
+    peers: PeerChoice | None = None
+    personal_steps: PersonalSteps = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that no field knows: a typing mistake would otherwise run as something else."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.:-][\w .,:+=()%-]*", self.name):
+            raise ConfigError(
+                f"name of an algorithm must be letters, digits and -_.: (it names files), got {self.name!r}"
+            )
+        for field_name, known in FIELDS.items():
+            value = getattr(self, field_name)
+            if value not in known:
+                raise unknown(f"{field_name} of algorithm {self.name}", value, map(str, known))
+        for field_name, optional in (("choose", False), ("personal", True), ("memory", True), ("mixture", True)):
+            value = getattr(self, field_name)
+            if not callable(value) and not (optional and value is None):
+                raise ConfigError(f"{field_name} of algorithm {self.name} must be a function, got {value!r}")
+        for field_name in ("informed", "revives", "private_head"):
+            if not isinstance(getattr(self, field_name), bool):
+                raise ConfigError(
+                    f"{field_name} of algorithm {self.name} must be True or False, got {getattr(self, field_name)!r}"
+                )
+        if self.momentum is not None and not (_is_number(self.momentum) and 0 <= self.momentum < 1):
+            raise ConfigError(f"momentum of algorithm {self.name} must be in [0, 1), got {self.momentum!r}")
+        check_personal_steps(self.personal_steps, f"personal_steps of algorithm {self.name}")
+        if not isinstance(self.finetuning, FineTuning):
+            raise ConfigError(f"finetuning of algorithm {self.name} must be FineTuning, got {self.finetuning!r}")
+        if not isinstance(self.election, ElectionOptions):
+            raise ConfigError(f"election of algorithm {self.name} must be ElectionOptions, got {self.election!r}")
+        if not isinstance(self.merging, MergeOptions | None):
+            raise ConfigError(f"merging of algorithm {self.name} must be MergeOptions or None, got {self.merging!r}")
+        self._check_parts()
+        self._check_together()
+
+    def _check_parts(self) -> None:
+        """Refuse a head, a body or phases that make no sense."""
+        head, name = self.head, self.name
+        if head is not None and not isinstance(head, str) and not (type(head) is int and head >= 1):
+            raise ConfigError(
+                f"head of algorithm {name} must be a number of layers >= 1 or the prefix of their names, got {head!r}"
+            )
+        for phase in self.schedule:
+            part, steps = phase
+            if part not in PARTS or not (steps is None or (type(steps) is int and steps >= 0)):
+                raise ConfigError(
+                    f"schedule of algorithm {name} must have phases of {'|'.join(PARTS)} with steps >= 0, got {phase!r}"
+                )
+        divided = self.body == "common" or self.private_head or any(part != "all" for part, _ in self.schedule)
+        if divided and head is None:
+            raise ConfigError(f"algorithm {name} treats parts of a model, and does not say where its head begins: head")
+        if (self.body == "common" or self.private_head) and (
+            self.exchange != "gossip" or self.start == "elected" or self.share != "trained"
+        ):
+            raise ConfigError(
+                f'algorithm {name} averages parts of a model, which needs exchange="gossip", share="trained" and a '
+                f'start that is drawn, got exchange="{self.exchange}", share="{self.share}", start="{self.start}"'
+            )
+
+    def _check_together(self) -> None:
+        """Refuse values that contradict each other."""
+        if self.start == "elected" and (self.exchange != "gossip" or self.models != "clusters"):
+            raise ConfigError(
+                f'algorithm {self.name} elects its start, which needs exchange="gossip" and models="clusters", got '
+                f'exchange="{self.exchange}" and models="{self.models}"'
+            )
+        if self.revives and self.start != "elected":
+            raise ConfigError(f'algorithm {self.name} revives clusters, which needs start="elected"')
+        if self.merging is not None and (self.start, self.needs) != ("elected", "losses"):
+            raise ConfigError(f'algorithm {self.name} merges clusters, which needs start="elected" and needs="losses"')
+        if self.trains == "all" and (self.exchange == "server" or (self.exchange == "gossip" and self.share != "all")):
+            raise ConfigError(
+                f'algorithm {self.name} trains all models, which needs exchange="gossip" with share="all", or '
+                f'exchange="none", got exchange="{self.exchange}" and share="{self.share}"'
+            )
+        if self.peers is not None and (self.exchange != "gossip" or self.models != "one" or self.memory is None):
+            raise ConfigError(
+                f'algorithm {self.name} chooses its peers, which needs exchange="gossip", models="one" and a memory, '
+                f'got exchange="{self.exchange}", models="{self.models}"'
+            )
+        if self.mixture is not None and self.memory is None:
+            raise ConfigError(f"algorithm {self.name} has a mixture of its memory, and no memory")
+
+    def decide(self, view: View) -> Choice:
+        """Call `choose`, and check what it returns: drivers trust it.
+
+        Raises ConfigError for what is no choice among the client's models.
+        """
+        choice = self.choose(view)
+        models = len(view.losses)  # 0: it needs no losses
+        if (
+            not isinstance(choice, Choice)
+            or type(choice.cluster) is not int
+            or choice.cluster < 0
+            or (models and choice.cluster >= models)
+        ):
+            bound = f"in 0..{models - 1}" if models else ">= 0"
+            raise ConfigError(
+                f"choose of algorithm {self.name} must return a Choice whose cluster is an int {bound}, got {choice!r}"
+            )
+        return choice
+
+    def steps(self, local_steps: int, models: int) -> int:
+        """Count the gradient steps of a client's round, where it keeps so many models."""
+        each = sum(local_steps if phase.steps is None else phase.steps for phase in self.schedule or (Phase(),))
+        return each * (models if self.trains == "all" else 1)
 
     def bank_size(self, clusters: int) -> int:
         """Count the models that a client keeps."""
         return clusters if self.models == "clusters" else 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

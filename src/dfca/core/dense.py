@@ -1,8 +1,10 @@
 """Gradient descent for networks of linear layers and ReLU, written out: the paper's MLP.
 
-    h_0 = x,   z_l = h_{l-1} W_l^T + b_l,   h_l = relu(z_l),   F = mean of the cross entropy of z_L
-    d_L = (softmax(z_L) - onehot(y)) / n,   d_{l-1} = (d_l W_l) * [h_{l-1} > 0]
+    h_0 = x,   z_l = h_{l-1} W_l^T + b_l,   h_l = relu(z_l),   F = mean of the loss of z_L
+    d_L = dL/dz_L / n,   d_{l-1} = (d_l W_l) * [h_{l-1} > 0]
     W_l <- W_l - gamma d_l^T h_{l-1},       b_l <- b_l - gamma sum(d_l)
+
+dL/dz_L is softmax(z_L) - onehot(y) for the cross entropy, 2 (z_L - y) / outputs for the squared error (`core.task`).
 
 Every gradient goes straight into the weights by the matrix product that computes it, so a step reads and writes each
 weight once instead of storing gradients.
@@ -24,7 +26,7 @@ All tensors may have a leading dimension for clients: x (C, n, d), W (C, out, in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,11 +34,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfca.core.layers import flattened
+from dfca.core.task import softmax_residual
 
 WEIGHT_TRAFFIC = 16
 """What it costs to read a weight, and to read and write it again, in multiplications. On the low side: 30 and more were
 measured with 784-2048-10 in batches of 10 to 100, less where the weights fit into the cache next to the core."""
 
+_through_relu = torch.ops.aten.threshold_backward.grad_input  # found once: the search takes as long as the call
 Layer = tuple[int, int]
 """Where the weight and the bias of a linear layer stand among the model's tensors."""
 
@@ -118,8 +122,8 @@ class Span(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The samples of a step: x (..., n, d); target (..., n, classes), onehot(y); share, the weight of each sample in
-    the loss, 1/n or (..., n, 1); products, their `inner_products` where they are known."""
+    """The samples of a step: x (..., n, d); target (..., n, outputs), onehot(y) or y; share, the weight of each
+    sample in the loss, 1/n or (..., n, 1); products, their `inner_products` where they are known."""
 
     x: Tensor
     target: Tensor
@@ -162,7 +166,8 @@ class BatchOrder(NamedTuple):
 class Descent(NamedTuple):
     """A network that takes gradient steps, by the rule v <- momentum v + grad + decay theta, theta <- theta - rate v.
 
-    pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0.
+    pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0. residual: dL/dz
+    of the task's loss. frozen: the pieces that steps on the weights leave as they are.
     """
 
     layers: Sequence[Layer]
@@ -171,6 +176,8 @@ class Descent(NamedTuple):
     rate: float
     momentum: float = 0.0
     decay: float = 0.0
+    residual: Callable[[Tensor, Tensor], Tensor] = softmax_residual
+    frozen: frozenset[int] = frozenset()
 
     def step_(self, batch: Batch, z: Tensor) -> None:
         """Take one step, from z_1."""
@@ -235,18 +242,20 @@ class Descent(NamedTuple):
         for index in range(1, len(self.layers)):
             inputs.append(z.relu() if index == 1 else z.relu_())
             z = _affine(inputs[-1], *(self.pieces[place] for place in self.layers[index]))
-        delta = z.softmax(dim=-1).sub_(batch.target).mul_(batch.share)
+        delta = self.residual(z, batch.target).mul_(batch.share)
         for index in range(len(inputs), 0, -1):
             layer, h = self.layers[index], inputs[index - 1]
             below = torch.matmul(delta, self.pieces[layer[0]])
             self._descend_(layer, delta, h)
             place = first if replace and index == 1 else h
-            delta = torch.ops.aten.threshold_backward.grad_input(below, h, 0, grad_input=place)
+            delta = _through_relu(below, h, 0, grad_input=place)
         return first.copy_(delta) if replace and not inputs else delta
 
     def _descend_(self, layer: Layer, delta: Tensor, h: Tensor) -> None:
         """Take one layer's step: W <- W - rate (delta^T h), b <- b - rate sum(delta), with momentum and decay."""
         for place, gradient in zip(layer, ((delta.mT, h), (delta.sum(dim=-2),)), strict=True):
+            if place in self.frozen:
+                continue
             if self.velocity is None:
                 _accumulate_(self.pieces[place], gradient, 1 - self.rate * self.decay, -self.rate)
                 continue

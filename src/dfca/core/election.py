@@ -17,6 +17,13 @@ whatever the quality of the two models. The candidate opens a new cluster only i
 the stayers' by more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a
 cluster that has a centre already is accepted with probability `level`, the stated error rate; a client that is odd but
 alone never is.
+
+**Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): a vote counts at most one client. d_c
+is taken in units of the voter's own losses and clipped to [-1, 1], so that no sample outweighs another, and a vote
+counts at most MOST_SAMPLES samples; sums of a group of voters that so many clients cannot say (`is_sayable`) are not
+added. Up to ceil(LIAR_SHARE voters) more candidates may stand in vain before an election ends: liars bid as they like.
+A centre at which nobody stays is no obstacle, and a candidate that all but so many voters prefer is accepted: a liar
+that won the lot for the first centre has opened one that fits nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +31,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple
@@ -32,38 +38,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.errors import ConfigError, DataError
-
-
-@dataclass(frozen=True)
-class ElectionOptions:
-    """How centres are elected.
-
-    warmup_steps: local steps of every client before the election. level: error rate of one verdict. support: clients
-    that a new centre must help, its own included. patience: rejected candidates in a row that end the election.
-    most: largest number of clusters that an automatic election opens.
-    """
-
-    warmup_steps: int = 50
-    level: float = 0.001
-    support: int = 2
-    patience: int = 5
-    most: int = 16
-
-    def __post_init__(self) -> None:
-        if self.warmup_steps < 1:
-            raise ConfigError(f"warmup_steps must be >= 1, got {self.warmup_steps}")
-        if not 0 < self.level < 0.5:
-            raise ConfigError(f"level must be in (0, 0.5), got {self.level}")
-        for name, value in (("support", self.support), ("patience", self.patience), ("most", self.most)):
-            if value < 1:
-                raise ConfigError(f"{name} must be >= 1, got {value}")
-
+from dfca.core.options import ElectionOptions as ElectionOptions
+from dfca.errors import DataError
 
 SCALE = 2**32
 """Sums of losses travel in units of 1 / SCALE."""
 LIMIT = 2**50
 """The largest sum of one client: no client outweighs the others by a loss that exploded."""
+MOST_SAMPLES = 1000
+"""Where votes are bounded, one of more samples counts as one of so many."""
 
 
 class Parts(NamedTuple):
@@ -155,13 +138,31 @@ def follows(centres: Tensor) -> int:
     return numbers.index(min(numbers))
 
 
-def cast(centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, candidate_vote: Tensor) -> Vote:
-    """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part."""
+def cast(
+    centres: Tensor,
+    own: Tensor,
+    candidate: Tensor,
+    centres_vote: Tensor,
+    candidate_vote: Tensor,
+    bounded: bool = False,
+) -> Vote:
+    """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part.
+
+    bounded: d_c / u_c clipped to [-1, 1], u_c the mean size of the losses of c and of the candidate. It is taken on the
+    voting part, which has no say in who prefers what, so that the error rate of the verdict stays.
+    """
     centre = follows(centres)
     before, after, alone = float(centres[centre].mean()), float(candidate.mean()), float(own.mean())
     d = (centres_vote - candidate_vote).cpu().double()
-    totals, squares = tuple(d.sum(dim=1).tolist()), tuple(d.square().sum(dim=1).tolist())
-    return Vote(centre, before - after, min(before, after) - alone, d.shape[1], totals, squares)
+    samples, weight = d.shape[1], 1.0
+    if bounded:
+        sizes = centres_vote.abs().mean(dim=1) + candidate_vote.abs().mean()
+        unit = (sizes / 2).cpu().double().clamp_min(torch.finfo(torch.float64).tiny)
+        d = (d / unit[:, None]).clamp(-1, 1)
+        weight = min(1.0, MOST_SAMPLES / samples)
+        samples = min(samples, MOST_SAMPLES)
+    totals, squares = ((weight * each.sum(dim=1)).tolist() for each in (d, d.square()))
+    return Vote(centre, before - after, min(before, after) - alone, samples, tuple(totals), tuple(squares))
 
 
 def fixed(value: float) -> int:
@@ -189,6 +190,25 @@ def count(vote: Vote, gain: float) -> Tally:
     if unfit:
         return counted._replace(unfit=followers, unfit_samples=samples, unfit_totals=totals, unfit_squares=squares)
     return counted._replace(stay_samples=samples, stay_totals=totals, stay_squares=squares)
+
+
+def is_sayable(tally: Tally, clients: int) -> bool:
+    """Return whether so many clients with bounded votes can have said this."""
+    groups = [
+        (tally.movers, tally.samples, total, square) for total, square in zip(tally.totals, tally.squares, strict=True)
+    ]
+    groups += list(zip(tally.followers, tally.stay_samples, tally.stay_totals, tally.stay_squares, strict=True))
+    groups += list(zip(tally.unfit, tally.unfit_samples, tally.unfit_totals, tally.unfit_squares, strict=True))
+    if not (tally.voters <= clients and tally.movers <= tally.voters and sum(tally.followers) <= tally.voters):
+        return False
+    if any(unfit > followers for unfit, followers in zip(tally.unfit, tally.followers, strict=True)):
+        return False
+    for voters, samples, total, square in groups:
+        size = max(0, abs(total) - clients)  # each client has rounded once
+        enough = voters >= 0 and 0 <= samples <= MOST_SAMPLES * voters and 0 <= square <= samples * SCALE
+        if not enough or abs(total) > samples * SCALE or size * size > samples * SCALE * (square + clients):
+            return False
+    return True
 
 
 def no_votes(centres: int) -> Tally:
@@ -221,11 +241,14 @@ def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -
     stays at such a centre, the movers are compared with its followers that no model fits, if there are at least
     `support` of them: who is which is settled on the bidding part, so that the error rate is `level` here too. Where
     all its followers move, the candidate is of their kind, and training will do what it would. One that nobody follows
-    need not differ from the candidate.
+    need not differ from the candidate. Where votes are bounded (above), the same is said of every centre at which
+    nobody stays.
     """
     apart = []
     for c in range(len(tally.totals)):
         group = (tally.stay_samples[c], tally.stay_totals[c], tally.stay_squares[c])
+        if options.bounded and c >= held and not tally.stay_samples[c]:
+            continue
         if c < held:
             if not tally.followers[c]:
                 continue
@@ -234,7 +257,8 @@ def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -
         apart.append(_welch((tally.samples, tally.totals[c], tally.squares[c]), group))
     bound = NormalDist().inv_cdf(1 - options.level)
     z = min(apart, default=-math.inf)
-    return Verdict(gain > 0 and tally.movers >= options.support and z > bound, tally.movers, z)
+    wanted = options.bounded and tally.voters - tally.movers <= options.liars(tally.voters)
+    return Verdict(gain > 0 and tally.movers >= options.support and (z > bound or wanted), tally.movers, z)
 
 
 def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, held: int = 0) -> Verdict:

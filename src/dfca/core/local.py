@@ -1,6 +1,6 @@
 """What a client computes alone: the losses of its models and its local steps.
 
-F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the cross entropy.
+F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the loss of the model's task: the cross entropy, or another.
 """
 
 from __future__ import annotations
@@ -11,48 +11,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
 
 from dfca.core.dense import Batch, BatchOrder, Descent, Span, dense_begin, dense_end, dense_outputs, lower_, take
+from dfca.core.inputs import Samples as Inputs
 from dfca.core.layers import Mode
+from dfca.core.options import LocalOptions as LocalOptions
 from dfca.core.params import FlatModel
-from dfca.errors import ConfigError
+from dfca.core.task import softmax_residual
 
 
-@dataclass(frozen=True)
-class LocalOptions:
-    """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
-
-    batch_size None is the paper's full batch. With mini-batches, `steps` still counts gradient steps; the batches run
-    through fresh permutations of the client's samples.
-    """
-
-    steps: int = 5
-    learning_rate: float = 0.1
-    batch_size: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ConfigError(f"local.steps must be >= 0, got {self.steps}")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"local.learning_rate must be > 0, got {self.learning_rate}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f'local.batch_size must be >= 1 or "full", got {self.batch_size}')
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"local.weight_decay must be >= 0, got {self.weight_decay}")
-
-    def batch_of(self, samples: int) -> int | None:
-        """Return how many of a client's samples a step takes; None: all."""
-        return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
-
-
-def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
-    """Run one model (P,) on x (n, *shape) -> (n, classes); the running statistics in the vector stay as they are."""
-    if model.dense is not None:
+def infer(model: FlatModel, vector: Tensor, x: Inputs, mode: Mode) -> Tensor:
+    """Run one model (P,) on x (n, *shape) -> (n, outputs); the running statistics in the vector stay as they are."""
+    if model.dense is not None and isinstance(x, Tensor):
         return dense_outputs(model.dense, model.pieces(vector), x)
     return model.run(model.pieces(vector.clone() if mode == "train" else vector), x, mode)
 
@@ -61,7 +31,7 @@ def infer(model: FlatModel, vector: Tensor, x: Tensor, mode: Mode) -> Tensor:
 class Forward:
     """A forward pass that the first local step can go on from.
 
-    outputs (n, classes), or empty where nobody looked at them; tensors: of a network of linear layers, z_1
+    outputs (n, ...), or empty where nobody looked at them; tensors: of a network of linear layers, z_1
     (`core.dense`), which may be used up; of any other model, the leaves that its gradients belong to; rest: what is
     averaged but not trained, after the pass (running statistics).
     """
@@ -71,13 +41,13 @@ class Forward:
     rest: Tensor | None = None
 
 
-def forward(model: FlatModel, vectors: Tensor, x: Tensor, look: bool = True) -> Forward:
+def forward(model: FlatModel, vectors: Tensor, x: Inputs, look: bool = True) -> Forward:
     """Run models on x as in a training step, and keep what its gradient needs; the vectors stay as they are.
 
     vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape); look: whether the outputs are looked
     at, or only the first step goes on from here.
     """
-    if model.dense is not None:
+    if model.dense is not None and isinstance(x, Tensor):
         with torch.no_grad():
             pieces = model.pieces(vectors)
             z = dense_begin(model.dense, pieces, x)
@@ -88,22 +58,22 @@ def forward(model: FlatModel, vectors: Tensor, x: Tensor, look: bool = True) -> 
     return Forward(model.run([*leaves, *model.rest_pieces(rest)], x, "train"), leaves, rest)
 
 
-def sample_losses(model: FlatModel, vectors: Tensor, x: Tensor, y: Tensor, mode: Mode = "objective") -> Tensor:
-    """Compute L(theta_j, d) of each model on each sample: vectors (m, P), x (n, *shape), y (n,) -> (m, n)."""
+def sample_losses(model: FlatModel, vectors: Tensor, x: Inputs, y: Tensor, mode: Mode = "objective") -> Tensor:
+    """Compute L(theta_j, d) of each model on each sample: vectors (m, P), x (n, *shape), y (n, ...) -> (m, n)."""
     with torch.no_grad():
         outputs = (infer(model, vector, x, mode) for vector in vectors)
-        return torch.stack([cross_entropy(output, y, reduction="none") for output in outputs])
+        return torch.stack([model.task.loss(output, y) for output in outputs])
 
 
-def losses(model: FlatModel, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def losses(model: FlatModel, vectors: Tensor, x: Inputs, y: Tensor) -> Tensor:
     """Compute F_client of each model: vectors (m, P) -> (m,)."""
     return sample_losses(model, vectors, x, y).mean(dim=1)
 
 
-def hits(model: FlatModel, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return for each sample whether the deployed model is right: vector (P,) -> (n,) bool."""
+def score(model: FlatModel, vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
+    """Score the deployed model by the metric of its task: vector (P,) -> ()."""
     with torch.no_grad():
-        return infer(model, vector, x, "score").argmax(dim=1) == y
+        return model.task.metric.score(infer(model, vector, x, "score")[None], y[None])[0]
 
 
 def lowest(values: Tensor) -> int:
@@ -127,24 +97,29 @@ def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator
 
 
 class TrainingSet(NamedTuple):
-    """What local steps are taken on: samples x (n, *shape), y (n,); batches (steps, b), None for full batches.
+    """What local steps are taken on: samples x (n, *shape), y (n, ...); batches (steps, b), None for full batches.
 
-    Stacked for C clients: x (C, n, *shape), y (C, n), batches (C, steps, b), and shares (C, n), the weights of the
-    samples in the loss instead of 1/n.
+    Stacked for C clients: x (C, n, *shape), y (C, n, ...), batches (C, steps, b), and shares (C, n), the weights of the
+    samples in the loss instead of 1/n. products (n, n): `inner_products` of x, where they are known. weights (n,), or
+    (C, n): how much each sample counts, the loss being the mean of w_d L(d). frozen: the tensors of the model that stay
+    as they are, by their places.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     batches: Tensor | None = None
     shares: Tensor | None = None
+    products: Tensor | None = None
+    weights: Tensor | None = None
+    frozen: frozenset[int] = frozenset()
 
 
 def local_steps(
-    model: FlatModel, vector: Tensor, x: Tensor, y: Tensor, options: LocalOptions, batches: Tensor | None = None
+    model: FlatModel, vector: Tensor, x: Inputs, y: Tensor, options: LocalOptions, batches: Tensor | None = None
 ) -> Tensor:
     """Train a copy of one model: theta <- theta - gamma v, v <- momentum v + grad F_client(theta) + decay theta.
 
-    vector (P,), x (n, *shape), y (n,), batches (steps, b) or None for the full batch; returns (P,).
+    vector (P,), x (n, *shape), y (n, ...), batches (steps, b) or None for the full batch; returns (P,).
     """
     vector = vector.clone()
     local_steps_(model, vector, TrainingSet(x, y, batches), options)
@@ -159,25 +134,35 @@ def local_steps_(
     A network of linear layers and ReLU may be stacked: vectors (C, P), and stacked data. begun: a forward pass of these
     models on all these samples, which spares the first full-batch step its own.
     """
-    if model.dense is not None:
+    if model.dense is not None and isinstance(data.x, Tensor):
         _dense_steps_(model, vectors, data, options, begun)
         return
-    x, y, batches, _ = data
-    theta = [piece.detach().requires_grad_() for piece in model.pieces(vectors)[: model.count]]
+    (x, y, batches), mean_loss = data[:3], model.task.mean_loss
+    pieces, frozen = model.pieces(vectors)[: model.count], data.frozen
+    theta = [piece.detach().requires_grad_(place not in frozen) for place, piece in enumerate(pieces)]
+    moving = [piece for piece in theta if piece.requires_grad]
     rest = vectors[model.trained :].clone()  # batch norm writes here, and must not touch what a gradient needs
     rest_pieces = model.rest_pieces(rest)
+    if not moving:
+        return
     velocity: Sequence[Tensor] | None = None
     for step in range(options.steps):
         if step == 0 and begun is not None and batches is None:
-            loss, leaves = cross_entropy(begun.outputs, y), begun.tensors
+            loss, leaves = mean_loss(begun.outputs, y), begun.tensors
             if begun.rest is not None:
                 rest.copy_(begun.rest)
         else:
             x_step, y_step = (x, y) if batches is None else (x[batches[step]], y[batches[step]])
-            loss, leaves = cross_entropy(model.run([*theta, *rest_pieces], x_step, "train"), y_step), theta
+            outputs, leaves = model.run([*theta, *rest_pieces], x_step, "train"), moving
+            if data.weights is None:
+                loss = mean_loss(outputs, y_step)
+            else:
+                weights = data.weights if batches is None else data.weights[batches[step]]
+                loss = (model.task.loss(outputs, y_step) * weights).mean()
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        velocity = descend_(theta, gradients, velocity, options)
-    vectors[model.trained :] = rest
+        velocity = descend_(moving, gradients, velocity, options)
+    if not frozen.intersection(range(model.count, len(model.names))):
+        vectors[model.trained :] = rest
 
 
 def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
@@ -278,8 +263,9 @@ def _dense_steps_(
     assert model.dense is not None
     layers, pieces = model.dense, model.pieces(vectors)
     down, whole = _descent(model, pieces, data, options)
-    samples, batches = data.y.shape[-1], data.batches
-    if spans(model, samples, options):
+    samples, batches, weights = data.y.shape[vectors.dim() - 1], data.batches, data.weights
+    plain = not data.frozen and (weights is None or batches is None)
+    if plain and spans(model, samples, options, known=data.products is not None):
         if batches is None:
             z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
             total = down.above_(whole, z, options.steps)
@@ -293,7 +279,10 @@ def _dense_steps_(
         batch = whole
         if batches is not None:
             chosen = batches.select(-2, step)
-            batch = Batch(take(whole.x, chosen), take(whole.target, chosen), 1 / chosen.shape[-1])
+            share: Tensor | float = 1 / chosen.shape[-1]
+            if weights is not None:
+                share = take(weights, chosen)[..., None] * share
+            batch = Batch(take(whole.x, chosen), take(whole.target, chosen), share)
         known = step == 0 and begun is not None and batches is None
         z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, batch.x)
         down.step_(batch, z)
@@ -304,12 +293,18 @@ def _descent(
 ) -> tuple[Descent, Batch]:
     """Prepare the steps of networks of linear layers, on all samples."""
     assert model.dense is not None
-    y = data.y
+    assert isinstance(data.x, Tensor)
+    last = pieces[model.dense[-1][0]]
+    y, lead = data.y, last.dim() - 1
     velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
-    target = one_hot(y, pieces[model.dense[-1][0]].shape[-2]).to(pieces[0].dtype)
-    share: Tensor | float = 1 / y.shape[-1] if data.shares is None else data.shares[..., None]
+    target = model.task.encode(y, lead, last.shape[-2], last.dtype)
+    share: Tensor | float = 1 / y.shape[lead - 1] if data.shares is None else data.shares[..., None]
+    if data.weights is not None:
+        share = data.weights[..., None] * share
     rule = (options.learning_rate, options.momentum, options.weight_decay)
-    return Descent(model.dense, pieces, velocity, *rule), Batch(data.x.flatten(y.dim()), target, share)
+    residual = model.task.residual or softmax_residual
+    down = Descent(model.dense, pieces, velocity, *rule, residual=residual, frozen=data.frozen)
+    return down, Batch(data.x.flatten(lead), target, share, data.products)
 
 
 def descend_(

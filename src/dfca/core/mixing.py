@@ -13,14 +13,15 @@ back can be doubly stochastic for it. Where all clients train one model the matr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-WeightRule = Literal["uniform", "metropolis"]
-WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
+from dfca.core.options import WEIGHT_RULES as WEIGHT_RULES
+from dfca.core.options import WeightRule as WeightRule
+
 CORE_BYTES = 2**20
 """The models of a block that one core mixes: they are read and written twice, the second time in the cache."""
 SPARSE_BYTES = 2 * 2**20
@@ -110,12 +111,19 @@ class Mixer:
     """
 
     def __init__(
-        self, links: WeightedLinks, sources: Tensor, first: int, size: int, dtype: torch.dtype, device: torch.device
+        self,
+        links: WeightedLinks,
+        sources: Tensor,
+        first: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        held: bool = True,
     ) -> None:
         """Prepare for a block whose row 0 is the model of client `first`; all receivers have a row in it.
 
         size: the rows of the block. Where more than half of them receive, all are mixed, the others with weight 1 on
-        their own model: cheaper than picking them out.
+        their own model: cheaper than picking them out. held: every sender sent the model that it holds.
         """
         rows, position = torch.unique(links.receiver, return_inverse=True)
         if 2 * len(rows) > size:
@@ -130,7 +138,7 @@ class Mixer:
         if len(rows) * len(sources) <= SPARSE_FROM * len(column):
             matrix = torch.zeros(len(rows), len(sources), dtype=dtype)
             matrix.index_put_((position, column), weight, accumulate=True)
-            self._all_send = torch.equal(rows, sources)
+            self._all_send = held and torch.equal(rows, sources)
             if self._all_send:  # what a client keeps of its own model is one more weight
                 matrix.diagonal().add_(own.to(dtype))
             self._matrix = matrix.to(device)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -19,18 +21,22 @@ def derive(seed: int, *names: str | int) -> int:
 
     torch's CPU generator uses 32 bits of its seed, so more would only look like more.
     """
-    text = "/".join([str(int(seed)), *(str(name) for name in names)])
+    text = "/".join(map(str, (int(seed), *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
     """Open the random stream of that name."""
+    import torch  # late, as below: `derive` does without
+
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
 @contextmanager
 def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Run code that can only use torch's global generator (initialisers, dropout) on a named stream."""
+    import torch
+
     with torch.random.fork_rng(devices=_cuda_devices()):
         number = derive(seed, *names)
         torch.default_generator.manual_seed(number)  # torch.manual_seed also queues a call for every absent device
@@ -42,4 +48,6 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
 
 
 def _cuda_devices() -> list[int]:
+    import torch
+
     return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

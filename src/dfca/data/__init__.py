@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dfca.data.clients import ClientData, Split
+    from dfca.data.listing import catalogue
     from dfca.data.options import DataOptions
+    from dfca.data.own import split_from
     from dfca.data.partitions import make_split
-    from dfca.data.sources import DataSet, catalogue, fetch, import_file, load
+    from dfca.data.sources import DataSet, fetch, import_file, load
 
 _HOMES = {
     "ClientData": "clients",
@@ -20,10 +22,11 @@ _HOMES = {
     "DataOptions": "options",
     "make_split": "partitions",
     "DataSet": "sources",
-    "catalogue": "sources",
+    "catalogue": "listing",
     "fetch": "sources",
     "import_file": "sources",
     "load": "sources",
+    "split_from": "own",
 }
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "import_file",
     "load",
     "make_split",
+    "split_from",
 ]
 
 

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
-
-import numpy as np
+from typing import IO, TYPE_CHECKING
 
 from dfca.data.containers import check_unpacked
 from dfca.errors import ChecksumError, DataError
 from dfca.files import replacing, sha256
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ALIASES = {"har": ("har", "hapt_har")}
 
@@ -50,6 +51,8 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
 
     Raises ChecksumError for a file that is cut short or altered; `remedy` ends the sentence.
     """
+    import numpy as np  # late, as below: `dfca list` starts without it
+
     sidecar = _sidecar(path)
     expected = recorded(sidecar)
     if expected is not None and (found := sha256(path)) != expected:
@@ -67,6 +70,8 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
 
 def write_arrays(name: str, arrays: dict[str, np.ndarray]) -> Path:
     """Write a cache file and its SHA-256."""
+    import numpy as np
+
     path = cache_folder() / f"{name}.npz"
     return _put(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 

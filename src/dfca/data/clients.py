@@ -1,9 +1,9 @@
-"""The samples of all clients, back to back in one tensor, and the split into training and test data."""
+"""The samples of all clients, back to back in one tensor (or several), and the split into training and test data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,10 +14,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dfca.core.dense import inner_products
+from dfca.core.inputs import Inputs, Samples, change, join, moved, shape_of, tensors_of
+from dfca.core.task import CLASSIFICATION, NO_TOKEN, Task, build_task
+from dfca.data.display import describe, to_html
 from dfca.errors import ConfigError, DataError
 
 PRODUCTS_BYTES = 2**28
 """The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
+
+SCALES = (0.01, 100.0)
+"""Standard deviations of the targets of a regression that are not remarked on."""
 
 SamplesLike = tuple[Any, Any] | Dataset[Any]
 
@@ -26,11 +32,11 @@ SamplesLike = tuple[Any, Any] | Dataset[Any]
 class ClientData:
     """The samples of N clients.
 
-    x: `(total, *shape)` float32 (int64 for tokens). y: `(total,)` int64. offsets: N + 1 numbers; client i holds the
-    rows `offsets[i]` to `offsets[i + 1]`.
+    x: `(total, *shape)` float32 (int64 for tokens), or several such tensors. y: `(total,)` int64, or what else the task
+    is to predict, `(total, ...)`. offsets: N + 1 numbers; client i holds the rows `offsets[i]` to `offsets[i + 1]`.
     """
 
-    x: Tensor
+    x: Any  # Samples, of which nearly all users know that it is one tensor
     y: Tensor
     offsets: tuple[int, ...]
 
@@ -39,7 +45,7 @@ class ClientData:
         """Count the clients, N."""
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Count the samples of each client."""
         return tuple(end - start for start, end in pairwise(self.offsets))
@@ -47,27 +53,43 @@ class ClientData:
     @cached_property
     def largest(self) -> Tensor:
         """Find the largest |x| of each client, (N,) in double precision on the CPU; NaN where there is one."""
-        sides = (self.of(client)[0].aminmax() for client in range(self.clients))
+        sides = (tensors_of(self.of(client)[0])[0].aminmax() for client in range(self.clients))
         return torch.stack([torch.maximum(-low, high) for low, high in sides]).cpu().double()
 
     @cached_property
     def products(self) -> Tensor | None:
         """Compute the inner products of every client's samples, (N, n, n), unless they are more than PRODUCTS_BYTES."""
         stacked = self.stacked()
-        if stacked is None or not products_fit(self.clients, self.sizes[0], self.x.dtype):
+        if stacked is None or not products_fit(self.clients, self.sizes[0], stacked[0].dtype):
             return None
         return inner_products(stacked[0].flatten(2))
 
-    def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return views of one client's samples: x `(n, *shape)`, y `(n,)`."""
+    @property
+    def shape(self) -> Any:
+        """The shape of one sample; of several tensors, a tuple or dict of shapes."""
+        return shape_of(self.x)
+
+    @property
+    def nbytes(self) -> int:
+        """Count the bytes of the inputs."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
+
+    def of(self, client: int) -> tuple[Any, Tensor]:
+        """Return views of one client's samples: x `(n, *shape)`, y `(n, ...)`."""
         rows = slice(self.offsets[client], self.offsets[client + 1])
         return self.x[rows], self.y[rows]
 
     def stacked(self) -> tuple[Tensor, Tensor] | None:
-        """Return views x `(N, n, *shape)` and y `(N, n)`, None where clients hold different numbers of samples."""
-        if len(set(self.sizes)) != 1:
+        """Return views x `(N, n, *shape)` and y `(N, n, ...)`, None where clients hold different numbers of samples, or
+        a sample is several tensors."""
+        return self._stacked
+
+    @cached_property
+    def _stacked(self) -> tuple[Tensor, Tensor] | None:
+        if len(set(self.sizes)) != 1 or not isinstance(self.x, Tensor):
             return None
-        return self.x.view(self.clients, -1, *self.x.shape[1:]), self.y.view(self.clients, -1)
+        shape = (self.clients, self.sizes[0])
+        return self.x.view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
 
     def subset(self, clients: Sequence[int]) -> ClientData:
         """Copy the samples of some clients, in that order."""
@@ -77,8 +99,8 @@ class ClientData:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> ClientData:
         """Move the samples to a device; floating-point ones take the type, if one is given."""
-        kind = dtype if self.x.is_floating_point() else None
-        return ClientData(self.x.to(device, kind), self.y.to(device), self.offsets)
+        kind = dtype if self.y.is_floating_point() else None
+        return ClientData(moved(self.x, device, dtype), self.y.to(device, kind), self.offsets)
 
 
 def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
@@ -86,12 +108,13 @@ def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
     return clients * samples**2 * dtype.itemsize <= PRODUCTS_BYTES
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Split:
     """The samples of each client, for training and for testing.
 
-    clusters: `(N,)` int64, the true cluster of each client, None where it is unknown. notes: printed once for the
-    user.
+    clusters: `(N,)` int64, the true cluster of each client, None where it is unknown. classes: the numbers that a model
+    gives for a sample; of a regression, the values to predict, of tokens, the vocabulary. notes: printed once for the
+    user. task: what is to be predicted, with the loss and metric that a simulation takes if it is told nothing else.
     """
 
     train: ClientData
@@ -99,6 +122,7 @@ class Split:
     clusters: Tensor | None
     classes: int
     notes: tuple[str, ...] = ()
+    task: Task = CLASSIFICATION
 
     @classmethod
     def of_clients(
@@ -107,11 +131,14 @@ class Split:
         test: Sequence[SamplesLike],
         clusters: Sequence[int] | Tensor | None = None,
         classes: int | None = None,
+        task: str | Task = CLASSIFICATION,
     ) -> Split:
         """Make a split of a user's own data: per client a pair `(x, y)` of arrays, or a map-style torch Dataset.
 
-        x is `(n, *shape)`, floats as they are, uint8 (divided by 255) or other integers as they are (tokens);
-        y is `(n,)`, integers in 0..classes-1.
+        x is `(n, *shape)`, floats as they are, uint8 (divided by 255) or other integers as they are (tokens); or a
+        tuple or dict of such arrays, with which the model is called as `model(*x)` or `model(**x)`.
+        y is `(n,)`, integers in 0..classes-1; of another task what `dfca.core.task` says: `(n, ...)` numbers for
+        "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)` integers for "tokens".
         Images are channel-first `(c, h, w)`, sensor windows `(channels, time)`. `classes` is found from the labels
         where it is not given.
 
@@ -119,23 +146,32 @@ class Split:
         """
         if len(train) != len(test) or not train:
             raise DataError(f"train and test must list the same clients, at least 1, got {len(train)} and {len(test)}")
-        held, kept = _join(train, "training"), _join(test, "test")
-        if held.x.shape[1:] != kept.x.shape[1:]:
-            raise DataError(
-                f"samples must have equal shapes, training has {tuple(held.x.shape[1:])}, "
-                f"test {tuple(kept.x.shape[1:])}"
-            )
+        task = build_task(task) if isinstance(task, str) else task
+        held, kept = _join(train, "training", task), _join(test, "test", task)
+        for what, ours, theirs in (
+            ("samples", held.shape, kept.shape),
+            ("targets", tuple(held.y.shape[1:]), tuple(kept.y.shape[1:])),
+        ):
+            if ours != theirs:
+                raise DataError(f"{what} must have equal shapes, training has {ours}, test {theirs}")
         if classes is None:
-            classes = int(max(held.y.max(), kept.y.max())) + 1
+            counted = task.targets in ("classes", "tokens")
+            classes = task.outputs(held.y, int(max(held.y.max(), kept.y.max())) + 1 if counted else 0)
         true = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
-        split = cls(held, kept, true, classes)
+        split = cls(held, kept, true, classes, _scale_notes(held.y, task), task)
         validate(split)
         return split
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
     def to(self, device: torch.device | str) -> Split:
         """Move everything to a device."""
         clusters = None if self.clusters is None else self.clusters.to(device)
-        return Split(self.train.to(device), self.test.to(device), clusters, self.classes, self.notes)
+        return replace(self, train=self.train.to(device), test=self.test.to(device), clusters=clusters)
 
 
 def validate(split: Split) -> None:
@@ -148,20 +184,9 @@ def validate(split: Split) -> None:
         for client, size in enumerate(data.sizes):
             if not size:
                 raise _no_samples(client, part)
-        low, high = torch.aminmax(data.x)
-        if not (low.isfinite() and high.isfinite()):  # aminmax returns NaN where there is one
-            bad = (~data.x.reshape(len(data.x), -1).isfinite().all(1)).nonzero()[0].item()
-            raise DataError(
-                f"client {_holder(data, int(bad))} has NaN or infinity in its {part} samples; "
-                "every number must be finite"
-            )
-        outside = ((data.y < 0) | (data.y >= split.classes)).nonzero()
-        if len(outside):
-            row = int(outside[0])
-            raise DataError(
-                f"client {_holder(data, row)} has the {part} label {int(data.y[row])}; "
-                f"labels must be in 0..{split.classes - 1}"
-            )
+        for tensor in tensors_of(data.x):
+            _check_finite(data, tensor, f"{part} samples")
+        _check_targets(data, part, split)
     if split.clusters is not None:
         if split.clusters.shape != (split.train.clients,):
             raise ConfigError(
@@ -172,6 +197,48 @@ def validate(split: Split) -> None:
             raise ConfigError(f"clusters must be >= 0, got {int(split.clusters.min())}")
 
 
+def _check_finite(data: ClientData, tensor: Tensor, what: str) -> None:
+    low, high = torch.aminmax(tensor)
+    if not (low.isfinite() and high.isfinite()):  # aminmax returns NaN where there is one
+        bad = (~tensor.reshape(len(tensor), -1).isfinite().all(1)).nonzero()[0].item()
+        raise DataError(
+            f"client {_holder(data, int(bad))} has NaN or infinity in its {what}; every number must be finite"
+        )
+
+
+def _check_targets(data: ClientData, part: str, split: Split) -> None:
+    y, kind = data.y, split.task.targets
+    if kind in ("classes", "tokens"):
+        wrong, allowed = (y < 0) | (y >= split.classes), f"0..{split.classes - 1}"
+        if kind == "tokens":
+            wrong, allowed = wrong & (y != NO_TOKEN), f"{allowed}, or {NO_TOKEN} where there is no token"
+    elif kind == "labels":
+        wrong, allowed = (y != 0) & (y != 1), "{0, 1}"
+    else:
+        if y.is_floating_point():
+            _check_finite(data, y, f"{part} targets")
+        return
+    outside = wrong.nonzero()
+    if len(outside):
+        place = tuple(outside[0].tolist())
+        label = y[place].item()
+        raise DataError(f"client {_holder(data, place[0])} has the {part} label {label:g}; labels must be in {allowed}")
+
+
+def _scale_notes(y: Tensor, task: Task) -> tuple[str, ...]:
+    """Note targets whose losses are far from 1: steps would be too long or too short, and elections count in fixed
+    point."""
+    if task.targets != "numbers" or not y.isfinite().all():
+        return ()
+    deviation = float(y.double().std(correction=0))
+    if deviation == 0 or SCALES[0] <= deviation <= SCALES[1]:
+        return ()
+    return (
+        f"the targets have a standard deviation of {deviation:.3g}; scale them to about 1, "
+        "for learning rates and elections are made for losses of that size",
+    )
+
+
 def _no_samples(client: int, part: str) -> DataError:
     return DataError(f"client {client} has no {part} samples; give it at least 1 or leave the client out")
 
@@ -180,59 +247,100 @@ def _holder(data: ClientData, row: int) -> int:
     return next(client for client, end in enumerate(data.offsets[1:]) if row < end)
 
 
-def _join(clients: Sequence[SamplesLike], part: str) -> ClientData:
-    pairs = [_to_tensors(samples, f"client {i} ({part})") for i, samples in enumerate(clients)]
-    shape = pairs[0][0].shape[1:]
-    for i, (x, _) in enumerate(pairs):
+def _join(clients: Sequence[SamplesLike], part: str, task: Task) -> ClientData:
+    pairs = [_to_tensors(samples, f"client {i} ({part})", task) for i, samples in enumerate(clients)]
+    first_x, first_y = shape_of(pairs[0][0]), tuple(pairs[0][1].shape[1:])
+    for i, (x, y) in enumerate(pairs):
         if not len(x):
             raise _no_samples(i, part)
-        if x.shape[1:] != shape:
-            raise DataError(
-                f"samples must have equal shapes, client 0 ({part}) has {tuple(shape)}, "
-                f"client {i} has {tuple(x.shape[1:])}"
-            )
+        for what, first, mine in (("samples", first_x, shape_of(x)), ("targets", first_y, tuple(y.shape[1:]))):
+            if mine != first:
+                raise DataError(f"{what} must have equal shapes, client 0 ({part}) has {first}, client {i} has {mine}")
     return _concatenate(pairs)
 
 
-def _concatenate(pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
+def _concatenate(pairs: Sequence[tuple[Samples, Tensor]]) -> ClientData:
     offsets = accumulate((len(y) for _, y in pairs), initial=0)
-    return ClientData(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), tuple(offsets))
+    return ClientData(join([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), tuple(offsets))
 
 
-def _to_tensors(samples: SamplesLike, who: str) -> tuple[Tensor, Tensor]:
-    """Turn one client's samples into x float32 (int64 for tokens) and y int64."""
+def _to_tensors(samples: SamplesLike, who: str, task: Task) -> tuple[Samples, Tensor]:
+    """Turn one client's samples into x float32 (int64 for tokens) and y as the task wants it."""
     x, y = _to_pair(samples, who)
-    if x.dtype == torch.uint8:
-        x = x.to(torch.float32).div_(255)
-    elif x.dtype == torch.bool or x.is_complex():
-        raise DataError(f"x of {who} is {x.dtype}; give floats, uint8 in 0..255, or integers (tokens)")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"labels of {who} are {y.dtype}; give integers in 0..classes-1")
-    if y.shape != (len(x),):
+    y = _to_targets(y, who, task)
+    if len({len(tensor) for tensor in tensors_of(x)}) != 1:
+        raise DataError(f"the inputs of {who} have {[len(t) for t in tensors_of(x)]} rows; give one per sample in each")
+    if task.targets == "classes" and y.shape != (len(x),):
         raise DataError(f"{who} has {len(x)} samples but labels of shape {tuple(y.shape)}; give one per sample")
-    return x.to(torch.float32 if x.is_floating_point() else torch.int64), y.to(torch.int64)
+    if y.dim() == 0 or len(y) != len(x) or (task.targets in ("labels", "tokens") and y.dim() != 2 and len(y)):
+        rest = {"labels": ", labels", "tokens": ", tokens"}.get(task.targets, ", ...")
+        raise DataError(
+            f"{who} has {len(x)} samples but targets of shape {tuple(y.shape)}; "
+            f'give ({len(x)}{rest}) for the task "{task.name}"'
+        )
+    several = isinstance(x, Inputs)
+    return change(x, lambda tensor: _to_numbers(tensor, who, several)), y
 
 
-def _to_pair(samples: SamplesLike, who: str) -> tuple[Tensor, Tensor]:
-    if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
-        samples = samples.tensors
+def _to_numbers(x: Tensor, who: str, several: bool) -> Tensor:
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32).div_(255)
+    if x.dtype == torch.bool and several:
+        return x  # a mask
+    if x.dtype == torch.bool or x.is_complex():
+        raise DataError(f"x of {who} is {x.dtype}; give floats, uint8 in 0..255, or integers (tokens)")
+    return x.to(torch.float32 if x.is_floating_point() else torch.int64)
+
+
+def _to_targets(y: Tensor, who: str, task: Task) -> Tensor:
+    """Turn targets into int64 for classes and tokens, float32 for numbers and labels."""
+    kind = task.targets
+    if y.is_complex():
+        raise DataError(f"labels of {who} are {y.dtype}; give real numbers")
+    if kind in ("numbers", "labels"):
+        return y.to(torch.float32)
+    if kind == "any":
+        return y.to(torch.float32) if y.is_floating_point() else y
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise DataError(
+            f"labels of {who} are {y.dtype}; give integers in 0..classes-1, "
+            f'or say what they are: task="{"regression" if y.is_floating_point() else "multilabel"}"'
+        )
+    return y.to(torch.int64)
+
+
+def _to_pair(samples: SamplesLike, who: str) -> tuple[Samples, Tensor]:
+    if isinstance(samples, TensorDataset) and len(samples.tensors) >= 2:
+        *first, last = samples.tensors
+        samples = (first[0] if len(first) == 1 else tuple(first), last)
     if isinstance(samples, tuple | list) and len(samples) == 2:
-        return _to_tensor(samples[0], who), _to_tensor(samples[1], who)
+        return _to_inputs(samples[0], who), _to_tensor(samples[1], who)
     if isinstance(samples, IterableDataset) or not hasattr(samples, "__getitem__"):
         raise DataError(f"{who} is a {type(samples).__name__}; give a pair (x, y) or a map-style torch Dataset")
     items = [samples[i] for i in range(len(samples))]  # type: ignore[arg-type]
     if not items:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
-    x = [_to_tensor(item[0], who) for item in items]
-    if len({tensor.shape for tensor in x}) != 1:
+    x = [_to_inputs(item[0], who) for item in items]
+    if len({tuple(tensor.shape for tensor in tensors_of(each)) for each in x}) != 1:
         raise DataError(f"samples of {who} must have equal shapes; resize or pad them")
-    return torch.stack(x), torch.stack([_to_tensor(item[1], who) for item in items])
+    return join([change(each, lambda tensor: tensor[None]) for each in x]), torch.stack(
+        [_to_tensor(item[1], who) for item in items]
+    )
+
+
+def _to_inputs(value: Any, who: str) -> Samples:
+    """Turn a tuple or dict of arrays into the tensors of a model with several arguments, anything else into one."""
+    if isinstance(value, Mapping) and value:
+        return Inputs.of({str(name): _to_tensor(each, who) for name, each in value.items()})
+    if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
+        return Inputs.of([_to_tensor(each, who) for each in value])
+    return _to_tensor(value, who)
 
 
 def _to_tensor(value: Any, who: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray | np.generic | int | list | tuple):
+    if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         try:
             return torch.tensor(np.asarray(value))
         except (TypeError, ValueError) as error:

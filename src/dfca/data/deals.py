@@ -96,7 +96,7 @@ def deal_uneven(request: DealRequest) -> tuple[Rows, Rows]:
         wanted = request.options.samples_per_client
         total = len(mixed) if wanted is None else share * len(members)
         draws = torch.randn(len(members), generator=stream(request.seed, "sizes", cluster), dtype=torch.float64)
-        sizes = _apportion((request.options.spread * draws).exp(), total)
+        sizes = apportion((request.options.spread * draws).exp(), total)
         for client, rows in zip(members, torch.split(mixed[:total], sizes), strict=True):
             dealt[client] = rows
     return dealt, _deal_tests(request)
@@ -213,7 +213,7 @@ def _share(request: DealRequest, samples: int, members: int, key: str) -> int:
     return hand if asked is None else asked
 
 
-def _apportion(weights: Tensor, total: int) -> list[int]:
+def apportion(weights: Tensor, total: int) -> list[int]:
     """Divide `total` into sizes >= 1 proportional to the weights, by largest remainders."""
     ideal = weights / weights.sum() * (total - len(weights))
     sizes = ideal.floor()

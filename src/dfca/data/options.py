@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dfca.data.registry import SampleKind
+from dfca.errors import ConfigError
+
 PartitionName = Literal["rotated", "owner", "uneven", "dirichlet"]
-TransformName = Literal["auto", "none", "rotation", "axis-rotation", "label-permutation"]
-Skew = Literal["none", "consistent", "inconsistent"]
+TransformName = Literal[
+    "auto", "none", "rotation", "axis-rotation", "label-permutation", "label-swap", "noise", "blur", "dynamics"
+]
+TURNS = ("auto", "rotation", "axis-rotation", "dynamics")
+"""Transforms that have angles; auto may mean one of them."""
+GRADED = ("label-swap", "noise", "blur")
+"""Transforms of which clusters have more or less."""
+Skew = Literal["none", "consistent", "inconsistent", "mixed"]
 
 
 class DataOptions(BaseModel):
@@ -17,6 +26,12 @@ class DataOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: str = Field("digits", description="the data set: `dfca data list` shows them")
+    factory: str | None = Field(
+        None,
+        description='data of your own, "package.module:function" with arguments (clients, seed): it returns a Split, a '
+        "list with the samples of each client, or arrays; all other keys but test_share and distributions are then "
+        "without meaning",
+    )
     distributions: int | None = Field(
         None, ge=1, description="true clusters in the data; default: as many as `clusters`, which may then not be auto"
     )
@@ -36,8 +51,20 @@ class DataOptions(BaseModel):
     )
     transform: TransformName = Field(
         "auto",
-        description="how clusters differ; auto: axis-rotation for sensor windows, rotation for images, none for images "
-        "under partition owner",
+        description="how clusters differ; auto: axis-rotation for sensor windows, dynamics for series to forecast, "
+        "rotation for images, none for images under partition owner; label-permutation: all labels in another order; "
+        "label-swap: some pairs of labels swapped; noise: normal noise added; blur: images averaged over 3 x 3 pixels",
+    )
+    levels: tuple[Annotated[float, Field(ge=0, le=100)], ...] | None = Field(
+        None,
+        strict=False,  # TOML has lists, not tuples
+        description="how much of the transform each cluster has: standard deviations of noise (default 0, 0.15, 0.3, "
+        "...), times of blur (0, 1, 2, ...), pairs of swapped labels (0, 1, 1, ...)",
+    )
+    cluster_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None,
+        strict=False,
+        description="how the clients divide into clusters, one number per cluster ([3, 2, 1]); default: evenly",
     )
     angles: tuple[float, ...] | None = Field(
         None,
@@ -47,7 +74,8 @@ class DataOptions(BaseModel):
     skew: Skew = Field(
         "none",
         description="a share 1 - alpha of each client's samples has another cluster's transform; consistent: the same "
-        "other one for a whole cluster; inconsistent: drawn per client",
+        "other one for a whole cluster; inconsistent: drawn per client; mixed: likewise, and the share of its own "
+        "is drawn per client too, evenly from alpha to 1",
     )
     alpha: float = Field(1.0, gt=0, le=1, description="share of a client's samples with its own cluster's transform")
     spread: float = Field(
@@ -77,14 +105,78 @@ class DataOptions(BaseModel):
     drift_at: float = Field(0.5, gt=0, lt=1, description="when they change, as a share of the rounds")
     drift_angle: float = Field(45.0, description="degrees of rotation of the distribution that they change to")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_own_data(cls, values: Any) -> Any:
+        """Call data of the user's own by the name of its function, unless it has one; tables and reports show it."""
+        if isinstance(values, dict) and isinstance(values.get("factory"), str) and "name" not in values:
+            return {**values, "name": values["factory"]}
+        return values
+
     @model_validator(mode="after")
     def _check_pairs(self) -> DataOptions:
+        if self.factory is not None and (given := sorted(self.model_fields_set & _OF_NAMED_DATA & self._changed())):
+            raise ValueError(f"{given[0]} has no meaning with factory, which says itself who holds what; leave it out")
         if self.skew == "none" and self.alpha < 1:
             raise ValueError(f'alpha must be 1 without skew, got {self.alpha}; set skew = "consistent"')
         if self.skew != "none" and self.transform == "none":
             raise ValueError(f'skew = "{self.skew}" needs a transform other than "none"')
-        if self.angles is not None and self.transform in ("none", "label-permutation"):
+        if self.angles is not None and self.transform not in TURNS:
             raise ValueError(f'angles have no meaning with transform = "{self.transform}"; leave them out')
-        if self.drift_share and self.transform in ("none", "label-permutation"):
+        if self.levels is not None and self.transform not in GRADED:
+            raise ValueError(
+                f'levels have no meaning with transform = "{self.transform}"; leave them out, or use '
+                f"{', '.join(GRADED)}"
+            )
+        if self.drift_share and self.transform not in TURNS:
             raise ValueError(f'drift_share needs a rotation, got transform = "{self.transform}"')
         return self
+
+    def _changed(self) -> set[str]:
+        """Name the keys that have another value than their default; a stored config gives all of them."""
+        return {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+
+
+# What divides a named data set among clients.
+_OF_NAMED_DATA = set(DataOptions.model_fields) - {"factory", "name", "distributions", "test_share"}
+
+
+def resolve(options: DataOptions, kind: SampleKind) -> TransformName:
+    """Return which transform `auto` means, and refuse one that does not fit the kind of data."""
+    name = options.transform
+    if (kind == "series") != (name == "dynamics") and (kind != "series" or name != "auto"):
+        fits = 'use "dynamics"' if kind == "series" else 'it is for data "forecast"'
+        raise ConfigError(f'transform "{name}" does not fit {options.name} ({kind}); {fits}')
+    if kind == "series":
+        return "dynamics"
+    if name == "auto":
+        if kind == "window":
+            name = "axis-rotation"
+        else:
+            name = "none" if options.partition == "owner" else "rotation"
+    if (name, kind) in (("rotation", "window"), ("axis-rotation", "image")):
+        fitting = "axis-rotation" if kind == "window" else "rotation"
+        raise ConfigError(f'transform "{name}" does not fit {options.name} ({kind}s); use "{fitting}"')
+    if name == "blur" and kind != "image":
+        raise ConfigError(f'transform "blur" does not fit {options.name} ({kind}s); it is for images')
+    if name == "none" and options.skew != "none":
+        raise ConfigError(f'skew "{options.skew}" needs a transform; set data.transform')
+    return name
+
+
+def refuse_options(options: DataOptions) -> None:
+    """Refuse options that need labels, images or owners.
+
+    Raises ConfigError.
+    """
+    wrong = {
+        "partition": (options.partition != "rotated", f'"{options.partition}"', "it deals labelled samples or owners"),
+        "skew": (options.skew != "none", f'"{options.skew}"', "it mixes the transforms of images"),
+        "angles": (options.angles is not None, str(options.angles), "they turn images"),
+    }
+    for key, (found, value, reason) in wrong.items():
+        if found:
+            raise ConfigError(
+                f"data.{key} = {value} does not fit {options.name}, which has numbers to forecast and no labels: "
+                f"{reason}; leave it out"
+            )

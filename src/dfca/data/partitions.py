@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from dfca.core.rng import stream
+from dfca.core.task import Task
 from dfca.core.threads import one_thread
 from dfca.data.clients import ClientData, Split, validate
-from dfca.data.deals import DEALS, DealRequest, Rows, SamplePool, open_pools
+from dfca.data.deals import DEALS, DealRequest, Rows, SamplePool, apportion, open_pools
+from dfca.data.forecast import make_forecast_split
 from dfca.data.options import DataOptions
+from dfca.data.own import call_factory
+from dfca.data.registry import source_of
 from dfca.data.sources import load
-from dfca.data.transforms import Transform, dominant_mask, make_transforms, other_clusters, resolve
+from dfca.data.transforms import (
+    Draw,
+    Transform,
+    dominant_mask,
+    dominant_share,
+    make_transforms,
+    other_clusters,
+    resolve,
+)
 from dfca.errors import ConfigError
 
 
-def make_split(options: DataOptions, clients: int, clusters: int, seed: int, drifted: bool = False) -> Split:
+def make_split(
+    options: DataOptions, clients: int, clusters: int, seed: int, drifted: bool = False, task: Task | None = None
+) -> Split:
     """Split a data set over N clients in k clusters; the same arguments give the same split.
 
     `drifted`: return what the clients hold after the drift, when a share of them has its samples rotated by another
-    angle, which is true cluster k.
+    angle, which is true cluster k. task: what data of the user's own (`options.factory`) is for, where it does not say.
 
     The true clusters are as equal in size as possible and spread over the clients at random. They are unknown (None)
     where no transform distinguishes clusters.
@@ -33,12 +49,21 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int, dri
         raise ConfigError(f"clients and clusters must be >= 1, got {clients} and {clusters}")
     if clusters > clients:
         raise ConfigError(f"clusters must be <= clients ({clients}), got {clusters}; use fewer clusters")
+    if options.factory is not None:
+        return call_factory(options.factory, clients, seed, options.test_share, task)
+    if source_of(options.name).kind == "series":
+        resolve(options, "series")
+        true = spread_clusters(clients, clusters, seed, options.cluster_shares)
+        if drifted and options.drift_share:
+            true = drift_clusters(true, clusters, options.drift_share, seed)
+        split = make_forecast_split(options, true, clusters, seed)
+        return replace(split, notes=_notes(clients, clusters, options))
     dataset = load(options.name)
     transform = resolve(options, dataset.kind)
-    transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed)
+    transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed, options.levels)
     if drifted and options.drift_share:
         transforms += make_transforms(transform, 1, (options.drift_angle,), dataset.classes, seed)
-    true = spread_clusters(clients, clusters, seed)
+    true = spread_clusters(clients, clusters, seed, options.cluster_shares)
     others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
     train, test = open_pools(dataset, options.test_share, seed)
     request = DealRequest(options, dataset, train, test, true, clusters, seed)
@@ -58,15 +83,24 @@ def make_split(options: DataOptions, clients: int, clusters: int, seed: int, dri
         test=kept,
         clusters=request.true if known else None,
         classes=dataset.classes,
-        notes=_notes(clients, clusters) if known else (),
+        notes=_notes(clients, clusters, options) if known else (),
     )
     validate(split)
     return split
 
 
-def spread_clusters(clients: int, clusters: int, seed: int) -> Tensor:
-    """Assign a true cluster to each client: sizes differ by at most 1, in random order."""
+def spread_clusters(clients: int, clusters: int, seed: int, shares: Sequence[float] | None = None) -> Tensor:
+    """Assign a true cluster to each client, in random order: sizes differ by at most 1, or are proportional to shares,
+    at least 1 each."""
     even = torch.arange(clients) % clusters
+    if shares is not None:
+        if len(shares) != clusters:
+            raise ConfigError(
+                f"cluster_shares must name one number per cluster ({clusters}), got {len(shares)}; leave them out for "
+                "clusters of equal size"
+            )
+        sizes = torch.tensor(apportion(torch.tensor(shares, dtype=torch.float64), clients))
+        even = torch.repeat_interleave(torch.arange(clusters), sizes)
     return even[torch.randperm(clients, generator=stream(seed, "clusters"))]
 
 
@@ -78,8 +112,8 @@ def drift_clusters(true: Tensor, clusters: int, share: float, seed: int) -> Tens
     return moved
 
 
-def _notes(clients: int, clusters: int) -> tuple[str, ...]:
-    if clients % clusters == 0:
+def _notes(clients: int, clusters: int, options: DataOptions) -> tuple[str, ...]:
+    if clients % clusters == 0 or options.cluster_shares is not None:
         return ()
     fewer = clients // clusters
     return (f"{clients} clients over {clusters} clusters: {fewer} or {fewer + 1} each",)
@@ -94,20 +128,21 @@ def _gather(
     y = torch.empty(offsets[-1], dtype=torch.int64)
     for client, mine in enumerate(rows):
         place = slice(offsets[client], offsets[client + 1])
-        own = int(request.true[client])
+        own, draw = int(request.true[client]), partial(stream, request.seed, "noise", part, client)
         if others is None:
-            x[place], y[place] = _transformed(pool, mine, transforms[own])
+            x[place], y[place] = _transformed(pool, mine, transforms[own], draw)
             continue
         generator = stream(request.seed, "dominant", part, client)
-        dominant = dominant_mask(len(mine), request.options.alpha, generator)
+        share = dominant_share(request.options, client, request.seed)
+        dominant = dominant_mask(len(mine), share, generator)
         for mask, cluster in ((dominant, own), (~dominant, int(others[client]))):
             if mask.any():
-                x[place][mask], y[place][mask] = _transformed(pool, mine[mask], transforms[cluster])
+                x[place][mask], y[place][mask] = _transformed(pool, mine[mask], transforms[cluster], draw)
     return ClientData(x, y, offsets)
 
 
-def _transformed(pool: SamplePool, rows: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
+def _transformed(pool: SamplePool, rows: Tensor, transform: Transform, draw: Draw) -> tuple[Tensor, Tensor]:
     """Take rows of a pool as float32 (uint8 images become 0..1) and transform them."""
     x = pool.x[rows]
     x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
-    return transform(x, pool.y[rows])
+    return transform(x, pool.y[rows], draw)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dfca.errors import unknown
 
-SampleKind = Literal["image", "window"]
+SampleKind = Literal["image", "window", "series"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Source:
     files: tuple[RemoteFile, ...] = ()
     by_hand: str = ""
     on_white: bool = False
+    task: str = "classification"
 
 
 _MNIST_MIRRORS = (
@@ -170,11 +171,28 @@ SOURCES: dict[str, Source] = {
 }
 
 
+GENERATED: dict[str, Source] = {
+    "forecast": Source(
+        name="forecast",
+        description="vibration sensors whose next value is to be forecast; made when it is needed, no download",
+        kind="series",
+        classes=1,
+        shape=(1, 16),
+        samples="200 / 100 per client, or as many as asked for",
+        homepage="dfca itself (data/forecast.py)",
+        licence="that of dfca",
+        citation="none",
+        task="regression",
+    )
+}
+"""Data sets that have no files."""
+
+
 def source_of(name: str) -> Source:
     """Look a data set up by name.
 
     Raises ConfigError with the near matches for a name that does not exist.
     """
-    if name not in SOURCES:
-        raise unknown("dataset", name, SOURCES)
-    return SOURCES[name]
+    if name not in SOURCES and name not in GENERATED:
+        raise unknown("dataset", name, (*SOURCES, *GENERATED))
+    return SOURCES.get(name) or GENERATED[name]

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from dfca.data.cache import (
 from dfca.data.containers import ACCEPTED, open_container
 from dfca.data.downloads import download
 from dfca.data.formats import Arrays, detect, parse
-from dfca.data.registry import SOURCES, SampleKind, Source, source_of
+from dfca.data.registry import GENERATED, SOURCES, SampleKind, Source, source_of
 from dfca.errors import DataError
 
 
@@ -47,26 +46,13 @@ class DataSet:
     owner: np.ndarray | None
 
 
-class CatalogueEntry(NamedTuple):
-    """One row of the catalogue. `path` is the cache file, None where there is none; `ready`: it can be loaded."""
-
-    name: str
-    description: str
-    classes: int
-    samples: str
-    source: str
-    path: Path | None
-    ready: bool
-    licence: str
-    citation: str
-
-
 def load(name: str) -> DataSet:
     """Load a data set from the cache (`DFCA_DATA`, otherwise the platform's cache folder).
 
     Raises ConfigError for an unknown name, DataError where the cache has no file, ChecksumError for a damaged one.
     """
     source = source_of(name)
+    _refuse_generated(name)
     if name == "digits":
         return _to_dataset(source, _read_digits(), "scikit-learn's digits")
     path = cached_path(name)
@@ -76,26 +62,9 @@ def load(name: str) -> DataSet:
     return _to_dataset(source, read_arrays(path, remedy), str(path))
 
 
-def catalogue() -> list[CatalogueEntry]:
-    """List every data set: what it is, where it comes from, and whether it is here."""
-    rows = []
-    for source in SOURCES.values():
-        path = cached_path(source.name)
-        ready = path is not None or source.name == "digits"
-        rows.append(
-            CatalogueEntry(
-                source.name,
-                source.description,
-                source.classes,
-                source.samples,
-                source.homepage,
-                path,
-                ready,
-                source.licence,
-                source.citation,
-            )
-        )
-    return rows
+def _refuse_generated(name: str) -> None:
+    if name in GENERATED:
+        raise DataError(f"{name} has no files: `make_split` and `dfca run` make it when they need it")
 
 
 def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | None = None) -> Path:
@@ -107,6 +76,7 @@ def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | No
     nothing half-written stays behind.
     """
     source = source_of(name)
+    _refuse_generated(name)
     if name == "digits":
         return _digits_file()
     path = cached_path(name)

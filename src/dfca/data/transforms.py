@@ -1,7 +1,7 @@
 """How clusters differ: each cluster sees the samples through its own transform.
 
-A transform maps x `(n, *shape)` and y `(n,)` to new ones of the same shapes. Cluster 0 sees them as they are, unless
-the angles differ.
+A transform maps x `(n, *shape)` and y `(n,)` to new ones of the same shapes; what it draws, it draws from the stream
+that it is given, which is a client's own. Cluster 0 sees samples as they are, unless the angles or levels differ.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 from dfca.core.rng import stream
 from dfca.data.options import DataOptions, TransformName
-from dfca.data.registry import SampleKind
+from dfca.data.options import resolve as resolve
 from dfca.errors import ConfigError
 
-Transform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Draw = Callable[[], torch.Generator]
+"""Opens the random stream of one part of a client's samples."""
+Transform = Callable[[Tensor, Tensor, Draw], tuple[Tensor, Tensor]]
+
+NOISE = 0.15
+"""The standard deviation that the noise of a cluster has more than that of the one before."""
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:
@@ -66,28 +71,53 @@ def label_permutations(classes: int, clusters: int, seed: int) -> list[Tensor]:
     return chosen
 
 
-def resolve(options: DataOptions, kind: SampleKind) -> TransformName:
-    """Return which transform `auto` means, and refuse one that does not fit the kind of data."""
-    name = options.transform
-    if name == "auto":
-        if kind == "window":
-            name = "axis-rotation"
+def label_swaps(classes: int, pairs: Sequence[int], seed: int) -> list[Tensor]:
+    """Draw for every cluster that many pairs of labels, and swap them: permutations of the labels, all different where
+    labels are swapped at all."""
+    chosen: list[Tensor] = []
+    for cluster, count in enumerate(pairs):
+        if 2 * count > classes:
+            raise ConfigError(f"levels must be <= {classes // 2} (pairs of {classes} labels), got {count}")
+        generator = stream(seed, "swaps", cluster)
+        order = _swapped(classes, count, generator)
+        for _ in range(1000):
+            if not count or not any(torch.equal(order, other) for other in chosen):
+                break
+            order = _swapped(classes, count, generator)
         else:
-            name = "none" if options.partition == "owner" else "rotation"
-    if (name, kind) in (("rotation", "window"), ("axis-rotation", "image")):
-        fitting = "axis-rotation" if kind == "window" else "rotation"
-        raise ConfigError(f'transform "{name}" does not fit {options.name} ({kind}s); use "{fitting}"')
-    if name == "none" and options.skew != "none":
-        raise ConfigError(f'skew "{options.skew}" needs a transform; set data.transform')
-    return name
+            raise ConfigError(
+                f"{len(pairs)} clusters cannot all swap other pairs of {classes} labels; use fewer clusters or "
+                'transform "label-permutation"'
+            )
+        chosen.append(order)
+    return chosen
+
+
+def blur(x: Tensor, times: int) -> Tensor:
+    """Average images `(n, c, h, w)` over 3 x 3 pixels, so many times; what lies outside is 0."""
+    for _ in range(times):
+        x = avg_pool2d(x, 3, stride=1, padding=1)
+    return x
 
 
 def make_transforms(
-    name: TransformName, clusters: int, angles: Sequence[float] | None, classes: int, seed: int
+    name: TransformName,
+    clusters: int,
+    angles: Sequence[float] | None,
+    classes: int,
+    seed: int,
+    levels: Sequence[float] | None = None,
 ) -> list[Transform]:
     """Make the transform of each cluster. `name` is resolved: not `auto`."""
     if name == "none":
         return [_keep] * clusters
+    if name == "noise":
+        return [_noisy(level) for level in _levels(levels, [NOISE * j for j in range(clusters)])]
+    if name == "blur":
+        return [_blurred(times) for times in _whole(_levels(levels, list(range(clusters))))]
+    if name == "label-swap":
+        pairs = _whole(_levels(levels, [min(j, 1) for j in range(clusters)]))
+        return [_relabel(order) for order in label_swaps(classes, pairs, seed)]
     if name == "label-permutation":
         return [_relabel(order) for order in label_permutations(classes, clusters, seed)]
     turn = rotate if name == "rotation" else rotate_axes
@@ -97,7 +127,7 @@ def make_transforms(
 def other_clusters(options: DataOptions, true: Tensor, clusters: int, seed: int) -> Tensor:
     """Draw, per client, the cluster whose transform the skewed share of its samples has: `(N,)`.
 
-    consistent: one draw per cluster. inconsistent: one draw per client. Never the client's own.
+    consistent: one draw per cluster. inconsistent, mixed: one draw per client. Never the client's own.
     """
     if clusters < 2:
         raise ConfigError(f'skew "{options.skew}" needs clusters >= 2, got {clusters}')
@@ -107,6 +137,14 @@ def other_clusters(options: DataOptions, true: Tensor, clusters: int, seed: int)
         step = int(torch.randint(1, clusters, (), generator=stream(seed, *name)))
         drawn.append((own + step) % clusters)
     return torch.tensor(drawn)
+
+
+def dominant_share(options: DataOptions, client: int, seed: int) -> float:
+    """Return the share of a client's samples with its own cluster's transform: alpha, or drawn from alpha to 1."""
+    if options.skew != "mixed":
+        return options.alpha
+    drawn = float(torch.rand((), generator=stream(seed, "skew", "share", client), dtype=torch.float64))
+    return options.alpha + (1 - options.alpha) * drawn
 
 
 def dominant_mask(samples: int, alpha: float, generator: torch.Generator) -> Tensor:
@@ -126,6 +164,29 @@ def _angles(clusters: int, angles: Sequence[float] | None) -> list[float]:
     return list(angles)
 
 
+def _levels(levels: Sequence[float] | None, default: Sequence[float]) -> Sequence[float]:
+    if levels is not None and len(levels) != len(default):
+        raise ConfigError(
+            f"levels must name one level per cluster ({len(default)}), got {len(levels)}; leave them out for even steps"
+        )
+    return default if levels is None else levels
+
+
+def _whole(levels: Sequence[float]) -> list[int]:
+    for level in levels:
+        if level != int(level):
+            raise ConfigError(f"levels of blur and label-swap must be integers, got {level}")
+    return [int(level) for level in levels]
+
+
+def _swapped(classes: int, pairs: int, generator: torch.Generator) -> Tensor:
+    """Draw pairs of labels and swap them: a permutation (classes,)."""
+    order, drawn = torch.arange(classes), torch.randperm(classes, generator=generator)[: 2 * pairs]
+    one, two = drawn[0::2], drawn[1::2]
+    order[one], order[two] = two, one
+    return order
+
+
 def _quarter_turns(degrees: float) -> int | None:
     """Count the quarter turns 0..3, None for an angle that is no multiple of 90."""
     turns, rest = divmod(degrees, 90)
@@ -139,13 +200,21 @@ def _cos_sin(degrees: float) -> tuple[float, float]:
     return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 
-def _keep(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _keep(x: Tensor, y: Tensor, *_: Draw) -> tuple[Tensor, Tensor]:
     return x, y
 
 
 def _turned(turn: Callable[[Tensor, float], Tensor], degrees: float) -> Transform:
-    return lambda x, y: (turn(x, degrees), y)
+    return lambda x, y, *_: (turn(x, degrees), y)
 
 
 def _relabel(order: Tensor) -> Transform:
-    return lambda x, y: (x, order[y])
+    return lambda x, y, *_: (x, order[y])
+
+
+def _blurred(times: int) -> Transform:
+    return lambda x, y, *_: (blur(x, times), y)
+
+
+def _noisy(level: float) -> Transform:
+    return lambda x, y, draw: (x + level * torch.randn(x.shape, generator=draw()) if level else x, y)

@@ -18,17 +18,20 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from dfca import algorithms as registry
-from dfca.core.local import LocalOptions
-from dfca.data import DataOptions
+from dfca.core.options import MOST_PERSONAL_STEPS, LocalOptions
+from dfca.core.task import LOSSES, METRICS, TASKS, Metric, Task
+from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
-from dfca.data.transforms import resolve
 from dfca.errors import ConfigError, unknown
-from dfca.experiment.problems import explain, show
+from dfca.experiment.problems import explain
+from dfca.experiment.variants import check_label, options_of, sections_of, unfold
 from dfca.experiment.world import ClockConfig, Section, WorldConfig, check_world
+from dfca.imports import check_name, import_function, is_import
 from dfca.models import MODELS, ModelOptions
-from dfca.sim.bank import Place
-from dfca.sim.engine import EngineName
-from dfca.topology import TopologyOptions, check_topology
+from dfca.sim.choices import EngineName, LiarKind, LiarOptions, Place
+from dfca.tasks import make_task
+from dfca.topology_options import TopologyOptions, check_topology
+from dfca.validation import show
 
 # Keys that choose which trials are run or what they are called: no number of a trial depends on them.
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
@@ -74,6 +77,46 @@ class MixingConfig(Section):
         description="what a client hands on: the model that it trained, all its models, or also relayed copies of a "
         "model to neighbours that have no trainer of it beside them",
     )
+    quiet_rounds: int | None = Field(
+        None,
+        ge=0,
+        description="the last so many rounds of methods that gossip only exchange: nobody trains, and the copies of a "
+        "model come nearer to their mean; default: 0",
+    )
+    robust: Literal["none", "clip", "trimmed", "median"] = Field(
+        "none",
+        description="how clients guard against neighbours that lie: clip what comes to the usual distance from the own "
+        "copy, or trimmed mean or median of each weight; then votes of elections are bounded too",
+    )
+
+
+class LiarsConfig(Section):
+    """Clients that lie; scores are those of the honest."""
+
+    share: float = Field(ge=0, lt=1, description="of the clients that lie; who they are follows the seed")
+    kind: LiarKind = Field(
+        description="what they do: send models with flipped signs or with noise, train on swapped labels, send their "
+        "first model for ever, or claim in elections that only their own model fits"
+    )
+    scale: float = Field(1.0, gt=0, description="standard deviation of the noise that is added to every weight")
+
+    def options(self) -> LiarOptions:
+        """Translate into the options of the simulators."""
+        return LiarOptions(self.share, self.kind, self.scale)
+
+
+class PersonalConfig(Section):
+    """The personal last step: every client fine-tunes its copy of the model that it deploys, for its own use.
+
+    "auto" holds a fifth of every client's samples out of training until three quarters of the rounds are done, and
+    picks the steps there; the last quarter trains on everything.
+    """
+
+    steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] | None = Field(
+        None,
+        description="full-batch steps of every client on its own samples after the last round; auto: picked from 0 to "
+        "200 on held-out samples; default: auto for dfca, 0 for the others",
+    )
 
 
 class EvaluationConfig(Section):
@@ -81,6 +124,31 @@ class EvaluationConfig(Section):
 
     every: int = Field(10, ge=1, description="rounds between two evaluations; the last round is always evaluated")
     samples: int = Field(200, ge=2, description="samples of each true distribution that all models are scored on")
+
+
+class TaskConfig(Section):
+    """What is learned: the loss by which models are trained and chosen, the metric by which they are shown.
+
+    `task = "regression"` is short for a table with that name.
+    """
+
+    name: Literal["classification", "regression", "multilabel", "tokens", "custom"] | None = Field(
+        None, description="what the targets are; default: what the data says, or the loss; custom: anything"
+    )
+    loss: str | None = Field(
+        None,
+        description="of a sample: cross-entropy, mse, mae, huber, bce, token-cross-entropy, or "
+        '"package.module:function", called as loss(outputs, targets), one number per sample; default: that of the task',
+    )
+    metric: str | None = Field(
+        None,
+        description="accuracy, rmse, mse, mae, r2, f1, exact-match, token-accuracy, perplexity, loss, or "
+        '"package.module:function", called as metric(outputs, targets) per client; default: that of the task',
+    )
+    higher_is_better: bool | None = Field(
+        None, description="of a metric of your own; default: its attribute of this name, else true"
+    )
+    unit: str | None = Field(None, max_length=20, description="shown behind the metric, such as °C")
 
 
 class CheckpointConfig(Section):
@@ -99,13 +167,17 @@ class Config(Section):
 
     title: str = Field("", description="one line for tables and reports")
     description: str = Field("", description="a paragraph for the report")
-    clients: int = Field(ge=1, description="number of clients")
+    clients: int = Field(ge=1, le=1_000_000, description="number of clients")
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         description="models that every client keeps; auto: found by the election of dfca"
     )
     rounds: int = Field(ge=1, description="rounds of every client")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
-    algorithms: tuple[str, ...] = Field(min_length=1, description="which algorithms: `dfca list` shows them")
+    algorithms: tuple[str, ...] = Field(
+        min_length=1,
+        description='which algorithms: `dfca list` shows them; your own is "package.module:function"; one with options '
+        'of its own, for a row of its own: {name = "fedavg", momentum = 0.9, label = "fedavg, momentum 0.9"}',
+    )
     seeds: tuple[int, ...] = Field(
         (0,), min_length=1, description="a number (3 is 0, 1, 2) or a list; data, graph, start and batches follow it"
     )
@@ -116,18 +188,28 @@ class Config(Section):
         "auto", description="how local work is executed; auto: many small models in one call, large ones one by one"
     )
     bank: Place = Field("auto", description="where all models are kept; auto: on disk where memory is too small")
+    task: TaskConfig | None = None
     data: DataOptions = _defaults(DataOptions)
     model: ModelOptions = _defaults(ModelOptions)
     local: LocalConfig = _defaults(LocalConfig)
     topology: TopologyOptions = _defaults(TopologyOptions)
     mixing: MixingConfig = _defaults(MixingConfig)
+    liars: LiarsConfig | None = None
+    personal: PersonalConfig | None = None
     evaluation: EvaluationConfig = _defaults(EvaluationConfig)
     checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
     world: WorldConfig | None = None
     clock: ClockConfig | None = None
     algorithm: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="options of single algorithms: [algorithm.NAME]"
+        default_factory=dict,
+        description='options of single algorithms: [algorithm.NAME], or [algorithm."LABEL"] for one row of a table; '
+        "the sections local, mixing and personal may stand there too",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold(cls, values: Any) -> Any:
+        return unfold(values) if isinstance(values, Mapping) else values
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -146,6 +228,11 @@ class Config(Section):
         _refuse_repetition("seeds", seeds)
         return seeds
 
+    @field_validator("task", mode="before")
+    @classmethod
+    def _named_task(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     @field_validator("algorithms", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
@@ -154,16 +241,25 @@ class Config(Section):
     @field_validator("algorithms")
     @classmethod
     def _check_algorithms(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in registry.ALGORITHMS:
-                raise unknown("algorithm", name, registry.ALGORITHMS)
+        for label in names:
+            name = registry.base_of(label)
+            if is_import(name):
+                check_name(name, "an algorithm")  # a stored config imports nothing; `experiment.load` does
+            else:
+                registry.maker(name)  # raises, with the known ones
+            if name != label:
+                check_label(label)
         _refuse_repetition("algorithms", names)
         return names
 
     @field_validator("algorithm")
     @classmethod
     def _check_options(cls, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name, options in tables.items():
+        for label, table in tables.items():
+            name, options = registry.base_of(label), options_of(table)
+            if is_import(name):
+                check_name(name, f"[algorithm.{show(name)}]")
+                continue
             _check_kinds(name, options)
             registry.get(name, **options)
         return tables
@@ -176,7 +272,7 @@ class Config(Section):
                     f"{key} must be <= clients ({self.clients}), got {value}; lower {key} or raise clients"
                 )
         # Without a transform nobody knows the true clusters, so there is no number to give.
-        known = resolve(self.data, source_of(self.data.name).kind) != "none"
+        known = self.data.factory is None and resolve(self.data, source_of(self.data.name).kind) != "none"
         if known and self.clusters == "auto" and self.data.distributions is None:
             raise ConfigError(
                 'clusters = "auto" needs data.distributions, the number of true clusters that the data is made with; '
@@ -186,12 +282,115 @@ class Config(Section):
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
         check_world(self.world, self.clock, self.clients)
+        for label in self.algorithms:
+            if label != registry.base_of(label) and label not in self.algorithm:
+                raise ConfigError(
+                    f'algorithms has {show(label)}, which needs options of its own: give [algorithm."{label}"], '
+                    f'or the name alone: "{registry.base_of(label)}"'
+                )
+        for label in self.algorithm:
+            self.of_row(label)  # raises
+        self._check_peers()
+        if not self._own_task_functions():  # a stored config imports nothing; `check_imports` does
+            self._check_task()
         return self
+
+    def _check_peers(self) -> None:
+        """Refuse algorithms that cannot run in virtual time; a stored config imports nothing, the simulator does."""
+        for name in self.algorithms if self.world is not None else ():
+            if not is_import(name) and registry.maker(name)().peers is not None:
+                raise ConfigError(
+                    f"{name} chooses its peers by the losses of their models, which no peer in virtual time can ask "
+                    "for; leave it out of `algorithms`, or run it without [world]"
+                )
+
+    def _check_task(self) -> None:
+        task, given = self.learning_task(), TASKS[self._data_task or "classification"]
+        if self._data_task is not None and source_of(self.data.name).kind == "series":
+            refuse_options(self.data)
+        if task is not None and task.targets not in (given.targets, "any") and self._data_task is not None:
+            raise ConfigError(
+                f'the task is "{task.name}", and data "{self.data.name}" is for "{given.name}"; '
+                f"leave [task] out, or take other data"
+            )
+        metric = self.metric
+        clock = self.clock or ClockConfig.of(None)
+        if clock.target_accuracy is not None and metric.key != "accuracy":
+            raise ConfigError(f"clock.target_accuracy is for accuracies; for {metric.name} use clock.target")
+        if clock.target_accuracy is not None and clock.target is not None:
+            raise ConfigError("clock.target_accuracy and clock.target are one goal; give one of them")
+
+    def _own_task_functions(self) -> list[tuple[str, str]]:
+        """Name the loss and the metric that are functions of the user's own; nothing is imported."""
+        values = {} if self.task is None else {"task.loss": self.task.loss, "task.metric": self.task.metric}
+        found = [(key, name) for key, name in values.items() if name is not None and is_import(name)]
+        for key, name in found:
+            check_name(name, key)
+        return found
+
+    @property
+    def _data_task(self) -> str | None:
+        """What the data is for; None: data of the user's own, which may be for anything."""
+        return None if self.data.factory is not None else source_of(self.data.name).task
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of the task, or else of the data."""
+        return (self.learning_task() or TASKS[self._data_task or "classification"]).metric
+
+    def learning_task(self) -> Task | None:
+        """Make the task that [task] describes; None: that of the data."""
+        if self.task is None:
+            return None
+        values = self.task.model_dump()
+        if values["name"] is None and not {values["loss"], values["metric"]} & {*LOSSES, *METRICS, *TASKS}:
+            values["name"] = self._data_task
+        return make_task(**values)
 
     @property
     def distributions(self) -> int:
         """The number of true clusters that the data is made with."""
         return self.data.distributions or (1 if self.clusters == "auto" else self.clusters)
+
+    @property
+    def imports(self) -> list[tuple[str, str]]:
+        """The keys that name functions of the user's own, with those names; algorithms first."""
+        keys = {
+            "data.factory": self.data.factory,
+            "model.factory": self.model.factory,
+            "topology.name": self.topology.name,
+        }
+        named = [*(("algorithms", registry.base_of(label)) for label in self.algorithms), *keys.items()]
+        return [(key, name) for key, name in named if name is not None and (is_import(name) or key.endswith("factory"))]
+
+    def check_imports(self) -> None:
+        """Import whatever of the user's own the config names, which runs its code.
+
+        Raises:
+            ConfigError: where that cannot be imported, or is no algorithm.
+        """
+        for label in self.algorithms:
+            if is_import(registry.base_of(label)):
+                registry.get(registry.base_of(label), **options_of(self.algorithm.get(label, {})))
+        for key, name in self.imports:
+            if key != "algorithms":
+                import_function(name, key)
+        self._check_task()
+
+    def of_row(self, label: str) -> Config:
+        """Return the config of one algorithm: this one, with what [algorithm."LABEL"] has of its sections.
+
+        Raises ConfigError.
+        """
+        own = sections_of(self.algorithm.get(label, {}))
+        if not own:
+            return self
+        plain = self.values() | {"algorithms": [registry.base_of(label)], "algorithm": {}}
+        merged = {key: {**plain.get(key, {}), **section} for key, section in own.items()}
+        try:
+            return Config.of(plain | merged)
+        except ConfigError as error:
+            raise ConfigError(f'[algorithm."{label}"]: {error}') from None
 
     def virtual_facts(self) -> dict[str, Any]:
         """Return the resolved world and its clock, as the summary keeps them; nothing without a world."""
@@ -243,6 +442,8 @@ class Config(Section):
 
     def _numbers(self) -> dict[str, Any]:
         numbers = {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
+        if self.mixing.robust == "none":  # what was run before there was a guard is the same as without one
+            numbers["mixing"] = {key: value for key, value in numbers["mixing"].items() if key != "robust"}
         if self.world is not None:
             numbers["world"] = {key: value for key, value in numbers["world"].items() if key not in ONLY_SHOWN}
         return numbers
@@ -250,10 +451,13 @@ class Config(Section):
 
 def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
     """Refuse a value of another kind than the option's default; an unknown name is left to the registry."""
-    make = registry.ALGORITHMS.get(name)
-    known = inspect.signature(make).parameters if make else {}
+    known = inspect.signature(registry.maker(name)).parameters
     for key in options.keys() & known.keys():
         value, whole = options[key], isinstance(known[key].default, int)
+        if isinstance(known[key].default, bool):
+            if not isinstance(value, bool):
+                raise ConfigError(f"algorithm.{name}.{key} must be true or false, got {show(value)}")
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or (whole and not isinstance(value, int)):
             demand = "an integer" if whole else "a finite number"

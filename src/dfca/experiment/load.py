@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 
 from dfca.errors import ConfigError, unknown
 from dfca.experiment.config import Config, flatten
-from dfca.experiment.problems import show
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
+from dfca.experiment.variants import rejoin, unfold
+from dfca.imports import look_in
+from dfca.models import ModelOptions, start_digests
+from dfca.validation import show
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A config with the name and the scale it came from, and the sweep over it where there is one."""
+    """A config with the name and the scale it came from, and the sweep over it where there is one.
+
+    folder: of the experiment file, where modules of the user's own are looked for.
+    """
 
     name: str
     scale: str
     config: Config
     sweep: Sweep = NO_SWEEP
+    folder: Path | None = None
+    changes: tuple[dict[str, Any], ...] = ()  # by `overrides`: key, value, instead_of (None: the default)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -40,7 +48,18 @@ class Experiment:
 
 def presets() -> dict[str, str]:
     """Return the title of each preset by its name."""
-    return {name: _parse(text, name).get("title", "") for name, text in sorted(_preset_texts().items())}
+    found = {name: _parse(text, name) for name, text in sorted(_preset_texts().items())}
+    return {name: fill_in(values.get("title", ""), values) for name, values in found.items()}
+
+
+def fill_in(text: str, values: Mapping[str, Any]) -> str:
+    """Replace each "{key}" of a title or description by the value of that key; what is no key of the values stays.
+
+    >>> fill_in("{clients} clients at {local.steps} steps, {x}", {"clients": 24, "local": {"steps": 5}})
+    '24 clients at 5 steps, {x}'
+    """
+    flat = flatten(dict(values))
+    return re.sub(r"\{([a-z_][a-z_.]*)\}", lambda found: str(flat.get(found[1], found[0])), text)
 
 
 def preset_text(name_or_path: str | Path) -> str:
@@ -70,18 +89,50 @@ def load_experiment(
         ConfigError: for an unknown preset, key or scale, a value out of range, or a device that is not here.
     """
     name, values = _read(name_or_path)
+    folder = folder_of(name_or_path)
+    if folder is not None:
+        look_in(folder)  # modules of the user's own stand beside the file that names them
     scale, values = _choose_scale(values, scale)
+    changes = _changes(values, overrides)
     for override in overrides:
         values = merge(values, _parse_override(override))
+    values = unfold(values)  # so that what the command line chooses among is known by its labels
+    if algorithms is not None and isinstance(values.get("algorithm", {}), dict):
+        algorithms = rejoin(algorithms, values.get("algorithm", {}))
     named = {"algorithms": algorithms, "seeds": seeds, "device": device}
     given = {k: v if isinstance(v, int | str) else list(v) for k, v in named.items() if v is not None}
     sweep, values = split_sweep(values | given)
     _refuse_overridden(overrides, sweep)
     sweep = Sweep(sweep.grid, tuple({k: v for k, v in table.items() if k not in given} for table in sweep.points))
     config = sweep.base(values)
-    experiment = Experiment(name, scale, config.model_copy(update={"device": find_device(config.device)}), sweep)
-    _ = experiment.points  # each is checked before anything runs
+    texts = {key: fill_in(getattr(config, key), config.values()) for key in ("title", "description")}
+    experiment = Experiment(name, scale, config.model_copy(update=texts), sweep, folder, changes)
+    _refuse_metrics({point.config.metric.name for point in experiment.points})
+    experiment = _on_this_machine(experiment)  # after every point is checked: a typing mistake does not wait for torch
+    for point in experiment.points:
+        point.config.check_imports()
     return experiment
+
+
+def _on_this_machine(experiment: Experiment) -> Experiment:
+    """Settle the device, and note which files models start from.
+
+    Raises ConfigError or ModelError for what is not here.
+    """
+    config = experiment.config
+    found = {"device": find_device(config.device), "model": _with_digests(config.model, experiment.sweep)}
+    settled = config.model_copy(update=found)
+    return experiment if settled == config else replace(experiment, config=settled)
+
+
+def folder_of(name_or_path: str | Path) -> Path | None:
+    """Return the folder of an experiment file; None for a preset."""
+    path = Path(name_or_path)
+    return None if _is_preset(path, name_or_path) else path.resolve().parent
+
+
+def _is_preset(path: Path, name_or_path: str | Path) -> bool:
+    return path.suffix != ".toml" and path.name == str(name_or_path)
 
 
 def read_stored(text: str) -> tuple[Config, Sweep]:
@@ -101,6 +152,10 @@ def split_sweep(values: Mapping[str, Any]) -> tuple[Sweep, dict[str, Any]]:
 
 def find_device(device: str) -> str:
     """Choose the device for "auto" (CUDA, then MPS, then the CPU) and check that a named one is here."""
+    if device == "cpu":
+        return device
+    import torch  # late: most mistakes in an experiment are found before
+
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
         return next(name for name, available in here.items() if available)
@@ -119,7 +174,7 @@ def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
 def _text(name_or_path: str | Path) -> tuple[str, str]:
     """Return the name of a preset, or the path of a file, and its text."""
     path = Path(name_or_path)
-    if path.suffix != ".toml" and path.name == str(name_or_path):
+    if _is_preset(path, name_or_path):
         texts = _preset_texts()
         if path.name not in texts:
             error = unknown("preset", path.name, texts)
@@ -136,7 +191,7 @@ def _text(name_or_path: str | Path) -> tuple[str, str]:
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 1,000 brackets
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -180,6 +235,13 @@ def _parse_override(override: str) -> dict[str, Any]:
     return values
 
 
+def _changes(values: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """List what overrides change: each key with its value and with what the file says instead."""
+    before = flatten(dict(values))
+    after = flatten(reduce(merge, map(_parse_override, overrides), {}))
+    return tuple({"key": key, "value": value, "instead_of": before.get(key)} for key, value in after.items())
+
+
 def _refuse_overridden(overrides: Sequence[str], sweep: Sweep) -> None:
     """A key that every point sets cannot be changed in the base: say what can."""
     for key in flatten(reduce(merge, map(_parse_override, overrides), {})):
@@ -191,9 +253,22 @@ def _refuse_overridden(overrides: Sequence[str], sweep: Sweep) -> None:
             raise ConfigError(f"{key} is set by each of the [[points]] of this experiment; change it in a file")
 
 
+def _with_digests(model: ModelOptions, sweep: Sweep) -> ModelOptions:
+    """Note which files models start from, unless they vary."""
+    varied = any("model.start_from" in table for table in (sweep.grid, *sweep.points))
+    if model.start_from is None or model.start_sha256 is not None or varied:
+        return model
+    return model.model_copy(update={"start_sha256": start_digests(model)})
+
+
+def _refuse_metrics(names: set[str]) -> None:
+    if len(names) > 1:
+        raise ConfigError(f"a sweep compares one metric, got {' and '.join(sorted(names))}; run one after the other")
+
+
 def _parse_value(text: str) -> Any:
     try:
         values = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return values["value"] if len(values) == 1 else text

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from dfca.errors import ConfigError, unknown
+from dfca.validation import BOUNDS, SIGNS, demand, section_of, show
 
-KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "finite_number": "a finite number",
-    "string": "a string",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a table",
-    "model": "a table",
-}
-BOUNDS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
-SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 FORMS = {"device": '"cpu", "cuda", "cuda:N", "mps" or "auto"'}
 ADVICE = {
     "clusters": "one cluster is plain federated averaging",
@@ -52,18 +38,6 @@ def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
     return ConfigError(f"{len(sentences)} problems: {listed}")
 
 
-def show(value: Any) -> str:
-    """Write a value as the experiment file would.
-
-    >>> show("full"), show(True), show([1, 2])
-    ('"full"', 'true', '[1, 2]')
-    """
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except TypeError:
-        return str(value)
-
-
 def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
     problem = problems[0]
     match problem["type"]:
@@ -85,25 +59,20 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
 
 def _demand(path: str, problem: Any, model: type[BaseModel]) -> str:
     """Return what one problem asks for: "> 0 and <= 1", "an integer", one of some words."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind in BOUNDS:
-        sign = BOUNDS[kind]
-        bounds = _bounds(path, model)
-        return " and ".join(bounds) if bounds else f"{SIGNS[sign]} {context[sign]:g}"
-    if kind == "literal_error":
-        return str(context["expected"]).replace("'", '"')
-    if kind == "string_pattern_mismatch":
-        return FORMS.get(path, f"of the form {context['pattern']}")
+    kind = problem["type"]
+    bounds = _bounds(path, model) if kind in BOUNDS else []
+    if bounds:
+        return " and ".join(bounds)
+    if kind == "string_pattern_mismatch" and path in FORMS:
+        return FORMS[path]
     if kind == "too_short":
-        return f"a list of at least {context['min_length']}"
-    message: str = problem["msg"]
-    name = re.sub(r"_(type|parsing|from_float|attributes_type)$", "", kind)
-    return KINDS.get(name, message[:1].lower() + message[1:])
+        return f"a list of at least {problem['ctx']['min_length']}"
+    return demand(problem)
 
 
 def _bounds(path: str, model: type[BaseModel]) -> list[str]:
     *sections, key = path.split(".")
-    section = _section(sections, model)
+    section = section_of(sections, model)
     field = section.model_fields.get(key) if section else None
     return [
         f"{SIGNS[sign]} {getattr(bound, sign)}"
@@ -115,7 +84,7 @@ def _bounds(path: str, model: type[BaseModel]) -> list[str]:
 
 def _unknown_key(path: str, model: type[BaseModel]) -> str:
     *sections, key = path.split(".")
-    section = _section(sections, model)
+    section = section_of(sections, model)
     known = section.model_fields if section else {}
     where = f" in [{'.'.join(sections)}]" if sections else ""
     text = str(unknown(f"key{where}", key, known))
@@ -129,33 +98,16 @@ def _unknown_key(path: str, model: type[BaseModel]) -> str:
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     yield prefix, model.model_fields
     for name in model.model_fields:
-        section = _section([name], model)
+        section = section_of([name], model)
         if section:
             yield from _tables(section, f"{prefix}.{name}" if prefix else name)
-
-
-def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel] | None:
-    for name in path:
-        field = model.model_fields.get(name.partition("[")[0])  # "partitions[0]" is a table of a list
-        kinds = _kinds(field.annotation) if field else ()
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if inner is None:
-            return None
-        model = inner
-    return model
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for inner in get_args(annotation):
-        yield from _kinds(inner)
 
 
 def _path(location: tuple[int | str, ...], model: type[BaseModel], extra: bool) -> str:
     """Keep the keys of pydantic's location and drop the names of its inner types ("constrained-int")."""
     keys: list[str] = []
     for position, part in enumerate(location):
-        section = _section(keys, model)
+        section = section_of(keys, model)
         if isinstance(part, int):
             keys[-1] += f"[{part}]"
         elif section is None:
@@ -167,6 +119,6 @@ def _path(location: tuple[int | str, ...], model: type[BaseModel], extra: bool) 
 
 def _is_table(keys: list[str], model: type[BaseModel]) -> bool:
     """Return whether the last key is a table of free names, as [algorithm] is."""
-    section = _section(keys[:-1], model)
+    section = section_of(keys[:-1], model)
     field = section.model_fields.get(keys[-1]) if section else None
     return field is not None and get_origin(field.annotation) is dict

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from dfca import algorithms
 from dfca.errors import unknown
 from dfca.experiment.config import Config
-from dfca.experiment.problems import SIGNS, show
+from dfca.validation import SIGNS, show
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
@@ -56,8 +56,8 @@ def _algorithm_keys() -> Iterator[Key]:
     """List the options of single algorithms: the parameters of the functions that make them."""
     for name, make in algorithms.ALGORITHMS.items():
         for option, parameter in inspect.signature(make).parameters.items():
-            kind = "integer" if isinstance(parameter.default, int) else "number"
-            yield Key(f"algorithm.{name}.{option}", kind, show(parameter.default), f"an option of {name}")
+            kind = NAMES.get(type(parameter.default), "number")
+            yield Key(f"algorithm.{name}.{option}", kind, _shown(parameter.default), f"an option of {name}")
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
@@ -96,4 +96,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return ""
     value = field.default
-    return "not set" if value is None or value is PydanticUndefined else show(value)
+    return _shown(None if value is PydanticUndefined else value)
+
+
+def _shown(default: Any) -> str:
+    return "not set" if default is None else show(default)

@@ -22,7 +22,7 @@ from typing import Any
 
 from dfca.errors import ConfigError
 from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
-from dfca.experiment.problems import show
+from dfca.validation import show
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,10 @@ NO_SWEEP = Sweep()
 def trial_name(algorithm: str, seed: int, digest: str = "") -> str:
     """Name the files of a trial; `digest` in a sweep.
 
-    >>> trial_name("ifca", 0), trial_name("ifca", 0, "0123456789abcdef")
-    ('ifca-0', 'ifca-0-0123456789ab')
+    >>> trial_name("ifca", 0), trial_name("my.module:mine", 0, "0123456789abcdef")
+    ('ifca-0', 'my.module.mine-0-0123456789ab')
     """
-    return f"{algorithm}-{seed}" + (f"-{digest[:12]}" if digest else "")
+    return f"{algorithm.replace(':', '.')}-{seed}" + (f"-{digest[:12]}" if digest else "")
 
 
 def label_of(at: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dfca.errors import ConfigError
 from dfca.peer.staleness import Staleness, StalenessKind, StalenessUnit
 from dfca.sim.events.availability import read_availability
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.world import (
     Churn,
     ComputeKind,
@@ -283,7 +284,7 @@ class ClockConfig(Section):
 
     It ends after `until_s`, or when every client has done `rounds` rounds; a client that has done them stops.
     `timeout_s` bounds a wait of `batch` and of a server. `quorum`: the share of the clients that an election waits for.
-    `target_accuracy`, in 0..1: tables show when it was reached.
+    `target_accuracy`, in 0..1, or `target`, a value of another metric: tables show when it was reached.
     """
 
     until_s: Positive | None = Field(
@@ -293,7 +294,21 @@ class ClockConfig(Section):
     evaluate_every_s: Positive | None = Field(None, description="default: evaluation.every rounds on average")
     quorum: float = Field(0.8, gt=0, le=1, description="share of the clients in reach that an election waits for")
     target_accuracy: Fraction | None = Field(None, description="tables show when it was reached, 0 to 1")
+    target: float | None = Field(
+        None, description="the same for a task with another metric: a value of it, such as an RMSE"
+    )
     staleness: StalenessConfig = Field(default_factory=lambda: StalenessConfig.model_validate({}))
+
+    def event_options(self, rounds: int) -> EventOptions:
+        """Translate into the options of the simulator."""
+        return EventOptions(
+            until_s=self.until_s,
+            rounds=rounds,
+            timeout_s=self.timeout_s,
+            staleness=self.staleness.options(),
+            evaluate_every_s=self.evaluate_every_s,
+            quorum=self.quorum,
+        )
 
     @classmethod
     def of(cls, given: ClockConfig | None) -> ClockConfig:

@@ -16,11 +16,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dfca.errors import ConfigError, DataError, RunError
-from dfca.files import atomic_write, remove_leftovers
+from dfca.files import atomic_write, read_small, remove_leftovers
 from dfca.node.store import DiskStore
 from dfca.node.task.config import FILE as CONFIG_FILE
 from dfca.node.task.config import Config
-from dfca.node.task.facts import Facts
+from dfca.node.task.facts import LARGEST, Facts
 from dfca.node.trust.identity import KEY_FILE, Identity, short
 from dfca.node.trust.roster import Roster
 
@@ -120,9 +120,9 @@ def write(path: Path, config: Config, facts: Facts, roster: Roster) -> None:
 def load_facts(path: Path) -> Facts:
     """Read the facts of a node's swarm."""
     try:
-        data = (path / FACTS).read_bytes()
+        data = read_small(path / FACTS, LARGEST)
     except FileNotFoundError:
         raise DataError(f"{path / FACTS} does not exist; restore it, or pair this device again") from None
     except OSError as error:
-        raise RunError(f"cannot read {path / FACTS}: {error.strerror}; check the permissions") from error
+        raise RunError(f"cannot read {path / FACTS}: {error.strerror}; restore it from any member") from error
     return Facts.from_bytes(data)

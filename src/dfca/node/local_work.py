@@ -7,6 +7,7 @@ when a peer asks for a round. Data that cannot be used any more is not taken; th
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,9 +17,12 @@ from torch import Tensor
 
 from dfca.core.client import Client
 from dfca.errors import ConfigError, DfcaError
+from dfca.node.heap import give_back_memory
 from dfca.node.worker import Worker
-from dfca.peer.work import Job, Score, Train, Trained
+from dfca.peer.work import Job, Score, Train, Trained, Warm
 
+RECENT = 10
+"""Rounds of which the losses are remembered."""
 SHARE = 0.1
 """Of the time of a node, scoring may take so much."""
 
@@ -57,6 +61,7 @@ class LocalWork:
         self._worker = Worker(samples.client)
         self._score_after = -float("inf")
         self.loss: float | None = None
+        self.recent_losses: deque[float] = deque(maxlen=RECENT)
         self.report: Any = None
         self.rounds = 0
         self.rereads = 0
@@ -75,6 +80,9 @@ class LocalWork:
         result = moved(self._worker.run(job, bank), "cpu")
         if isinstance(result, Trained):
             self.loss, self.rounds = result.loss, self.rounds + 1
+            self.recent_losses.append(result.loss)
+        elif isinstance(result, Warm):
+            give_back_memory()
         return result
 
     def score(self, bank: Tensor) -> None:
@@ -94,6 +102,7 @@ class LocalWork:
             self.samples, self._worker = newer, Worker(newer.client)
             self.rereads += 1
             self.problem = None
+            give_back_memory()
 
 
 def moved(value: Any, device: str) -> Any:

@@ -11,12 +11,12 @@ import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from dfca.node.saving import RETRY_S, SaveThenSend, Store
+from dfca.node.pace import Pace
+from dfca.node.saving import SaveThenSend, Store
 from dfca.node.threads import OneThread
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
@@ -24,6 +24,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.state import Saved, State
 from dfca.peer.work import Draw, Job, Note, Ready, Rest, Train, WarmUp
 
+READ_LOOK_S = 0.01
 MOST_EARLY = 2000
 """Inputs that are kept for a peer that has not begun."""
 
@@ -56,17 +57,6 @@ class MemoryStore:
         self.saved = saved
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How a node runs. pause_s: between two rounds, so that a device has time for something else; least_round_s: from
-    the begin of a round to that of the next, so that rounds of a millisecond do not flood the neighbours; retry_s:
-    until a save that failed is tried again."""
-
-    pause_s: float = 0.0
-    least_round_s: float = 0.0
-    retry_s: float = RETRY_S
-
-
 class Node:
     """One participant that runs.
 
@@ -90,6 +80,8 @@ class Node:
         self._disk: Executor | None = None if duration or store is None else OneThread("disk")
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: Record | None = None
+        self.linked: set[int] = set()
+        """The neighbours in reach, also while the peer has not begun."""
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
         self._round_began = -math.inf
@@ -157,15 +149,22 @@ class Node:
         if not self._stopped and isinstance(self.machine, Peer):
             self._input("rewire", neighbours)
 
+    def limit_peers(self, most: int) -> None:
+        """Take in how many devices there are in the roster."""
+        if not self._stopped and isinstance(self.machine, Peer):
+            self._input("limit_peers", most)
+
     # What the transport calls.
 
     def connected(self, neighbour: int) -> None:
         """A neighbour is in reach."""
+        self.linked.add(neighbour)
         self.saving.forget(neighbour)
         self._input("connected", neighbour)
 
     def disconnected(self, neighbour: int) -> None:
         """A neighbour is out of reach."""
+        self.linked.discard(neighbour)
         self.saving.forget(neighbour)
         self._input("disconnected", neighbour)
 
@@ -247,10 +246,18 @@ class Node:
 
     async def _pause(self) -> None:
         """Wait until the next round may begin."""
-        pause = max(self.pace.pause_s, self._round_began + self.pace.least_round_s - self._now())
+        pause = self.pace.wait_s(self._round_began, self._now())
         if pause > 0:
             await asyncio.sleep(pause)
+        await self._until_read()
         self._round_began = self._now()
+
+    async def _until_read(self) -> None:
+        """Wait a short time for the neighbours to read the last update, all but one of them."""
+        unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
+        end = self._now() + self.pace.unread_s
+        while unread is not None and unread() > 1 and self._now() < end and not self._stopped:
+            await asyncio.sleep(READ_LOOK_S)
 
     def _plan_wake(self) -> None:
         due = self.machine.next_wake()

@@ -119,7 +119,7 @@ def first_difference(recording: Recording, peer: Peer) -> int | None:
             if not 0 <= number < len(jobs):
                 return count
             peer.finished(jobs[number], result, now)
-        elif kind in ("connected", "disconnected", "receive", "rewire", "wake"):
+        elif kind in ("connected", "disconnected", "receive", "rewire", "limit_peers", "wake"):
             getattr(peer, kind)(*values, now)
         jobs += peer.ready().work
         if count in recording.checks and digest_of_save(peer.save()) != recording.checks[count]:

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dfca.node.folder import NodeFolder
@@ -16,13 +18,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORK_THREADS = ("work", "disk")
 
 
-def run_node(path: Path, options: ServiceOptions) -> None:
+def run_node(path: Path, options: ServiceOptions, with_parent: bool = False) -> None:
     """Run the node of a folder until SIGINT or SIGTERM. Raises DfcaError where it cannot run.
 
-    A second signal does not wait for anything.
+    A second signal does not wait for anything. with_parent: end, too, when the standard input is closed: its other end
+    belongs to the process that started this one, and is closed by the system however that one ends.
     """
     service = Service(NodeFolder.load(path), options, make_grpc_transport)
-    asyncio.run(_run(service))
+    asyncio.run(_run(service, with_parent))
     if _is_computing():
         # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
         sys.stdout.flush()
@@ -30,7 +33,7 @@ def run_node(path: Path, options: ServiceOptions) -> None:
         os._exit(0)
 
 
-async def _run(service: Service) -> None:
+async def _run(service: Service, with_parent: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -40,7 +43,18 @@ async def _run(service: Service) -> None:
 
     for number in SIGNALS:
         loop.add_signal_handler(number, end)
+    if with_parent:
+        threading.Thread(target=_wait_for_end, args=(0, loop, service.stop), name="parent", daemon=True).start()
     await service.run()
+
+
+def _wait_for_end(pipe: int, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Read a pipe to its end, then call back in the loop."""
+    with suppress(OSError):
+        while os.read(pipe, 4096):
+            continue
+    with suppress(RuntimeError):  # the loop is closed: the node has ended
+        loop.call_soon_threadsafe(stop)
 
 
 def _is_computing() -> bool:

@@ -27,13 +27,16 @@ from torch import Tensor
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.folder import NodeFolder
+from dfca.node.heap import give_back_memory
 from dfca.node.local_work import LocalWork, Samples, find_device
-from dfca.node.node import Node, Pace
+from dfca.node.node import Node
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
-from dfca.node.operate.status import describe_neighbours, describe_work, save_status
+from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, save_status
+from dfca.node.pace import Pace, WriteBudget
 from dfca.node.record import Recorder
+from dfca.node.saving import RETRY_S
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
@@ -55,6 +58,7 @@ class ServiceTransport(Transport, Protocol):
     """A transport with a life of its own: `node.net.GrpcTransport`."""
 
     on_neighbours: Callable[[tuple[int, ...]], None]
+    on_devices: Callable[[int], None]
     reference_norm: Callable[[], float | None]
 
     async def start(self) -> str:
@@ -148,13 +152,16 @@ class Service:
         peer = Peer(peer_options, Memory(peer_options.size, peer_options.dtype), life, saved)
         for reason, count in peer.refused.items():
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
-        pace = Pace(config.training.pause_s, LEAST_ROUND_S)
+        limit = config.limits.write_bytes_per_day
+        budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
         self.node = Node(peer, self.work, self.transport, store, note=self.books.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
             self._closers.append(recorder.close)
         self.transport.on_neighbours = self.node.rewire
+        self.transport.on_devices = self.node.limit_peers
         self.transport.reference_norm = self._norm
         self._announce()
         control = ControlServer(folder.path, self._commands())
@@ -171,6 +178,7 @@ class Service:
             id=folder.identity.id,
             incarnation=life,
         )
+        give_back_memory()
 
     async def _serve(self) -> None:
         assert self._stop is not None
@@ -194,11 +202,11 @@ class Service:
 
     async def _run_node(self) -> None:
         """Run the node; without models, once enough members have been seen to run, and its links are up."""
-        wanted, roster = self.folder.facts.starts_with, self.folder.roster
+        wanted = self.folder.facts.starts_with
         fresh = self.node.machine.bank is None and wanted > 1
         if fresh:
             self.node.open()
-            while (count := len(roster.announced())) < wanted:
+            while (count := len(self._seen_running())) < wanted:
                 waits = f"waits until {wanted} members run; so far {count}"
                 if waits != self._waits:
                     self.log.info(waits, event="wait")
@@ -211,6 +219,12 @@ class Service:
                     break
                 await asyncio.sleep(TICK_S)
         await self.node.run(late=not fresh)
+
+    def _seen_running(self) -> set[str]:
+        """Return the members that have said where they are reached, or have a link with this node."""
+        roster = self.folder.roster
+        linked = {member.id for number in self.node.linked if (member := roster.by_number(number)) is not None}
+        return roster.announced() | linked
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -239,10 +253,12 @@ class Service:
         """See to what changes slowly: the roster, addresses, problems; raises where the node cannot go on."""
         status_at, addresses_at = -math.inf, time.monotonic()
         while True:
-            self.folder.check_member()
+            self._check_member()
             self._watch("roster", self._save_roster)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
+            members = len(self.folder.roster.members())
+            self._report("fit", describe_misfit(tuple(self.work.recent_losses), self.folder.facts, members))
             now = time.monotonic()
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
@@ -251,6 +267,14 @@ class Service:
                 status_at = now
                 self._watch("status", lambda: save_status(self.folder.path, self.status()))
             await asyncio.sleep(TICK_S)
+
+    def _check_member(self) -> None:
+        """End the node where its device was removed; its last status says so."""
+        try:
+            self.folder.check_member()
+        except ConfigError as error:
+            self._report("member", str(error))
+            raise
 
     def _save_roster(self) -> None:
         self.folder.save_roster()

@@ -3,17 +3,18 @@
     state/peer.0.safetensors  peer.1.safetensors   the last two saves, written in turn
     state/life.json                                the incarnation of the last start, written before anything is sent
 
-A file is safetensors: the bank (m, P), and in its metadata the other fields of `Saved` by name (`peer.packing`), a
-serial number, the version of the form, and a SHA-256 over all of it. A file that is cut, changed, or of another form is
-passed over, with a warning that says why; the other generation is loaded then.
+A file is safetensors: the bank (m, P), the warmed-up model (P,) where there is one, and in its metadata the other
+fields of `Saved` by name (`peer.packing`), a serial number, the version of the form, and a SHA-256 over all of it. A
+file that is cut, changed, or of another form is passed over, with a warning that says why; the other generation is
+loaded then.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,12 +27,14 @@ import torch
 from torch import Tensor
 
 from dfca.errors import DfcaError, RunError
-from dfca.files import KINDS, NO_ROOM, replacing
+from dfca.files import KINDS, NO_ROOM, open_regular, read_small, replacing
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
 
-FORM = 1
-"""Of the files; a change that older code cannot read raises it."""
+FORM = 2
+"""Of the files; a change that older code cannot read raises it. Form 1, which is read too, had no warmed-up model."""
+TENSORS = ("bank", "own")
+"""The fields of `Saved` that are tensors, as they follow one another in a file."""
 MOST_HEADER_BYTES = 16 * 2**20
 _TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
 
@@ -108,7 +111,7 @@ class DiskStore:
         path = self.folder / "life.json"
         lives = [saved.incarnation] if saved is not None else []
         try:
-            lives.append(int(json.loads(path.read_text())["incarnation"]))
+            lives.append(int(json.loads(read_small(path, 1024))["incarnation"]))
         except FileNotFoundError:
             if saved is None and self.warnings:
                 lives.append(int(time.time()))
@@ -125,10 +128,16 @@ class DiskStore:
         return life
 
     def clean(self) -> None:
-        """Remove what a process that was killed has left half written."""
+        """Remove what a process that was killed has left half written; a folder in a save's place is moved aside."""
         with suppress(OSError):
             for leftover in self.folder.glob(".*.tmp"):
                 leftover.unlink(missing_ok=True)
+        for path in self._paths():
+            if path.is_dir() and not path.is_symlink():  # a save could never take its place
+                aside = path.with_name(f"{path.name}.{time.time_ns()}.aside")
+                with suppress(OSError):
+                    path.rename(aside)
+                    self.warnings.append(f"{path.name} was a folder and is {aside.name} now")
 
     def _paths(self) -> tuple[Path, Path]:
         return self.folder / "peer.0.safetensors", self.folder / "peer.1.safetensors"
@@ -136,29 +145,28 @@ class DiskStore:
 
 def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     """Yield a file piece by piece, without a copy of the bank."""
-    bank = torch.empty(0) if saved.bank is None else saved.bank.detach().cpu().contiguous()
-    facts = {
-        "form": FORM,
-        "serial": serial,
-        "bank": None if saved.bank is None else [KINDS[str(bank.dtype)], list(bank.shape)],
-        "saved": Packer().pack(replace(saved, bank=None)),
-    }
+    given = {name: getattr(saved, name) for name in TENSORS}
+    tensors = {name: each.detach().cpu().contiguous() for name, each in given.items() if each is not None}
+    forms = {name: [KINDS[str(each.dtype)], list(each.shape)] for name, each in tensors.items()}
+    bare = Packer().pack(replace(saved, bank=None, own=None))
+    facts = {"form": FORM, "serial": serial, **dict.fromkeys(TENSORS), **forms, "saved": bare}
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True)
-    data = bank.reshape(-1).view(torch.uint8).numpy().data
-    metadata = {"format": "dfca-peer", "facts": text, "sha256": _digest(text, data)}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    if saved.bank is not None:
-        offsets = [0, data.nbytes]
-        header["bank"] = {"dtype": KINDS[str(bank.dtype)], "shape": list(bank.shape), "data_offsets": offsets}
+    data = [each.reshape(-1).view(torch.uint8).numpy().data for each in tensors.values()]
+    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": _digest(text, *data)}}
+    begin = 0
+    for (name, (kind, shape)), part in zip(forms.items(), data, strict=True):
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, begin + part.nbytes]}
+        begin += part.nbytes
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     yield len(encoded).to_bytes(8, "little") + encoded
-    yield data
+    yield from data
 
 
-def _digest(text: str, data: bytes | memoryview) -> str:
+def _digest(text: str, *data: bytes | memoryview) -> str:
     digest = hashlib.sha256(text.encode())
-    digest.update(data)
+    for part in data:
+        digest.update(part)
     return digest.hexdigest()
 
 
@@ -173,33 +181,48 @@ def read_save(path: Path) -> tuple[int, Saved]:
         text, expected = metadata["facts"], metadata["sha256"]
         intact = _digest(text, memoryview(data)[end:]) == expected
         facts = json.loads(text)
-        form, serial, shape, packed = facts["form"], facts["serial"], facts["bank"], facts["saved"]
+        form, serial, packed = facts["form"], facts["serial"], facts["saved"]
+        shapes = {name: facts[name] if name == "bank" else facts.get(name) for name in TENSORS}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Damaged("it is not a file of a node") from None
     if not intact:
         raise Damaged("its checksum does not fit: it is cut off or was changed")
-    if form != FORM:
-        raise Damaged(f"it was written by another version of dfca (form {form}, this one reads {FORM})")
-    saved = Unpacker({}).unpack(packed)
-    return serial, replace(saved, bank=None if shape is None else _bank(data, end, *shape))
+    if form not in (1, FORM):
+        raise Damaged(f"it was written by another version of dfca (form {form}, this one reads 1 to {FORM})")
+    return serial, replace(Unpacker({}).unpack(packed), **_tensors(data, end, shapes))
 
 
 def _read_regular(path: Path) -> bytearray:
     """Read a file, which may be no link."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise Damaged("it is not a regular file")
-        data = bytearray(os.fstat(file.fileno()).st_size)
+    try:
+        descriptor = open_regular(path, follow_links=False)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise Damaged(error.strerror) from None
+        raise
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        header = int.from_bytes(file.peek(8)[:8], "little")
+        if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory is taken for all of it
+            raise Damaged("it is cut off, or not a file of a node")
+        data = bytearray(size)
         count = file.readinto(data)
     return data[:count] if count != len(data) else data
 
 
-def _bank(data: bytearray, begin: int, kind: str, shape: list[int]) -> Tensor:
-    dtype = _TYPES[kind]
-    if len(data) - begin != prod(shape) * dtype.itemsize:
+def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, Tensor]:
+    """Cut the tensors out of a file, without a copy; together they are all of it."""
+    found = {}
+    for name, form in shapes.items():
+        if form is not None:
+            dtype, shape = _TYPES[form[0]], form[1]
+            if len(data) - begin < prod(shape) * dtype.itemsize:
+                raise Damaged("its size is not that of its models")
+            found[name] = torch.frombuffer(data, dtype=dtype, offset=begin, count=prod(shape)).view(*shape)
+            begin += prod(shape) * dtype.itemsize
+    if begin != len(data):
         raise Damaged("its size is not that of its models")
-    return torch.frombuffer(data, dtype=dtype, offset=begin).view(*shape)
+    return found
 
 
 def _explain(error: OSError, folder: Path) -> CannotSave:

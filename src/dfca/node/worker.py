@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfca.core.client import Client, ClientState, effective
 from dfca.core.election import Parts, divide
-from dfca.core.local import draw_batches, local_steps, sample_losses
+from dfca.core.local import local_steps, sample_losses
 from dfca.core.params import initial
 from dfca.core.rng import seeded, stream
 from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
@@ -18,9 +18,14 @@ from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm,
 
 @dataclass
 class Worker:
-    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes."""
+    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
+
+    memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart.
+    """
 
     client: Client
+    memory: Tensor | None = None
+    models: int = 0
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -38,13 +43,12 @@ class Worker:
 
     def _train(self, job: Train, bank: Tensor) -> Trained:
         client = self.client
-        view = client.view(replace(ClientState.of(bank), round=job.round))
-        choice = client.algorithm.choose(view)
-        x, y = (client.x, client.y) if choice.points is None else (client.x[choice.points], client.y[choice.points])
-        options = effective(client.local, client.algorithm)
-        batches = draw_batches(len(y), options, stream(client.seed, "batches", client.id, job.round))
-        with seeded(client.seed, "noise", client.id, job.round):
-            model = local_steps(client.model, bank[choice.cluster], x, y, options, batches)
+        if self.memory is None or len(bank) != self.models:
+            self.memory, self.models = client.first_memory(len(bank)), len(bank)
+        view = client.view(replace(ClientState.of(bank, self.memory), round=job.round))
+        choice = client.algorithm.decide(view)
+        model = client.train(bank, choice, job.round)
+        self.memory = self.memory if choice.memory is None else choice.memory
         losses = view.losses.nan_to_num(nan=float("inf"))
         lowest = float(losses.min()) if len(losses) else float("inf")
         return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest)

@@ -1,6 +1,7 @@
 """A peer's part in an election: turns on the spanning tree of a wave (`wave`).
 
-**Turns.** The root sends `Open` down the tree. Each turn, the best `Bid` comes up, `Stand` goes down to the peer that
+**Turns.** The root sends `Open` down the tree. In the election of a start its own model follows: the first centre,
+which nobody votes on. Each turn, the best `Bid` comes up, `Stand` goes down to the peer that
 made it, its `Candidate` model crosses each edge of the tree once, `Votes` come up summed, and the root's `Decision`
 goes down. Who has not warmed up when turns begin forwards everything and neither bids nor votes.
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import is_finite
-from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, lot, no_votes
+from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
@@ -62,10 +63,11 @@ class Election(Wave):
     """One peer's part in an election. `work`: what it wants done; the peer drains it, and `out`.
 
     held: the peer's models (k, P) in a by-election; alarmed: whether none of them fits it. voters: the peers that vote;
-    votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook the
-    model that this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
+    votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook what
+    this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
     and vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that
-    goes on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before.
+    goes on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before;
+    no_shows: those that were asked to stand, and did not.
     """
 
     held: Tensor | None = None
@@ -85,8 +87,9 @@ class Election(Wave):
     scoring: Score | None = None
     outcome: Outcome | None = None
     since_s: float = 0.0
-    early: dict[int, Bid | Votes] = field(default_factory=dict)
+    early: dict[int, Bid | Votes | Candidate | Decision] = field(default_factory=dict)
     blamed: set[int] = field(default_factory=set)
+    no_shows: set[int] = field(default_factory=set)
     work: list[Score] = field(default_factory=list)
 
     def receive(self, sender: int, message: Any, now: float) -> None:
@@ -98,41 +101,70 @@ class Election(Wave):
             return
         if message.key != self.key:
             return
-        self.last_s = now
+        self._hear(sender, message, now)
         if isinstance(message, Count):
             self._take_count(sender, message)
         elif isinstance(message, Refuse):
             self._without(sender, now)
         elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
-            if is_possible(message.log, self.call):
-                self._opened(message.voters, message.log)
+            if is_possible(message.log, self.call) and message.voters <= self.most:
+                self._opened(message.voters, message.log, message.first)
         elif sender == self.parent and isinstance(message, Centre):
             self._take_centre(message)
         elif isinstance(message, Bid) and self.phase == "bid" and message.turn == len(self.log):
             self._take_bid(sender, message)
         elif sender == self.parent and isinstance(message, Stand) and message.turn == len(self.log):
             self._stand(message.candidate, now)
-        elif isinstance(message, Candidate) and message.turn == len(self.log) and self.phase in ("bid", "stand"):
-            if sender == self.parent or sender in self.kids:
-                self._take_candidate(message, sender)
+        elif isinstance(message, Candidate) and message.turn == len(self.log) and self._is_awaited(sender, message):
+            self._take_candidate(message, sender)
         elif isinstance(message, Votes) and self.phase == "vote" and message.turn == len(self.log):
             self._take_votes(sender, message.tally)
         elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
-            if self._is_decidable(message.outcome):
+            if self.phase == "opening":  # it has overtaken the centres, or there are none
+                self.early[sender] = message
+            elif self._is_decidable(message.outcome):
                 self._decided(message.outcome, message.done)
-        elif isinstance(message, Bid | Votes) and sender in self.kids and message.turn == len(self.log):
+        elif isinstance(message, Bid | Votes) and sender in self.kids and 0 <= message.turn - len(self.log) <= 1:
             self.early[sender] = message  # it has overtaken a model that is on its way here
+        elif sender == self.parent and isinstance(message, Candidate) and self.phase == "counted":
+            self.early[sender] = message  # it has overtaken the opening
+
+    def _is_awaited(self, sender: int, message: Candidate) -> bool:
+        """Return whether a candidate's model comes from above, or from the child that it was asked of."""
+        if self.phase == "stand":
+            return sender == self.route and self.best is not None and message.candidate == -self.best[1]
+        return self.phase == "bid" and sender == self.parent
+
+    def outvotes(self, entry: Entry) -> bool:
+        """Return whether to go on rather than take what others decided: with fewer votes, or under a bad root."""
+        bad = entry.root in self.banned or not self._trusts(entry.root)
+        return bad or (self.opened and self.voters > entry.voters)
 
     def _is_decidable(self, turn: Turn) -> bool:
         """Return whether this can be what came of the turn that goes on."""
         if self.phase != "vote":
-            return self.phase in ("bid", "opening") and turn == PASS
+            return self.phase == "bid" and turn == PASS
         known = self.candidate is not None and turn.candidate == self.candidate.candidate
         return known and is_next(turn, self.log, self.call)
 
+    def _waited_for(self) -> set[int]:
+        """Return the neighbours whose part is missing: an answer to the probe, a bid, a model, or votes."""
+        if self.phase == "wave":
+            return set(self.pending)
+        if self.phase == "stand":
+            return set() if self.route is None else {self.route}
+        return set(self.missing) if self.phase in ("bid", "vote") else set()
+
+    def _blame_the_silent(self, long: bool = True) -> None:
+        """Count whom this silence is of; who made the best bid and did not stand is not asked again."""
+        super()._blame_the_silent(long)
+        waits = self.phase == "stand" or (self.phase == "bid" and not self.missing)
+        if long and waits and self.best is not None and self.route != self.id:
+            self.no_shows.add(-self.best[1])
+
     def _end_turn_without_the_silent(self, now: float) -> bool:
         """Go on without children whose bid or votes do not come; a root that is silent again and again is banned."""
-        if self.silences < PATIENT_FOR_MODELS:
+        if self._silences_seen < PATIENT_FOR_MODELS:
             return False
         if self.phase in ("bid", "vote") and self.missing:
             attempt, self.last_s = self.key.attempt, now
@@ -153,7 +185,7 @@ class Election(Wave):
         for sender, message in sorted(early.items(), key=itemgetter(0)):
             self.receive(sender, message, self.last_s)
 
-    def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
+    def _opened(self, voters: int, log: tuple[Turn, ...], first: int | None = None) -> None:
         held = 0 if self.held is None else len(self.held)
         fits = held == (0 if self.call is None else self.call.clusters)
         self.voters, self.votes = voters, self.warm is not None and fits
@@ -164,10 +196,24 @@ class Election(Wave):
             self.bid_losses = self.vote_losses = None
         self.log = list(log)
         self.phase = "opening"
-        self._open_kids()
-        self._check_centres()
+        if self.call is not None or self.log:
+            first = None
+        elif self.parent is None and self.votes:
+            first = self.id
+        self._open_kids(first)
+        if first is None:
+            self._check_centres()
+        else:
+            self._await_first(first)
 
-    def _open_kids(self) -> None:
+    def _await_first(self, first: int) -> None:
+        """Take the root's own model as the first centre: it has the best lot, and nobody votes on it."""
+        self.phase, self.missing, self.since_s = "bid", set(), self.last_s
+        if first == self.id and self.warm is not None:
+            self._take_candidate(Candidate(self.key, 0, self.id, 0.0, self.warm.model), None)
+        self._take_early()
+
+    def _open_kids(self, first: int | None) -> None:
         """Send the children what they lack of the log, and open."""
         accepted = [turn for turn in self.log if turn.accepted]
         for kid, counted in sorted(self.kids.items()):
@@ -176,7 +222,7 @@ class Election(Wave):
                 name = accepted[place].candidate
                 assert name is not None
                 self._send(kid, Centre(self.key, place, name, self.centres[place]))
-            self._send(kid, Open(self.key, self.voters, tuple(self.log)))
+            self._send(kid, Open(self.key, self.voters, tuple(self.log), first))
 
     def _take_centre(self, message: Centre) -> None:
         """Keep the model of a centre that was accepted earlier, and hand it on."""
@@ -200,7 +246,7 @@ class Election(Wave):
 
     @property
     def _standing(self) -> Standing:
-        return standing(self.log, self.clusters, self.call, self.options)
+        return standing(self.log, self.clusters, self.call, self.options.among(self.voters))
 
     @property
     def _models(self) -> list[Tensor]:
@@ -219,7 +265,7 @@ class Election(Wave):
         self.phase, self.best, self.route, self.bid_made = "bid", None, None, False
         self.since_s = self.last_s
         self.candidate, self.on_candidate = None, None
-        self.missing = set(self.kids)
+        self.missing = self._to_wait_for(self.kids, "bid") & self._to_wait_for(self.kids, "stand")
         if self.parent is None and self._standing.over:
             self._decided(PASS, done=True)
             return
@@ -250,8 +296,9 @@ class Election(Wave):
         if sender not in self.missing:
             return
         self.missing.discard(sender)
-        if message.candidate is not None and (self.best is None or (message.value, -message.candidate) > self.best):
-            self.best, self.route = (float(message.value), -message.candidate), sender
+        name = message.candidate if message.candidate not in self.no_shows else None
+        if name is not None and (self.best is None or (message.value, -name) > self.best):
+            self.best, self.route = (float(message.value), -name), sender
         self._bids_are_in()
 
     def _bids_are_in(self) -> None:
@@ -261,7 +308,7 @@ class Election(Wave):
             value, name = (0.0, None) if self.best is None else (self.best[0], -self.best[1])
             self._send(self.parent, Bid(self.key, len(self.log), value, name))
         elif self.best is None:
-            done = standing([*self.log, PASS], self.clusters, self.call, self.options).over
+            done = standing([*self.log, PASS], self.clusters, self.call, self.options.among(self.voters)).over
             self._decided(PASS, done)
         else:
             self._stand(-self.best[1], self.last_s)
@@ -289,12 +336,15 @@ class Election(Wave):
         if not self._fits(message.model):
             return
         self.candidate, self.phase = message, "vote"
-        self._learn_answer_time()
+        if self._centre_count:  # the first came unasked
+            self._learn_answer_time()
         tree = {*self.kids, *(() if self.parent is None else (self.parent,))}
         for neighbour in sorted(tree - {sender}):
             self._send(neighbour, message)
-        self.missing, self.tally = set(self.kids), no_votes(self._centre_count)
-        if self.votes:
+        self.missing, self.tally = self._to_wait_for(self.kids, "vote"), no_votes(self._centre_count)
+        if not self._centre_count:
+            self._accept(Turn(message.candidate, True, 0))
+        elif self.votes:
             self._score(message.model[None])
         else:
             self.on_candidate = None
@@ -305,7 +355,8 @@ class Election(Wave):
         if sender not in self.missing or self.tally is None or len(tally.totals) != len(self.tally.totals):
             return
         self.missing.discard(sender)
-        self.tally = add(self.tally, tally)
+        if not self.options.bounded or is_sayable(tally, self.kids[sender].size):
+            self.tally = add(self.tally, tally)
         self._votes_are_in()
 
     def _votes_are_in(self) -> None:
@@ -316,13 +367,11 @@ class Election(Wave):
         if self.parent is not None:
             self._send(self.parent, Votes(self.key, len(self.log), self.tally))
             return
-        now = self._standing
-        first = not self._centre_count
         found = decide(self.tally, self.candidate.gain, self.options, 0 if self.call is None else self.call.clusters)
-        turn = Turn(self.candidate.candidate, first or now.forced or found.accepted)
+        turn = Turn(self.candidate.candidate, self._standing.forced or found.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
-        done = standing([*self.log, turn], self.clusters, self.call, self.options).over
+        done = standing([*self.log, turn], self.clusters, self.call, self.options.among(self.voters)).over
         self._decided(turn, done)
 
     def _slot(self, tally: Tally) -> int:
@@ -347,14 +396,18 @@ class Election(Wave):
             self._send(kid, Decision(self.key, len(self.log), turn, done))
         if self.phase == "vote":
             self._learn_answer_time()
+        if turn.accepted and self.votes and self.on_candidate is not None:
+            self.bid_losses = _join(self.bid_losses, self.on_candidate.bid)
+            self.vote_losses = _join(self.vote_losses, self.on_candidate.vote)
+        self._accept(turn, done)
+
+    def _accept(self, turn: Turn, done: bool = False) -> None:
+        """Enter a turn into the log, and go on to the next, or end."""
         self.log.append(turn)
         if turn.accepted:
             assert self.candidate is not None
             self.centres.append(self.candidate.model)
-            if self.votes and self.on_candidate is not None:
-                self.bid_losses = _join(self.bid_losses, self.on_candidate.bid)
-                self.vote_losses = _join(self.vote_losses, self.on_candidate.vote)
-        if done:
+        if done or (len(self.log) == 1 and self._standing.over):
             self._end()
         else:
             self._begin_turn()
@@ -394,7 +447,8 @@ class Election(Wave):
         assert self.candidate is not None
         if self.bid_losses is None or self.vote_losses is None:
             return no_votes(self._centre_count)._replace(voters=1)
-        vote: Vote = cast(self.bid_losses, self.warm.losses.bid[0], losses.bid[0], self.vote_losses, losses.vote[0])
+        own, bounded = self.warm.losses.bid[0], self.options.bounded
+        vote: Vote = cast(self.bid_losses, own, losses.bid[0], self.vote_losses, losses.vote[0], bounded)
         return count(vote, self.candidate.gain)
 
     # Losses of neighbours.
@@ -402,11 +456,14 @@ class Election(Wave):
     def _forget_turn(self) -> None:
         """Forget the turn that was under way: a new attempt begins."""
         self.candidate, self.scoring, self.voters, self.early = None, None, 0, {}
+        self.best, self.route, self.bid_made, self.missing = None, None, False, set()
+        # Models of centres that came before a log that never did are not this peer's centres.
+        self.centres = self.centres[: sum(turn.accepted for turn in self.log)]
 
     def _without(self, neighbour: int, now: float) -> None:
         """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
         if neighbour == self.parent:
-            self._again(now)
+            self._lose_parent(now)
             return
         self.pending.discard(neighbour)
         was_child = self.kids.pop(neighbour, None) is not None
@@ -424,6 +481,18 @@ class Election(Wave):
                 self._votes_are_in()
         elif was_child and self.phase == "bid" and self.route == neighbour:
             self._again(now)
+
+    def _lose_parent(self, now: float) -> None:
+        """Begin the next attempt; where the others have a quorum without this subtree, wait for them.
+
+        A wave of attempt 0 stops nobody: it ends when the others begin again, or have models.
+        """
+        subtree = int(self.votes) + sum(kid.ready for kid in self.kids.values())
+        missed = self.parent == self.key.root or subtree > (1 - self.quorum) * self.voters
+        if not self.opened or self.call is not None or missed:
+            self._again(now)
+        else:
+            self.begin(now)
 
 
 def _join(known: Tensor | None, more: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -73,22 +73,22 @@ class Inbox:
             del kept[: -self.depth]
         return True
 
-    def take(self, round: float = math.inf) -> Iterator[tuple[int, Update, float]]:
-        """Take out the newest of each sender and cluster up to a round, cluster by cluster; keep the later ones."""
-        for key in sorted(self.kept, key=itemgetter(1, 0)):
-            updates = self.kept[key]
-            if updates[-1][0].message.round <= round:  # all are due: they are in the order of their rounds
-                del self.kept[key]
-                yield key[0], *updates[-1]
-                continue
-            due = [pair for pair in updates if pair[0].message.round <= round]
-            later = updates[len(due) :]
-            if later:
-                self.kept[key] = later
-            else:
-                del self.kept[key]
-            if due:
-                yield key[0], *due[-1]
+    def take(self, round: float = math.inf) -> list[tuple[Update, float]]:
+        """Take out the newest of each sender and cluster up to a round, cluster by cluster; keep the later ones.
+
+        With each, when it came.
+        """
+        kept, self.kept = self.kept, {}
+        taken = []
+        for key in sorted(kept, key=itemgetter(1, 0)):
+            updates = kept[key]  # in the order of their rounds
+            if updates[-1][0].message.round > round:
+                due = [pair for pair in updates if pair[0].message.round <= round]
+                self.kept[key] = updates[len(due) :]
+                updates = due
+            if updates:
+                taken.append(updates[-1])
+        return taken
 
     def clusters(self, round: float = math.inf) -> set[int]:
         """List the clusters of which an update up to a round waits."""

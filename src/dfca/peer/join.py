@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from dfca.core.client import Message
+from dfca.peer.election import Election
 from dfca.peer.lineage import Lineage, extends, opened_since
 from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
@@ -80,6 +81,9 @@ class Joining(Voting):
                 continue
             if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
                 continue  # the decision is on its way here
+            starting = self.election if self.bank is None else None
+            if starting is not None and hello.lineage and self._outvotes(starting, hello.lineage):
+                continue
             best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
             return
@@ -95,6 +99,19 @@ class Joining(Voting):
             if isinstance(self.job, WarmUp):
                 self._stop_warming()
             self.state = State.EMPTY
+
+    def _outvotes(self, election: Election, lineage: Lineage) -> bool:
+        """Return whether to go on with one's own election rather than take the models of a lineage.
+
+        Also where more peers around here have no models yet than voted for those, or hold them: one that a member held
+        alone, while it did not do its part in theirs, is not what they want, and what they elect is the higher lineage.
+        """
+        if election.outvotes(lineage[-1]):
+            return True
+        hellos = [each.hello for each in self.links.values() if each.hello is not None]
+        without = 1 + sum(not hello.clusters for hello in hellos)
+        holders = sum(hello.lineage[:1] == lineage[:1] for hello in hellos)
+        return without > max(lineage[0].voters, holders)
 
     def _adopt(self) -> None:
         """Take over the models that were asked for, once all are here and no training runs on the bank."""
@@ -147,7 +164,8 @@ class Joining(Voting):
     def _end_pursuit(self) -> None:
         assert self.pursuit is not None
         self.suspects.pop(self.pursuit.source, None)
-        self.pursuit, self.voted, self.adopted = None, not self.options.revives, self.round
+        self.pursuit = None
+        self._set_voted(False)
         self._out.save = True
         self._broadcast(self._hello())
 
@@ -178,8 +196,9 @@ class Joining(Voting):
         if self.pursuit is not None or self.job is not None or self.election is not None or self.drawing:
             return
         elected = self.options.start == "elected"
-        alone = not self.neighbours
-        if elected and (alone or (self.links and not self._silent()) or self.now >= self.join_until):
+        # Who has to warm up first meets its other neighbours meanwhile.
+        known = len(self.links) >= (1 if self.own is None else len(self.neighbours)) and not self._silent()
+        if elected and (known or not self.neighbours or self.now >= self.join_until):
             if self.warm is None:
                 self._warm_up(None)
             else:

@@ -28,8 +28,8 @@ class Machine(ABC):
 
     state: Enum
     job: Job | None
-    STATE: tuple[str, ...]
-    """The fields of its whole state, but for its models."""
+    NO_STATE: frozenset[str] = frozenset(("options", "rules", "id", "allocate", "bank", "_out"))
+    """The attributes that are not part of its state: who makes it knows them, and the models are the driver's."""
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
@@ -84,15 +84,14 @@ class Machine(ABC):
 
         The models themselves are the driver's: they are in the memory that `allocate` returned.
         """
-        fields = {name: getattr(self, name) for name in self.STATE}
+        fields = {name: value for name, value in vars(self).items() if name not in self.NO_STATE}
         bare = replace(self.copies, bank=torch.empty(0))
         return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; the memory that `allocate` returns holds the models already."""
-        for name in self.STATE:
-            if name in fields:
-                setattr(self, name, fields[name])
+        for name in (vars(self).keys() & fields.keys()) - self.NO_STATE:
+            setattr(self, name, fields[name])
         self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
         if self.bank is not None:
             self.copies = replace(self.copies, bank=self.bank)
@@ -125,7 +124,9 @@ class Machine(ABC):
 
     def take_notes(self) -> list[tuple[str, int, int, int, float]]:
         """Return what `ready` would return as `noted`, and forget it."""
-        noted, self._out.noted = self._out.noted, []
+        noted = self._out.noted
+        if noted:
+            self._out.noted = []
         return noted
 
     def _tick(self, now: float) -> None:

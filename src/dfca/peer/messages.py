@@ -7,7 +7,10 @@ cluster is the one that counts.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import cache, partial
+from operator import call
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -22,6 +25,13 @@ MOST_TURNS = 2**14
 MOST_PEERS = 2**20
 """No swarm has more."""
 
+# Types of fields, with what is checked where they come from somebody else.
+
+Natural = Annotated[int, lambda value: type(value) is int and value >= 0]
+Positive = Annotated[int, lambda value: type(value) is int and value >= 1]
+PeerCount = Annotated[int, lambda value: type(value) is int and 0 <= value <= MOST_PEERS]
+Bank = Annotated[Tensor, lambda value: isinstance(value, Tensor) and value.dim() == 2]
+
 # Rounds.
 
 
@@ -32,9 +42,9 @@ class Hello(NamedTuple):
     0 for none.
     """
 
-    incarnation: int
-    round: int
-    clusters: int
+    incarnation: Natural
+    round: Natural
+    clusters: Natural
     lineage: Lineage = ()
 
 
@@ -46,20 +56,20 @@ class Update(NamedTuple):
     """
 
     message: Message
-    parts: int
+    parts: Positive
     lineage: Lineage = ()
     age_s: float = 0.0
     freshness: tuple[int, ...] = ()
-    offers: tuple[tuple[int, Offer], ...] = ()
+    offers: tuple[tuple[Natural, Offer], ...] = ()
 
 
 class Nothing(NamedTuple):
     """The sender ended a round without a model to send."""
 
-    round: int
+    round: Natural
     lineage: Lineage = ()
     freshness: tuple[int, ...] = ()
-    offers: tuple[tuple[int, Offer], ...] = ()
+    offers: tuple[tuple[Natural, Offer], ...] = ()
 
 
 # Relay and join.
@@ -68,7 +78,7 @@ class Nothing(NamedTuple):
 class CopyRequest(NamedTuple):
     """Asks for the receiver's copy of one model."""
 
-    cluster: int
+    cluster: Natural
     lineage: Lineage = ()
 
 
@@ -89,8 +99,8 @@ class BankCopy(NamedTuple):
     """One of the models that were asked for; round: the sender's; clusters: how many models it holds."""
 
     message: Message
-    round: int
-    clusters: int
+    round: Natural
+    clusters: Positive
     lineage: Lineage = ()
 
 
@@ -109,8 +119,8 @@ class Key(NamedTuple):
     attempt: how often the election was begun again; decided: the turns that its root knows; lot: minus the root's lot.
     """
 
-    attempt: int
-    decided: int
+    attempt: Natural
+    decided: Natural
     lot: int
     root: int
     incarnation: int
@@ -120,7 +130,7 @@ class Call(NamedTuple):
     """What a by-election is for: the clusters that nobody trains, among so many; None for the election of a start."""
 
     lost: tuple[int, ...]
-    clusters: int
+    clusters: Natural
 
 
 class Turn(NamedTuple):
@@ -140,11 +150,11 @@ class Probe(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A subtree has answered: its peers, those that may vote, and the turns that the sender itself knows."""
+    """A subtree has answered: its peers that warm up, those that have, and the turns that the sender itself knows."""
 
     key: Key
-    size: int
-    ready: int
+    size: PeerCount
+    ready: PeerCount
     log: tuple[Turn, ...] = ()
 
 
@@ -155,18 +165,22 @@ class Refuse(NamedTuple):
 
 
 class Open(NamedTuple):
-    """The wave is complete: turns begin, after those that were decided before."""
+    """The wave is complete: turns begin, after those that were decided before.
+
+    first: whose model, which follows, is the first centre; None: turns begin with bids.
+    """
 
     key: Key
-    voters: int
+    voters: PeerCount
     log: tuple[Turn, ...]
+    first: int | None = None
 
 
 class Centre(NamedTuple):
     """The model of a centre that was accepted before the receiver joined."""
 
     key: Key
-    place: int
+    place: Natural
     candidate: int
     model: Tensor
 
@@ -175,7 +189,7 @@ class Bid(NamedTuple):
     """The best bid of a subtree; None: nobody there may stand."""
 
     key: Key
-    turn: int
+    turn: Natural
     value: float
     candidate: int | None
 
@@ -184,7 +198,7 @@ class Stand(NamedTuple):
     """Asks the peer that made the best bid to stand."""
 
     key: Key
-    turn: int
+    turn: Natural
     candidate: int
 
 
@@ -192,7 +206,7 @@ class Candidate(NamedTuple):
     """The candidate's model, and its own gain (`core.election.count`)."""
 
     key: Key
-    turn: int
+    turn: Natural
     candidate: int
     gain: float
     model: Tensor
@@ -202,7 +216,7 @@ class Votes(NamedTuple):
     """The votes of a subtree on a candidate, summed."""
 
     key: Key
-    turn: int
+    turn: Natural
     tally: Tally
 
 
@@ -210,7 +224,7 @@ class Decision(NamedTuple):
     """What came of a turn; done: it was the last."""
 
     key: Key
-    turn: int
+    turn: Natural
     outcome: Turn
     done: bool
 
@@ -219,7 +233,7 @@ class Alarm(NamedTuple):
     """No model fits `origin` any more (or again one does); number: the newest of an origin counts."""
 
     origin: int
-    number: int
+    number: Natural
     raised: bool
     lineage: Lineage = ()
 
@@ -230,17 +244,20 @@ class Alarm(NamedTuple):
 class Served(NamedTuple):
     """The server's models (m, P), with the round that they begin."""
 
-    round: int
-    bank: Tensor
+    round: Natural
+    bank: Bank
 
 
 class Report(NamedTuple):
     """What a client trained in a round; None where its training diverged."""
 
-    round: int
+    round: Natural
     message: Message | None
 
 
+ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision)
+KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Served, Report, *ELECTION)
+"""All messages; the other records are parts of them."""
 LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)
 """Messages that carry models."""
 
@@ -269,9 +286,7 @@ def models(message: Any) -> int:
 
 # What may come from anybody.
 
-
-def _is_int(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+Check = Callable[[Any], bool]
 
 
 def _is_number(value: Any) -> bool:
@@ -283,119 +298,75 @@ def _is_model(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    return (
-        type(value) is Message
-        and type(value.sender) is int
-        and _is_int(value.cluster)
-        and _is_int(value.round, -1)
-        and _is_int(value.degree)
-        and _is_int(value.updates)
-        and _is_model(value.model)
-        and (value.offer is None or _is_offer(value.offer))
-    )
-
-
-def _is_offer(value: Any) -> bool:
-    return type(value) is Offer and len(value) == 3 and all(type(part) is int for part in value)
-
-
-def _is_offers(value: Any) -> bool:
-    return type(value) is tuple and all(
-        type(pair) is tuple and len(pair) == 2 and _is_int(pair[0]) and _is_offer(pair[1]) for pair in value
-    )
-
-
-def _is_ints(value: Any) -> bool:
-    return type(value) is tuple and all(type(each) is int for each in value)
-
-
-def _is_key(value: Any) -> bool:
-    return (
-        type(value) is Key
-        and all(type(part) is int for part in value)
-        and 0 <= value.attempt <= MOST_ATTEMPT
-        and 0 <= value.decided <= MOST_TURNS
-    )
-
-
-def _is_turn(value: Any) -> bool:
-    return (
-        type(value) is Turn
-        and (value.candidate is None or type(value.candidate) is int)
-        and type(value.accepted) is bool
-        and type(value.slot) is int
-        and -1 <= value.slot < MOST_SLOTS
-        and value.accepted == (value.slot >= 0)
-        and not (value.accepted and value.candidate is None)
-    )
-
-
-def _is_log(value: Any) -> bool:
-    return type(value) is tuple and len(value) <= MOST_TURNS and all(_is_turn(each) for each in value)
-
-
-def _is_call(value: Any) -> bool:
-    if value is None:
-        return True
-    if type(value) is not Call or not _is_ints(value.lost) or not _is_int(value.clusters):
+    if type(value) is not Message:
         return False
-    lost = value.lost
-    return value.clusters <= MOST_SLOTS and lost == tuple(sorted({j for j in lost if 0 <= j < value.clusters}))
+    sound: bool | None = value.__dict__.get("sound")  # looked at once, like `Message.finite`: it may go to many
+    if sound is None:
+        numbers = (value.sender, value.cluster, value.round, value.degree, value.updates)
+        sound = value.__dict__["sound"] = (
+            all(type(each) is int for each in numbers)
+            and min(value.cluster, value.round + 1, value.degree, value.updates) >= 0
+            and _is_model(value.model)
+            and (value.offer is None or _is_record(Offer, value.offer))
+        )
+    return sound
 
 
-def _is_tally(value: Any) -> bool:
-    if type(value) is not Tally or not all(_is_int(each) for each in value[:3]):
-        return False
-    return all(_is_ints(each) and len(each) == len(value.totals) for each in value[3:])
-
-
-_CHECKS: dict[type, Any] = {
-    Hello: lambda m: _is_int(m.incarnation) and _is_int(m.round) and _is_int(m.clusters) and is_lineage(m.lineage),
-    Update: lambda m: (
-        _is_message(m.message)
-        and _is_int(m.parts, 1)
-        and is_lineage(m.lineage)
-        and _is_number(m.age_s)
-        and m.age_s >= 0
-        and _is_ints(m.freshness)
-        and _is_offers(m.offers)
-    ),
-    Nothing: lambda m: _is_int(m.round) and is_lineage(m.lineage) and _is_ints(m.freshness) and _is_offers(m.offers),
-    CopyRequest: lambda m: _is_int(m.cluster) and is_lineage(m.lineage),
-    Copy: lambda m: _is_message(m.message) and m.message.offer is not None and is_lineage(m.lineage),
-    BankRequest: lambda m: m.clusters is None or (_is_ints(m.clusters) and len(m.clusters) <= 4096),
-    BankCopy: lambda m: (
-        _is_message(m.message)
-        and m.message.offer is not None
-        and _is_int(m.round)
-        and _is_int(m.clusters, 1)
-        and is_lineage(m.lineage)
-    ),
-    Declined: lambda m: m.cluster is None or _is_int(m.cluster),
-    Probe: lambda m: _is_key(m.key) and is_lineage(m.base) and _is_call(m.call),
-    Count: lambda m: (
-        _is_key(m.key)
-        and _is_int(m.size, 1)
-        and _is_int(m.ready)
-        and m.ready <= m.size <= MOST_PEERS
-        and _is_log(m.log)
-    ),
-    Refuse: lambda m: _is_key(m.key),
-    Open: lambda m: _is_key(m.key) and _is_int(m.voters) and m.voters <= MOST_PEERS and _is_log(m.log),
-    Centre: lambda m: _is_key(m.key) and _is_int(m.place) and type(m.candidate) is int and _is_model(m.model),
-    Bid: lambda m: (
-        _is_key(m.key) and _is_int(m.turn) and _is_number(m.value) and (m.candidate is None or type(m.candidate) is int)
-    ),
-    Stand: lambda m: _is_key(m.key) and _is_int(m.turn) and type(m.candidate) is int,
-    Candidate: lambda m: (
-        _is_key(m.key) and _is_int(m.turn) and type(m.candidate) is int and _is_number(m.gain) and _is_model(m.model)
-    ),
-    Votes: lambda m: _is_key(m.key) and _is_int(m.turn) and _is_tally(m.tally),
-    Decision: lambda m: _is_key(m.key) and _is_int(m.turn) and _is_turn(m.outcome) and type(m.done) is bool,
-    Alarm: lambda m: type(m.origin) is int and _is_int(m.number) and type(m.raised) is bool and is_lineage(m.lineage),
-    Served: lambda m: _is_int(m.round) and isinstance(m.bank, Tensor) and m.bank.dim() == 2,
-    Report: lambda m: _is_int(m.round) and (m.message is None or _is_message(m.message)),
+_LEAVES: dict[Any, Check] = {
+    int: lambda value: type(value) is int,
+    bool: lambda value: type(value) is bool,
+    float: _is_number,
+    Tensor: _is_model,
+    Message: _is_message,
+    Lineage: is_lineage,
 }
+"""What a field of a type may hold; of other types: a tuple or a record of such, or None where that is a choice."""
+
+_RULES: dict[type, Check] = {
+    Update: lambda m: m.age_s >= 0,
+    Copy: lambda m: m.message.offer is not None,
+    BankCopy: lambda m: m.message.offer is not None,
+    BankRequest: lambda m: m.clusters is None or len(m.clusters) <= MOST_SLOTS,
+    Declined: lambda m: m.cluster is None or m.cluster >= 0,
+    Count: lambda m: m.ready <= m.size,
+    Key: lambda m: m.attempt <= MOST_ATTEMPT and m.decided <= MOST_TURNS,
+    Turn: lambda m: (
+        -1 <= m.slot < MOST_SLOTS and m.accepted == (m.slot >= 0) and not (m.accepted and m.candidate is None)
+    ),
+    Call: lambda m: m.clusters <= MOST_SLOTS and m.lost == tuple(sorted({j for j in m.lost if 0 <= j < m.clusters})),
+    Tally: lambda m: min(m[:3]) >= 0 and all(len(each) == len(m.totals) for each in m[3:]),
+}
+"""What must hold besides."""
+
+
+def _check_of(hint: Any) -> Check:
+    """Make the check of one field from its type."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in _LEAVES:
+        return _LEAVES[hint]
+    if origin is Annotated:
+        check: Check = hint.__metadata__[0]
+        return check
+    if origin is tuple and parts[-1] is not ...:
+        checks = [_check_of(part) for part in parts]
+        return lambda value: type(value) is tuple and len(value) == len(checks) and all(map(call, checks, value))
+    if origin is tuple:
+        item = _check_of(parts[0])
+        return lambda value: type(value) is tuple and len(value) <= MOST_TURNS and all(map(item, value))
+    if parts:
+        inner = _check_of(parts[0])
+        return lambda value: value is None or inner(value)
+    return partial(_is_record, hint)
+
+
+@cache
+def _field_checks(kind: Any) -> list[Check]:
+    return [_check_of(hint) for hint in get_type_hints(kind, include_extras=True).values()]
+
+
+def _is_record(kind: Any, value: Any) -> bool:
+    checks = _field_checks(kind)
+    return type(value) is kind and all(map(call, checks, value)) and (kind not in _RULES or _RULES[kind](value))
 
 
 _last_sound: Any = None
@@ -407,8 +378,8 @@ def well_formed(message: Any) -> bool:
     global _last_sound
     if message is _last_sound and message is not None:
         return True
-    check = _CHECKS.get(type(message))
-    if check is None or not check(message):
+    kind = type(message)
+    if kind not in KINDS or not _is_record(kind, message):
         return False
     _last_sound = message
     return True

@@ -25,32 +25,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from dfca.peer import messages as m
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import names
-from dfca.peer.messages import (
-    Alarm,
-    BankCopy,
-    BankRequest,
-    Bid,
-    Candidate,
-    Centre,
-    Copy,
-    CopyRequest,
-    Count,
-    Decision,
-    Declined,
-    Hello,
-    Nothing,
-    Open,
-    Probe,
-    Refuse,
-    Stand,
-    Update,
-    Votes,
-)
 from dfca.peer.rounds import Rounds
 from dfca.peer.state import State, Step
-from dfca.peer.work import Draw, Job, Rest, Score, Train
+from dfca.peer.work import Draw, Job, Rest, Score, Train, Warm
 
 
 class Peer(Rounds):
@@ -102,7 +82,7 @@ class Peer(Rounds):
             self._wait_for(Step.BEGIN)
             return
         drawn = self.options.start != "elected"
-        if not drawn and not late:
+        if not drawn and not late and self.own is None:
             self._warm_up(None)
         elif drawn and (not late or self.rules.exchange == "none" or not self.neighbours):
             self._draw()
@@ -153,6 +133,13 @@ class Peer(Rounds):
         self._settle()
         self._after_input()
 
+    def limit_peers(self, most: int, now: float) -> None:
+        """Take in how many peers there can be, where the driver knows: no election counts more."""
+        self._tick(now)
+        self.most_peers = max(1, min(most, m.MOST_PEERS))
+        if self.election is not None:
+            self.election.most = self.most_peers
+
     def _handle(self, sender: int, message: Any) -> bool:
         handle = _HANDLERS.get(type(message))
         if handle is not None:
@@ -167,6 +154,9 @@ class Peer(Rounds):
         if isinstance(job, Score):
             if job is self.checking:
                 self._judge_fit(result)
+            elif job is self.job:
+                self.job = None
+                self._end_warm_up(Warm(job.models[0], result))
             elif self.election is not None:
                 self.election.scored(job, result)
         elif isinstance(job, Draw):
@@ -182,6 +172,7 @@ class Peer(Rounds):
             elif isinstance(job, Rest):
                 self._end_rest()
             else:
+                self._note("warmed")
                 self._end_warm_up(result)
         self._after_input()
 
@@ -214,15 +205,15 @@ class Peer(Rounds):
 
 
 _HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
-    Hello: Peer._on_hello,
-    Update: Peer._on_update,
-    Nothing: Peer._on_nothing,
-    CopyRequest: Peer._on_copy_request,
-    Copy: Peer._on_copy,
-    Declined: Peer._on_declined,
-    BankRequest: Peer._on_bank_request,
-    BankCopy: Peer._on_bank_copy,
-    Probe: Peer._on_probe,
-    Alarm: Peer._on_alarm,
-    **dict.fromkeys((Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision), Peer._on_election),
+    **dict.fromkeys(m.ELECTION, Peer._on_election),
+    m.Probe: Peer._on_probe,
+    m.Hello: Peer._on_hello,
+    m.Update: Peer._on_update,
+    m.Nothing: Peer._on_nothing,
+    m.CopyRequest: Peer._on_copy_request,
+    m.Copy: Peer._on_copy,
+    m.Declined: Peer._on_declined,
+    m.BankRequest: Peer._on_bank_request,
+    m.BankCopy: Peer._on_bank_copy,
+    m.Alarm: Peer._on_alarm,
 }

@@ -60,7 +60,8 @@ class Relay(PeerState):
         assert self.bank is not None
         copies = self.copies
         offer = Offer(self.id, copies.stamps[cluster], copies.origins[cluster])
-        model = self.bank[cluster].clone()
+        model, layout = self.bank[cluster].clone(), self.rules.layout
+        model = model if layout is None else layout.hide(model)
         return Message(self.id, cluster, self.round, self.rules.degree, model, offer, copies.updates[cluster])
 
     def _refuse_unasked(self, sender: int, copy: Copy | BankCopy) -> None:

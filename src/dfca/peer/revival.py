@@ -1,31 +1,32 @@
 """When a by-election is due: a distribution is new, a cluster was lost, or models were taken that do not fit.
 
-A peer remembers its lowest loss. Where the loss of its best model stays above `ALARM` times that for `ROUNDS` rounds in
-a row, no model fits it any more and it raises the alarm. So does a peer that took over models without having voted for
-them, if a model of its own, warmed up after `PAUSE` rounds, fits its samples better than all of them (`misfit`). Alarms
-travel from neighbour to neighbour, once per change, and are forgotten after `FRESH` rounds.
+A peer remembers its lowest and highest loss. Where the loss of its best model stays above `ALARM` times the lowest, and
+above `LOST_SHARE` of the way up to the highest, for `ROUNDS` rounds in a row, no model fits it any more and it raises
+the alarm. So does a peer that took over models without having voted for them, if a model of its own, warmed up after
+`PAUSE` rounds, fits its samples better than all of them (`misfit`). Alarms travel from neighbour to neighbour, once per
+change, and are forgotten after `FRESH` rounds.
 
 A cluster is lost when nobody trains it: updates carry the newest round of every cluster that their sender knows of, and
-the peer counts its own rounds since it last saw a newer one. Models of slow or far-away trainers come seldom, so the
-count must exceed what was seen between two of them before; one that was never seen is waited for longer.
+the peer counts its own rounds since it last saw a newer one, but for those with less than half of its neighbours in
+reach. Models of slow or far-away trainers come seldom, so the count must exceed what was seen between two of them
+before; one that was never seen is waited for longer. Who knows better takes no part in the by-election (`believes`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dfca.core.election import ElectionOptions
+from dfca.core.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
 
-ALARM = 1.5
-ROUNDS = 3
-PAUSE = 10
-"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
-election that opened nothing, so that a false alarm costs little."""
 UNSEEN = 10
 """Rounds after which a cluster that nobody was ever known to train counts as lost."""
 FRESH = 20
 """Rounds after which an alarm that was not raised anew is forgotten."""
+UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
+"""What a detector remembers of a cluster, before anything is known of it."""
 
 
 @dataclass
@@ -39,6 +40,7 @@ class DriftDetector:
     """
 
     lowest: float = math.inf
+    highest: float = -math.inf
     alarm: int = 0
     misfit: bool = False
     newest: list[int] = field(default_factory=list)
@@ -52,25 +54,28 @@ class DriftDetector:
 
     def copy(self) -> DriftDetector:
         """Copy the memory, without the alarms of others."""
-        return replace(
-            self,
-            newest=list(self.newest),
-            seen=list(self.seen),
-            idle=list(self.idle),
-            gaps=list(self.gaps),
-            mourned=list(self.mourned),
-            alarms={},
-        )
+        lists: dict[str, Any] = {name: list(getattr(self, name)) for name in UNSEEN_CLUSTER}
+        return replace(self, alarms={}, **lists)
 
     @property
     def alarmed(self) -> bool:
         """Whether no model fits this peer any more."""
         return self.alarm >= ROUNDS or self.misfit
 
-    def look(self, loss: float) -> None:
-        """Take in the loss of one's best model."""
-        self.alarm = self.alarm + 1 if loss > ALARM * self.lowest else 0
-        self.lowest = min(self.lowest, loss)
+    def look(self, loss: float, mixed: bool = True) -> None:
+        """Take in the loss of one's best model; mixed: it was averaged with others since, or nobody is away.
+
+        Who trains a model alone for a while overfits it: how low its loss gets then is nothing to compare with.
+        """
+        self.highest = max(self.highest, loss) if math.isfinite(loss) else self.highest
+        rise, learned = loss - self.lowest, self.highest - self.lowest
+        self.alarm = self.alarm + 1 if loss > ALARM * self.lowest and rise > LOST_SHARE * learned else 0
+        if mixed:
+            self.lowest = min(self.lowest, loss)
+
+    def believes(self, lost: tuple[int, ...], round: int) -> bool:
+        """Return whether clusters may be lost of which a neighbour says so: this peer knows of no recent update."""
+        return all(self.idle[j] >= ROUNDS or self.newest[j] < round - ROUNDS for j in lost if j < len(self.idle))
 
     def learn(self, freshness: tuple[int, ...], limit: int) -> None:
         """Take in what a neighbour knows of who trains what; no round beyond `limit` is believed."""
@@ -85,15 +90,14 @@ class DriftDetector:
         self.alarms[origin] = (number, raised, round)
         return True
 
-    def end_round(self, clusters: int) -> None:
-        """Count for how long each cluster has been idle."""
+    def end_round(self, clusters: int, informed: bool = True) -> None:
+        """Count for how long each cluster has been idle; informed: enough neighbours are in reach to know."""
         self.grow(clusters)
         for j in range(clusters):
             if self.newest[j] > self.seen[j]:
-                if self.seen[j] >= 0:
-                    self.gaps[j] = max(self.gaps[j], self.idle[j])
+                self.gaps[j] = max(self.gaps[j], self.idle[j])
                 self.seen[j], self.idle[j], self.mourned[j] = self.newest[j], 0, False
-            else:
+            elif informed:
                 self.idle[j] += 1
 
     def is_due(self, round: int, options: ElectionOptions) -> bool:
@@ -118,17 +122,14 @@ class DriftDetector:
             self.mourned[j] = True
         self.grow(clusters)
         for j in opened:
-            self.newest[j] = self.seen[j] = -1
-            self.idle[j], self.gaps[j], self.mourned[j] = 0, 0, False
+            for name, value in UNSEEN_CLUSTER.items():
+                getattr(self, name)[j] = value
         self.last, self.pause = round, PAUSE if opened else 2 * self.pause
-        self.alarm, self.lowest, self.misfit = 0, math.inf, False  # what is low is learned anew
+        self.alarm, self.lowest, self.highest, self.misfit = 0, math.inf, -math.inf, False  # learned anew
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 
     def grow(self, clusters: int) -> None:
         """Make room for clusters that are new."""
         more = clusters - len(self.idle)
-        self.newest += [-1] * more
-        self.seen += [-1] * more
-        self.idle += [0] * more
-        self.gaps += [0] * more
-        self.mourned += [False] * more
+        for name, value in UNSEEN_CLUSTER.items():
+            getattr(self, name).extend([value] * more)

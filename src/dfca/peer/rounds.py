@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
+from dfca.core.revival import PAUSE
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
 from dfca.peer.lineage import clusters_of, compatible
 from dfca.peer.messages import Call, Hello, Nothing, Update
-from dfca.peer.revival import PAUSE
 from dfca.peer.state import State, Step
 from dfca.peer.work import Rest, Train, Trained
 
@@ -63,10 +63,12 @@ class Rounds(Joining):
     def _end_training(self, result: Trained) -> None:
         assert self.bank is not None
         now, cluster = self.round, result.cluster
-        row = self.bank[cluster]
-        if result.fine and result.model is not None:
-            row.copy_(result.model)
-        trained = (row.clone() if result.model is None else result.model) if result.fine else None
+        trained, complete = None, len(self.links) >= len(self.neighbours)
+        mixed = complete or (cluster < len(self.bank) and self.copies.counts[cluster] > 0)
+        if result.fine:
+            trained = self.bank[cluster].clone() if result.model is None else result.model
+            if self.options.size and (result.model is not None or self.rules.layout is not None):
+                self.rules.store_(self.bank, cluster, trained)  # a run without training has models without numbers
         self.copies, messages = self.rules.end_round(self.copies, cluster, trained)
         self.finishes.append(self.now)
         del self.finishes[:-REMEMBERED]
@@ -75,7 +77,7 @@ class Rounds(Joining):
         self._out.save = True
         if self.options.revives:
             self.detector.grow(len(self.bank))
-            self.detector.look(result.loss)
+            self.detector.look(result.loss, mixed)
             if result.fine:
                 self.detector.newest[cluster] = max(now, self.detector.newest[cluster])
             self._raise_alarm()
@@ -132,7 +134,7 @@ class Rounds(Joining):
         batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending
         folded, newest = [], self.round - 1 if self.options.staleness.unit != "seconds" else math.inf
-        for _, update, came_s in self.inbox.take(limit):
+        for update, came_s in self.inbox.take(limit):
             message = update.message
             j, round = message.cluster, message.round
             if update.lineage != lineage and not compatible(lineage, update.lineage, j):
@@ -168,13 +170,17 @@ class Rounds(Joining):
         assert self.bank is not None
         now, self.ending = self.round - 1, None
         if self.options.revives:
-            self.detector.end_round(len(self.bank))
+            self.detector.end_round(len(self.bank), informed=2 * len(self.links) >= len(self.neighbours))
             if self.election is None and self.detector.is_due(now, self.options.election):
                 self.election = self._make_election(Call(self.detector.lost(), len(self.bank)))
                 self.election.begin(self.now)
             elif self.election is None and not self.voted and now - self.adopted >= PAUSE:
                 self.voted = True  # once
-                self._warm_up(now)
+                if self.own is None:
+                    self._warm_up(now)
+                else:
+                    self._check_fit(self.own, None)
+                    self.own = None
                 return
         self._begin_round()
 
@@ -212,8 +218,7 @@ class Rounds(Joining):
         if round > MOST_ROUND:
             self._refuse("malformed", sender)
             return
-        self._learn(sender, round, update)
-        self.links[sender].ended(round, j, update.parts)
+        self._learn(sender, round, update).ended(round, j, update.parts)
         same = lineage == self.lineage or compatible(self.lineage, lineage, j)
         rests = self.options.participation < 1 and not self._takes_part(self.id, round)
         if self.bank is None or not same or rests:
@@ -226,30 +231,31 @@ class Rounds(Joining):
                 self._fold_if_idle()
         else:
             self._note("drop", sender, j, round)
-        if self.ending is not None:
+        if self.step is None and self.ending is not None:
             self._check_wait()
 
     def _on_nothing(self, sender: int, message: Nothing) -> None:
         self._note("nothing", sender, round=message.round)
-        self._learn(sender, message.round, message)
-        self.links[sender].ended(message.round, -1, 1)
+        self._learn(sender, message.round, message).ended(message.round, -1, 1)
         self._check_wait()
 
-    def _learn(self, sender: int, round: int, end: Update | Nothing) -> None:
-        """Take in what comes along with the end of a neighbour's round."""
+    def _learn(self, sender: int, round: int, end: Update | Nothing) -> Neighbour:
+        """Take in what comes along with the end of a neighbour's round; returns what is known of it."""
         known, lineage, offers = self.links[sender], end.lineage, end.offers
         if round >= known.offers_round:
-            held = 0 if self.bank is None else len(self.bank)
-            own = offers and tuple(
-                {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}.values()
-            )
-            known.offers, known.offers_round, known.offers_lineage = own, round, lineage
+            if offers:
+                held = 0 if self.bank is None else len(self.bank)
+                own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
+                offers = tuple(own.values())
+            known.offers, known.offers_round, known.offers_lineage = offers, round, lineage
         if self.options.revives and lineage == self.lineage:
             self.detector.learn(end.freshness, MOST_ROUND)
-        if known.hello is None:  # it is late, or was broken: this says as much
+        hello = known.hello
+        if hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
             self._take_in_hello()
-        elif not known.hello.clusters or (lineage != self.lineage and known.hello.lineage != lineage):
-            clusters = clusters_of(lineage) if lineage else known.hello.clusters
-            known.hello = known.hello._replace(lineage=lineage, clusters=max(1, clusters))
+        elif not hello.clusters or (lineage != self.lineage and hello.lineage != lineage):
+            clusters = clusters_of(lineage) if lineage else hello.clusters
+            known.hello = hello._replace(lineage=lineage, clusters=max(1, clusters))
             self._seek()
+        return known

@@ -133,8 +133,6 @@ class Server(Machine):
         self.deadline = None if self.options.timeout_s is None else self.now + self.options.timeout_s
         self._broadcast(Served(self.round, self.served))
 
-    STATE = ("incarnation", "now", "state", "links", "refused", "copies", "served", "arrived", "due", "deadline")
-
     @staticmethod
     def _own_copy_does_not_count(copies: ClientState) -> ClientState:
         return replace(copies, counts=(-1,) * len(copies.bank), own={})
@@ -233,13 +231,13 @@ class ServerClient(Machine):
         )
         self.state, self.due = State.WAITING, True
 
-    STATE = ("incarnation", "now", "state", "links", "refused", "copies", "bank", "job", "pending", "reported", "due")
+    NO_STATE = Machine.NO_STATE - {"bank"}  # the models are the server's
 
     def state_of(self) -> dict[str, Any]:
-        """Return the whole state, field by field, with the models: they are the server's."""
-        return {name: getattr(self, name) for name in self.STATE}
+        """See `Machine`; with the models."""
+        return super().state_of() | {"copies": self.copies, "clusters": 0}
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """Continue from a whole state."""
-        for name in self.STATE:
-            setattr(self, name, fields[name])
+        """See `Machine`."""
+        super().restore(fields | {"clusters": 0})
+        self.bank = fields["bank"]

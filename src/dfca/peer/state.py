@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, participates
+from dfca.core.client import ClientState, Message, is_finite, participates
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
-from dfca.peer.messages import Copy, Hello
+from dfca.peer.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.options import PeerOptions
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
@@ -28,6 +28,8 @@ VERSION = 1
 """Of what `save` returns."""
 LIFE = 10**6
 """Alarms are numbered from here on in every life of a peer."""
+FRESHNESS = ("stamps", "origins", "folded", "updates")
+"""What a save keeps of a bank's copies, by cluster."""
 _participates = lru_cache(4096)(participates)
 """Asked again and again while a peer waits, and always the same."""
 
@@ -63,7 +65,10 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class Saved:
-    """What a peer needs on the disk: it goes on from here after a crash."""
+    """What a peer needs on the disk: it goes on from here after a crash.
+
+    own: its warmed-up model (P,), while it has had no vote with it.
+    """
 
     version: int
     seed: int
@@ -78,6 +83,7 @@ class Saved:
     updates: tuple[int, ...] = ()
     detector: DriftDetector = field(default_factory=DriftDetector)
     voted: bool = True
+    own: Tensor | None = None
 
 
 class PeerState(Machine):
@@ -86,8 +92,8 @@ class PeerState(Machine):
     neighbours: those of the graph now, whether they are there or not; the options hold those that it began with.
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, the
     copy that it has asked for; answers: the copies that came; overdue: by neighbour, when it was asked for what did not
-    come in time. newcomer: it has yet to join its neighbours'
-    round. warm: its model for an election. voted: it had a vote on its models, or has seen that they fit. checking: the
+    come in time. newcomer: it has yet to join its neighbours' round. warm: its model for an election, own: the model
+    alone, which is kept over a restart. voted: it had a vote on its models, or has seen that they fit. checking: the
     job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
     """
 
@@ -103,7 +109,7 @@ class PeerState(Machine):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | None = None
+        self.job: Train | Rest | WarmUp | Score | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -122,9 +128,11 @@ class PeerState(Machine):
         self.detector = DriftDetector()
         self.election: Election | None = None
         self.warm: Warm | None = None
+        self.own: Tensor | None = None
         self.voted = True
         self.adopted = 0
         self.checking: Score | None = None
+        self.most_peers = MOST_PEERS
         self.alarm_number = incarnation * LIFE
         self.alarm_sent: tuple[bool, int] = (False, 0)
         self._form = (options.size, options.dtype)
@@ -138,21 +146,16 @@ class PeerState(Machine):
 
     def save(self) -> Saved:
         """Return what must survive a crash."""
-        copies = self.copies
         return Saved(
-            VERSION,
-            self.options.seed,
-            self.incarnation,
-            copies.round,
-            self.lineage,
-            None if self.bank is None else self.bank.clone(),
-            copies.assignment,
-            copies.stamps,
-            copies.origins,
-            copies.folded,
-            copies.updates,
-            self.detector.copy(),
-            self.voted,
+            version=VERSION,
+            seed=self.options.seed,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            bank=None if self.bank is None else self.bank.clone(),
+            detector=self.detector.copy(),
+            voted=self.voted,
+            own=self.own,
+            **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
 
     def _is_usable(self, message: Message) -> bool:
@@ -242,7 +245,7 @@ class PeerState(Machine):
 
     def _resume(self, saved: Saved) -> None:
         """Go on from a save; one that does not fit is refused, and the peer begins without models."""
-        bank = saved.bank
+        bank, own = saved.bank, saved.own
         if saved.version != VERSION:
             self._refuse("a save of another version", self.id)
         elif saved.seed != self.options.seed:
@@ -251,22 +254,23 @@ class PeerState(Machine):
             self._refuse("a save of another model", self.id)
         elif bank is not None and not bool(torch.isfinite(bank).all()):
             self._refuse("a save that is not finite", self.id)
-        elif bank is not None:
-            self._take_bank(bank.to(self.options.dtype), saved.lineage, saved.round)
-            parts = {name: getattr(saved, name) for name in ("stamps", "origins", "folded", "updates")}
-            if all(len(part) == len(bank) for part in parts.values()):
-                self.copies = replace(self.copies, assignment=saved.assignment, **parts)
-            self.detector, self.voted = saved.detector.copy(), saved.voted
-            self.detector.grow(len(bank))
-            self.adopted = saved.round
+        elif own is not None and not (own.shape == (self.options.size,) and is_finite(own)):
+            self._refuse("a save of another model", self.id)
+        else:
+            self.own = None if own is None else own.to(self.options.dtype)
+            if bank is not None:
+                self._resume_bank(bank, saved)
 
-    STATE = (
-        "incarnation", "now", "state", "copies", "lineage", "links", "inbox", "job", "step", "ending", "asked",
-        "deadline", "wanted", "answers", "finishes", "newcomer", "join_until", "pursuit", "suspects", "detector",
-        "election", "warm", "voted", "adopted", "checking", "alarm_number", "alarm_sent", "refused", "drawing",
-        "neighbours", "overdue", "answer_time",
-    )  # fmt: skip
-    """The fields of a peer's whole state; its models are the driver's."""
+    def _resume_bank(self, bank: Tensor, saved: Saved) -> None:
+        self._take_bank(bank.to(self.options.dtype), saved.lineage, saved.round)
+        parts = {name: getattr(saved, name) for name in FRESHNESS}
+        if all(len(part) == len(bank) for part in parts.values()):
+            self.copies = replace(self.copies, assignment=saved.assignment, **parts)
+        self.detector, self.voted = saved.detector.copy(), saved.voted
+        self.detector.grow(len(bank))
+        self.adopted = saved.round
+
+    NO_STATE = Machine.NO_STATE | {"_form", "awaited"}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; what parts of it share is shared again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dfca.core.election import bid
 from dfca.peer.election import Election, Outcome
@@ -37,38 +38,51 @@ class Voting(Relay):
             call,
             links=set(self.links),
             alarmed=self.detector.alarmed,
+            most=self.most_peers,
         )
 
     def _warm_up(self, stage: int | None) -> None:
-        self.state, self.job = State.WARMING, WarmUp(stage)
+        """Train a model of its own; of one that was kept over a restart only the losses are missing."""
+        self.state = State.WARMING
+        if stage is None and self.own is not None:
+            self.job = Score(self.own[None], None)
+        else:
+            self.job = WarmUp(stage)
+            self._note("warm")
         self._out.work.append(self.job)
-        self._note("warm")
 
     def _stop_warming(self) -> None:
         self.job = None
         self._note("warmed")
 
     def _end_warm_up(self, warm: Warm) -> None:
-        self._note("warmed")
+        if self.bank is None:
+            self.warm = warm
+            if self.own is None:
+                self.own, self._out.save = warm.model, True
         if self.election is not None:
-            self.warm = warm
-            self.state = State.ELECTING
-            self.election.warmed(warm)
-        elif self.bank is None:
-            self.warm = warm
-            if self.pursuit is None:
-                self._stand_for_start(warm)
-        else:  # does a model of one's own fit better than those that were taken over?
-            self.warm, self.state = warm, State.WAITING
-            self.checking = Score(self.bank.clone(), self.round - 1)
-            self._out.work.append(self.checking)
+            self._vote_with(warm)
+        elif self.bank is not None:
+            self._check_fit(warm.model, self.round - 1)
+        elif self.pursuit is None:
+            self._stand_for_start(warm)
+
+    def _vote_with(self, warm: Warm) -> None:
+        assert self.election is not None
+        self.election.warmed(warm)
+        self.state = State.PAUSED if self.election.warm is None else State.ELECTING
+
+    def _check_fit(self, own: Tensor, stage: int | None) -> None:
+        """Look whether a model of one's own fits better than those that were taken over."""
+        assert self.bank is not None
+        self.state, self.checking = State.WAITING, Score(torch.cat([self.bank, own[None]]), stage)
+        self._out.work.append(self.checking)
 
     def _judge_fit(self, losses: Losses) -> None:
         self.checking = None
-        if self.warm is not None and bid(losses.bid, self.warm.losses.bid[0]) > 0:
+        if bid(losses.bid[:-1], losses.bid[-1]) > 0:
             self.detector.misfit = True
             self._raise_alarm()
-        self.warm = None
         self._wait_for(Step.BEGIN)
 
     def _stand_for_start(self, warm: Warm) -> None:
@@ -79,9 +93,12 @@ class Voting(Relay):
         self.election.begin(self.now)
 
     def _pause(self) -> None:
-        """Take part in the election that goes on: warm up if it is not too late."""
+        """Take part in the election that goes on: warm up if it is not too late.
+
+        Who has come back and has not trained since may be late already: it forwards, and nobody waits for its vote.
+        """
         assert self.election is not None
-        if self.election.opened or self.election.warm is not None:
+        if self.election.opened or self.election.warm is not None or not self.election.warms:
             self.state = State.PAUSED if self.election.warm is None else State.ELECTING
             return
         self.election.stage, self.election.held = self.round - 1, self.bank
@@ -99,11 +116,13 @@ class Voting(Relay):
         fits = start and not probe.base and probe.call is None
         if self.bank is not None and self.options.revives and probe.call is not None:
             fits = probe.base == self.lineage and probe.call.clusters == len(self.bank)
+            fits = fits and self.detector.believes(probe.call.lost, self.round)
         if not fits:
             self._refuse_wave(sender, probe)
             return
         self.election = self._make_election(probe.call)
         self.election.warm = self.warm if start else None
+        self.election.warms = start or self.job is not None or bool(self.finishes)
         self.election.receive(sender, probe, self.now)
         if start:
             if self.job is None and self.warm is None:
@@ -151,12 +170,15 @@ class Voting(Relay):
         if election.opened and isinstance(self.job, WarmUp):
             self._stop_warming()
             self.state = State.PAUSED
-        elif self.state is State.PAUSED and not election.opened and self.job is None:
+        elif self.state is State.PAUSED and election.warms and not election.opened and self.job is None:
             # Begun again, perhaps without anybody that can vote: there is time to warm up.
-            if self.bank is None:
-                self._warm_up(None)
-            else:
+            if self.bank is not None:
                 self._pause()
+            elif self.warm is not None:
+                self._vote_with(self.warm)
+            else:
+                self._warm_up(None)
+            self._drain_election()
         if election.outcome is not None and not isinstance(self.job, Train | Rest):
             self._conclude(election.outcome)
 
@@ -181,13 +203,18 @@ class Voting(Relay):
             self.detector.close(self.round - 1, len(self.bank), tuple(slot for slot, _ in opened))
             self.alarm_sent = (False, 0)
             self.state = State.WAITING
-        self.voted, self.adopted = outcome.voted or not self.options.revives, self.round
+        self._set_voted(outcome.voted)
         assert self.bank is not None
         self._note("elect", number=len(self.bank))
         self._out.save = True
         if outcome.entry is not None:
             self._broadcast(self._hello())
         self._wait_for(Step.CLOSE if self.ending is not None else Step.BEGIN)
+
+    def _set_voted(self, voted: bool) -> None:
+        """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
+        self.voted, self.adopted = voted or not self.options.revives, self.round
+        self.own = None if self.voted else self.own
 
     def _raise_alarm(self) -> None:
         """Send the neighbours word when no model fits any more, or again one does; anew while it lasts."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from dfca.core.election import ElectionOptions, lot
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.lineage import Entry, Lineage
-from dfca.peer.messages import Call, Count, Key, Probe, Refuse, Turn
+from dfca.peer.messages import MOST_PEERS, Call, Count, Key, Probe, Refuse, Turn
 from dfca.peer.work import Warm
 
 Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
@@ -36,6 +37,16 @@ MOST_AHEAD = 1000
 """Nobody joins a wave of an attempt that is further ahead."""
 PATIENT = 5
 """From so many silences on a peer goes on without those that it waits for."""
+STRIKES = {"wave": 2, "bid": 2, "stand": 3, "vote": 3}
+"""Who was waited for in vain so often in a phase is waited for no more: models take their time. A root waits once more,
+so that its children, who wait for theirs, can go on before."""
+ROOT_STRIKES = 5
+"""Nobody joins the waves of a root of which so many ended in silence: more than a root needs to give up a member that
+is silent."""
+MOST_WAVES = 32
+"""Nor of one that began so many in all."""
+MOST_ROOTS = 4096
+"""Of how many roots a peer remembers that."""
 
 
 @dataclass
@@ -44,8 +55,11 @@ class Wave(ABC):
 
     base: the lineage that the election extends; links: the neighbours in reach. kids: by child, what its subtree
     counts; pending: the neighbours that have not answered the probe; sent: the last count that was sent. log, centres:
-    the turns that were decided, and the models that they accepted. last_s: when the last message of the wave came.
-    entered, silences: how many waves it joined, and how many of them ended in silence; banned: who has no say any more.
+    the turns that were decided, and the models that they accepted. last_s: when the last message of the wave came that
+    was new; heard: what came, so that it is known. warms: this peer has warmed up, or will; else it is not counted.
+    silences: how many waves ended in silence; banned: who has no say any more. most: how many peers there can be,
+    whatever others count; strikes: by neighbour and phase, how often it was waited for in vain. joined, failed: by
+    root, how many waves of it this peer joined, and how many of those ended in silence.
     """
 
     id: int
@@ -67,12 +81,17 @@ class Wave(ABC):
     sent: tuple[int, int] | None = None
     phase: Phase = "wave"
     warm: Warm | None = None
+    warms: bool = True
     log: list[Turn] = field(default_factory=list)
     centres: list[Tensor] = field(default_factory=list)
     last_s: float = 0.0
-    entered: int = 0
     silences: int = 0
     banned: set[int] = field(default_factory=set)
+    most: int = MOST_PEERS
+    strikes: dict[tuple[int, str], int] = field(default_factory=dict)
+    heard: set[tuple[int, str, str, int, int]] = field(default_factory=set)
+    joined: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
     out: list[tuple[int, Any]] = field(default_factory=list)
 
     @abstractmethod
@@ -97,13 +116,15 @@ class Wave(ABC):
         """Join a wave: forget the tree before, keep what was decided."""
         self._forget_what_never_came()
         self.key, self.parent, self.call = key, parent, call
-        self.kids, self.sent = {}, None
+        self.kids, self.sent, self.heard = {}, None, set()
         self._forget_turn()
         self.phase, self.last_s = "wave", now
-        self.entered += 1
+        if parent is not None:
+            _add_one(self.joined, key.root)
         self.pending = self.links - {parent} - self.banned
         for neighbour in sorted(self.pending):
             self._send(neighbour, Probe(key, self.base, call))
+        self.pending = self._to_wait_for(self.pending, self.phase)
         self._counted()
 
     def _forget_what_never_came(self) -> None:
@@ -118,16 +139,40 @@ class Wave(ABC):
     def _take_probe(self, sender: int, probe: Probe, now: float) -> None:
         """Join a better wave; a probe of the same one is the answer of a peer that has another parent."""
         if probe.key > self.key:
-            if sender in self.banned or probe.key.attempt > max(0, self.key.attempt) + MOST_AHEAD:
+            far = probe.key.attempt > max(0, self.key.attempt) + MOST_AHEAD
+            if far or sender in self.banned or not self._trusts(probe.key.root):
                 self._send(sender, Refuse(probe.key))
                 self.pending.discard(sender)
-                self._counted()
+                if probe.key.root == self.key.root and self.parent is not None and not self._trusts(self.key.root):
+                    self._again(now)  # it has given up the wave that this peer is in
+                else:
+                    self._counted()
+            elif probe.key.decided < len(self.log):
+                self.begin(now, probe.key.attempt + 1)  # its root knows fewer turns
             else:
+                if probe.key.attempt // SILENT > self.key.attempt // SILENT:  # somebody else's patience ended first
+                    long = now >= self.last_s + self._patience_s / 2
+                    self._blame_the_silent(long or (self.phase == "stand" and sender in self._waited_for()))
                 self._enter(probe.key, sender, probe.call, now)
         elif probe.key == self.key:
-            self.last_s = now
+            self._hear(sender, probe, now)
             self.pending.discard(sender)
             self._counted()
+        elif sender == self.parent or sender in self.kids:
+            self._without(sender, now)  # it has lost its way to the root, and waits
+        elif sender not in self.pending:  # it takes no part here, or has another parent: it would wait for an answer
+            self._send(sender, Refuse(probe.key) if self.opened else Probe(self.key, self.base, self.call))
+
+    def _hear(self, sender: int, message: Any, now: float) -> None:
+        """Note when a message came, unless it is one more of its kind: who repeats itself puts off no deadline."""
+        mark = (sender, type(message).__name__, str(self.phase), len(self.log), len(self.centres))
+        if mark not in self.heard:
+            self.heard.add(mark)
+            self.last_s = now
+
+    def _trusts(self, root: int) -> bool:
+        """Return whether the waves of a root have led anywhere; who is not trusted still takes part in others'."""
+        return self.failed.get(root, 0) < ROOT_STRIKES and self.joined.get(root, 0) < MOST_WAVES
 
     def _take_count(self, sender: int, message: Count) -> None:
         if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
@@ -143,14 +188,20 @@ class Wave(ABC):
         if self.phase not in ("wave", "counted") or self.pending:
             return
         self.phase = "counted"
-        size = 1 + sum(kid.size for kid in self.kids.values())
-        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+        size, ready = self._count()
         if self.parent is None:
-            if ready >= max(1, math.ceil(self.quorum * size - 1e-9)):
+            # Where turns were decided there was a quorum: who warms up after a restart is not waited for again.
+            if ready >= max(1, 0 if self.log else math.ceil(self.quorum * size - 1e-9)):
                 self._opened(ready, tuple(self.log))
         elif (size, ready) != self.sent:
             self.sent = (size, ready)
             self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
+
+    def _count(self) -> tuple[int, int]:
+        """Count the peers of the subtree that warm up, and those that have; a child may claim more than there are."""
+        size = int(self.warms) + sum(kid.size for kid in self.kids.values())
+        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+        return min(size, self.most), min(ready, self.most)
 
     def is_held_by(self, entry: Entry) -> bool:
         """Return whether an entry of a lineage is what comes of this wave."""
@@ -186,21 +237,49 @@ class Wave(ABC):
 
     def next_wake(self) -> float:
         """Return when silence has lasted too long; also of a root that waits for warm-ups: a count may be wrong."""
-        if self.phase == "done":
-            return math.inf
+        return math.inf if self.phase == "done" else self.last_s + self._patience_s
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a silence lasts before this peer begins again."""
         wait_s = self.answer_time.deadline_s
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
-        # What one has seen oneself counts too: anybody can claim an attempt.
-        return self.last_s + wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self.entered)
+            if self.parent is None and self._silences_seen >= PATIENT:
+                wait_s *= 1.5  # its children, who wait for theirs, go on before
+        return wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self._silences_seen)
+
+    @property
+    def _silences_seen(self) -> int:
+        """How many waves ended in silence, but for those of roots that are not trusted: attempts can be claimed."""
+        return max(0, self.silences - sum(n for root, n in self.failed.items() if not self._trusts(root)))
 
     def wake(self, now: float) -> None:
         """Begin again after too long a silence; after several, go on without the silent."""
         if now < self.next_wake():
             return
-        self.silences += 1
-        if self.silences < PATIENT or not self._go_on_without_the_silent(now):
+        self._blame_the_silent()
+        if self._silences_seen < PATIENT or not self._go_on_without_the_silent(now):
             self._again(now, silent=True)
+
+    def _blame_the_silent(self, long: bool = True) -> None:
+        """Count whom this silence is of: neighbours that this peer waits for, if it was long, else the root."""
+        self.silences += 1
+        silent = self._waited_for() & self.links
+        for neighbour in silent if long else ():
+            place = (neighbour, str(self.phase))
+            self.strikes[place] = self.strikes.get(place, 0) + 1
+        if (self.opened or long) and not silent and self.parent is not None:
+            _add_one(self.failed, self.key.root)
+
+    def _to_wait_for(self, neighbours: Iterable[int], phase: Phase) -> set[int]:
+        """Return those among neighbours that answer in a phase: others take part too, but nobody waits for them."""
+        most = STRIKES[phase] + (self.parent is None)
+        return {neighbour for neighbour in neighbours if self.strikes.get((neighbour, phase), 0) < most}
+
+    @abstractmethod
+    def _waited_for(self) -> set[int]:
+        """Return the neighbours whose part is missing: not their parent, who may be waiting too."""
 
     def _go_on_without_the_silent(self, now: float) -> bool:
         """Stop waiting for neighbours that are silent again and again, as for lost ones; return whether that helps.
@@ -212,7 +291,7 @@ class Wave(ABC):
             self._counted()
             return True
         if self.phase == "counted" and self.parent is None:
-            ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
+            _, ready = self._count()
             if ready:
                 self.last_s = now
                 self._opened(ready, tuple(self.log))
@@ -231,3 +310,10 @@ class Wave(ABC):
 
     def _send(self, neighbour: int, message: Any) -> None:
         self.out.append((neighbour, message))
+
+
+def _add_one(counts: dict[int, int], root: int) -> None:
+    """Count one more of a root, and forget the one that was counted first where there are too many."""
+    counts[root] = counts.get(root, 0) + 1
+    if len(counts) > MOST_ROOTS:
+        del counts[next(iter(counts))]

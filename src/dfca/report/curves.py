@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dfca.report.rows import all_found, mean_std, varying
 from dfca.runs.store.histories import mean_of
+from dfca.runs.store.metric import ShownMetric, metric_of_run
 from dfca.runs.store.reading import Run
 
-BY_ROUND = (
-    ("accuracy", "accuracy (%)", "Accuracy of the model that each client would use, on test data like its own."),
-    (
-        "cluster_accuracy",
-        "clients in the right cluster (%)",
-        "Share of clients that train with the clients of their true group.",
-    ),
-)
+Scale = Literal["percent", "number"]
+
+
+class ByRound(NamedTuple):
+    """A measure that is drawn by round: its key, and how it is shown."""
+
+    key: str
+    label: str
+    caption: str
+    scale: Scale = "percent"
+
+
+def by_round(metric: ShownMetric) -> tuple[ByRound, ...]:
+    """List the measures that are drawn by round."""
+    return (
+        ByRound(metric.key, metric.label, own_caption(metric), scale_of(metric)),
+        ByRound(
+            "cluster_accuracy",
+            "clients in the right cluster (%)",
+            "Share of clients that train with the clients of their true group.",
+        ),
+    )
+
+
+def own_caption(metric: ShownMetric) -> str:
+    """Say what the score of a client is."""
+    less = "" if metric.higher_is_better else " Less is better."
+    return f"{metric.capitalised} of the model that each client would use, on test data like its own.{less}"
+
+
+def scale_of(metric: ShownMetric) -> Scale:
+    """Say how the numbers of a metric are drawn."""
+    return "percent" if metric.percent else "number"
 
 
 class Curve(NamedTuple):
@@ -36,6 +62,7 @@ class Measure(NamedTuple):
     label: str
     caption: str
     banded: bool = True  # a band over yes and no would say nothing
+    scale: Scale = "percent"
 
 
 class Comparison(NamedTuple):
@@ -51,20 +78,23 @@ def _share_found(row: Mapping[str, Any]) -> float | None:
     return None if row.get("cluster_accuracy") is None else float(all_found(row))
 
 
-MEASURES = (
-    Measure(lambda row: row.get("accuracy"), BY_ROUND[0][1], BY_ROUND[0][2]),
-    Measure(
-        lambda row: row.get("all_models_accuracy"),
-        "all-models accuracy (%)",
-        "Accuracy of each client's models on test data of every group.",
-    ),
-    Measure(
-        _share_found,
-        "runs that found all clusters (%)",
-        "Share of runs that put every client into its cluster.",
-        banded=False,
-    ),
-)
+def measures(metric: ShownMetric) -> tuple[Measure, ...]:
+    """List the measures that a sweep is compared in."""
+    return (
+        Measure(lambda row: row.get(metric.key), metric.label, own_caption(metric), scale=scale_of(metric)),
+        Measure(
+            lambda row: row.get(metric.all_models),
+            f"all-models {metric.label}",
+            f"{metric.capitalised} of each client's models on test data of every group.",
+            scale=scale_of(metric),
+        ),
+        Measure(
+            _share_found,
+            "runs that found all clusters (%)",
+            "Share of runs that put every client into its cluster.",
+            banded=False,
+        ),
+    )
 
 
 def curves_of(run: Run, measure: str) -> dict[str, Curve]:
@@ -100,7 +130,7 @@ def comparisons(run: Run) -> Iterator[Comparison]:
         if len(_numbers(run, key)) < 2:
             continue
         for others in _choices(run, key):
-            for measure in MEASURES:
+            for measure in measures(metric_of_run(run.summary)):
                 found = {name: _curve_against(run, name, key, others, measure) for name in run.algorithms}
                 curves = {name: curve for name, curve in found.items() if curve is not None}
                 if any(len(curve.x) > 1 for curve in curves.values()):
@@ -109,10 +139,10 @@ def comparisons(run: Run) -> Iterator[Comparison]:
 
 def _numbers(run: Run, key: str) -> list[float]:
     """Return the numbers that a key has in the sweep, ascending; none if it has other values too."""
-    values = {point["point"][key] for point in run.summary["points"] if key in point["point"]}
+    values = [point["point"][key] for point in run.summary["points"] if key in point["point"]]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        return []
-    return sorted(values)
+        return []  # a list among them cannot be in a set
+    return sorted(set(values))
 
 
 def _choices(run: Run, key: str) -> list[dict[str, Any]]:

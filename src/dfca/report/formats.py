@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dfca.report.paper.connectivity import connectivity_tables
 from dfca.report.paper.theory import theory_notes, theory_tables
-from dfca.report.rows import summary_rows, varying
+from dfca.report.rows import named, summary_rows, varying
 from dfca.report.tables import TextTable, notes, result_tables
 from dfca.report.virtual_tables import virtual_tables
 from dfca.report.wording import DASH, one_line
@@ -83,7 +83,7 @@ def latex(summary: Mapping[str, Any]) -> str:
 
 def comma_separated(summary: Mapping[str, Any]) -> str:
     """Write the numbers themselves, one line per algorithm, in a sweep per point and algorithm; empty: not known."""
-    rows, keys = summary_rows(summary), varying(summary)
+    rows, keys = [named(row) for row in summary_rows(summary)], varying(summary)
     dropped = ("point", "label", "best", "informed", "partial", "found", "lost", "via")
     names = [name for name in rows[0] if name not in dropped] if rows else ["algorithm"]
     file = io.StringIO()
@@ -112,7 +112,15 @@ def _tex(text: str) -> str:
     >>> _tex("93.7 ± 0.1"), _tex("accuracy %")
     ('93.7 $\\\\pm$ 0.1', 'accuracy \\\\%')
     """
-    special = {"±": r"$\pm$", "−": "$-$", "λ": r"$\lambda$", "²": "$^2$", DASH: "--"}
+    special = {
+        "†": r"$^\dagger$",
+        "‡": r"$^\ddagger$",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "λ": r"$\lambda$",
+        "²": "$^2$",
+        DASH: "--",
+    }
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
     special |= {each: "\\" + each for each in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

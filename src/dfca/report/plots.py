@@ -12,7 +12,6 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,41 +21,32 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dfca.report import palette
+from dfca.report.axes import (
+    FAINT,
+    INK,
+    LineEnd,
+    Style,
+    Zoom,
+    label_ends,
+    log_axis,
+    percent_axis,
+    plain,
+    values_axis,
+    with_room,
+)
 from dfca.report.curves import Curve
+from dfca.report.palette import CLUSTERS, cluster_colour
 
-INK = "#010101"  # stands for the page's text colour
-FAINT = "#020202"  # stands for the page's colour of thin lines
 FAINT_ON_PAPER = "#d9dde2"
-EDGE = "#8a8a8a"  # edges of graphs: readable on light and dark, also where they are pixels
+EDGE = palette.GREY  # edges of graphs: readable on light and dark, also where they are pixels
 
-# Okabe and Ito's palette without black and yellow, then Tol's muted one: distinct with every kind of colour vision.
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#882255", "#999933", "#44aa99", "#7d6bb5")
-ALGORITHM_COLOURS = {
-    "dfca-gi": "#0072b2",
-    "dfca-li": "#e69f00",
-    "dfca": "#882255",
-    "dfca-fi": "#7d6bb5",
-    "ifca": "#d55e00",
-    "dfedavgm": "#009e73",
-    "fedspd": "#cc79a7",
-    "fedavg": "#56b4e9",
-    "local": "#8a8a8a",
-    "oracle": "#8a8a8a",
-}
-UNMATCHED = "#8a8a8a"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 VECTOR_EDGES = 500  # beyond, edges are pixels: a page of eight graphs stays small
 VECTOR_NODES = 300
-
-
-class Style(NamedTuple):
-    """How an algorithm is drawn, the same in every figure."""
-
-    colour: str
-    dash: str
 
 
 class Drawing(NamedTuple):
@@ -73,11 +63,8 @@ def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[
 
     Solid: neighbours; dashed: a server; dotted: the bounds (nobody, or the true clusters are known).
     """
-    free = [colour for colour in reversed(PALETTE) if colour not in ALGORITHM_COLOURS.values()] or list(PALETTE)
     given: dict[str, Style] = {}
-    strangers = cycle(free)
-    for name in algorithms:
-        colour = ALGORITHM_COLOURS.get(name) or next(strangers)
+    for name, colour in palette.algorithm_colours(algorithms).items():
         bound = informed.get(name, False) or via.get(name) == "nobody"
         dash = ("-." if informed.get(name, False) else ":") if bound else "--" if via.get(name) == "server" else "-"
         given[name] = Style(colour, dash)
@@ -88,57 +75,92 @@ def draw_curves(
     series: Mapping[str, Curve],
     style: Mapping[str, Style],
     label: str,
-    scale: Literal["percent", "log"] = "percent",
+    scale: Literal["percent", "number", "log"] = "percent",
     against: str = "round",
+    zoom: Zoom | None = None,
 ) -> Figure:
     """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
 
     Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
+    With a zoom only its part of the axis is drawn, and only the lines that end there are named.
     """
-    figure = Figure(figsize=(6.4, 4.0))
-    axes = figure.add_axes((0.115, 0.13, 0.67, 0.84))
+    figure, axes = with_room(series)
+    ends = _fill(axes, series, style, scale, against)
+    axes.set_xlabel(against)
+    axes.set_ylabel(label)
+    if zoom is not None:
+        axes.set_ylim(zoom.low, zoom.high)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    label_ends(axes, [end for end in ends if zoom is None or end.name not in zoom.outside], style)
+    return figure
+
+
+def draw_panel(
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    against: str,
+    bounds: tuple[float, float],
+    scale: Literal["percent", "number"] = "percent",
+) -> Figure:
+    """Draw one of several small figures of one measure; all of them have the same bounds, none has names."""
+    figure = Figure(figsize=(3.3, 2.5))
+    axes = figure.add_axes((0.14, 0.19, 0.82, 0.78))
+    _fill(axes, series, style, scale, against)
+    axes.set_ylim(*bounds)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.set_xlabel(against)
+    return figure
+
+
+def _fill(
+    axes: Axes,
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    scale: Literal["percent", "number", "log"],
+    against: str,
+) -> list[LineEnd]:
+    """Draw the lines and set up both axes; returns where the lines end."""
     by_round = against == "round"
-    ends = draw_lines(axes, series, style, "percent" if scale == "percent" else "amount", marked=not by_round)
+    ends = draw_lines(axes, series, style, "amount" if scale == "log" else scale, marked=not by_round)
     if scale == "log":
         axes.set_yscale("log")
         log_axis(axes, 9)
-    else:
+    elif scale == "percent":
         percent_axis(axes)
-    axes.set_xlabel(against)
-    axes.set_ylabel(label)
     if by_round:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-        axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
+        axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)
     else:
         values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
     plain(axes)
-    label_ends(axes, ends, style)
-    return figure
+    return ends
 
 
 def draw_lines(
     axes: Axes,
     series: Mapping[str, Curve],
     style: Mapping[str, Style],
-    scale: Literal["percent", "amount"],
+    scale: Literal["percent", "number", "amount"],
     marked: bool,
-) -> list[tuple[str, float, float]]:
-    """Draw the lines, in percent with their bands, and return the name and the end of each; amounts are positive."""
+) -> list[LineEnd]:
+    """Draw the lines, with their bands but for amounts, which are positive; return the name and the end of each."""
     factor = 100 if scale == "percent" else 1
     ends = []
     for name, curve in series.items():
         x, mean = np.asarray(curve.x, float), factor * np.asarray(curve.mean, float)
-        shown = np.isfinite(mean) if scale == "percent" else np.isfinite(mean) & (mean > 0)
+        shown = np.isfinite(mean) & (mean > 0) if scale == "amount" else np.isfinite(mean)
         if not shown.any():
             continue
-        x, mean, (colour, dash) = x[shown], mean[shown], style[name]
+        x, mean, (colour, dash, _) = x[shown], mean[shown], style[name]
         dots: dict[str, Any] = {"marker": "o", "ms": 4, "clip_on": False} if marked or len(x) <= 2 else {}
         axes.plot(x, mean, color=colour, linestyle=dash, lw=1.7, zorder=3, **dots)
-        if curve.std is not None and scale == "percent":
+        if curve.std is not None and scale != "amount":
             std = factor * np.asarray(curve.std, float)[shown]
-            low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+            low, high = mean - std, mean + std
+            if scale == "percent":
+                low, high = np.clip(low, 0, 100), np.clip(high, 0, 100)
             axes.fill_between(x, low, high, color=colour, alpha=0.11, lw=0, zorder=2)
-        ends.append((name, float(x[-1]), float(mean[-1])))
+        ends.append(LineEnd(name, float(x[-1]), float(mean[-1])))
     return ends
 
 
@@ -207,7 +229,7 @@ def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | N
     for cluster in np.unique(of).tolist():
         x, y = xy[of == cluster].T
         look: dict[str, Any] = {
-            "color": colour_of(cluster),
+            "color": cluster_colour(cluster),
             "marker": marker_of(cluster),
             "rasterized": len(xy) > VECTOR_NODES,
         }
@@ -227,14 +249,9 @@ def _canvas(half: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def colour_of(cluster: int) -> str:
-    """Return the colour of a cluster; -1 is grey."""
-    return UNMATCHED if cluster < 0 else PALETTE[cluster % len(PALETTE)]
-
-
 def marker_of(cluster: int) -> str:
     """Return the marker of a cluster: a disc, and other shapes where the colours come round again."""
-    return MARKERS[max(cluster, 0) // len(PALETTE) % len(MARKERS)]
+    return MARKERS[max(cluster, 0) // len(CLUSTERS) % len(MARKERS)]
 
 
 def to_svg(figure: Figure, salt: str = "") -> str:
@@ -278,97 +295,3 @@ def _take_literally(figure: Figure) -> None:
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
-
-
-def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
-    """Leave what is needed to read values: ticks, thin grid lines, labels."""
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.grid(axis=grid, color=FAINT, lw=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0, labelsize=11)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.label.set_color(INK)
-        axis.label.set_fontsize(11)
-
-
-def log_axis(axes: Axes, ticks: int) -> None:
-    """Mark powers of ten, and where there are few of them also 2 and 5, with plain numbers."""
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=ticks))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def percent_axis(axes: Axes) -> None:
-    """Bound an axis in percent by tens; never beyond 0..100."""
-    low, high = axes.get_ylim()
-    low, high = max(0.0, 10 * np.floor(low / 10)), min(100.0, 10 * np.ceil(high / 10))
-    axes.set_ylim(low - 0.5, high + 0.5) if high > low else axes.set_ylim(low - 5, low + 5)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
-
-
-def values_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Mark the values themselves on the x axis, as far as their numbers do not touch."""
-    low, high = values[0], values[-1]
-    if low > 0 and high > 10 * low:
-        axes.set_xscale("log")
-        places = np.log(values)
-        axes.set_xlim(low / (high / low) ** 0.03, high)
-    else:
-        places = np.asarray(values)
-        axes.set_xlim(low - 0.03 * (high - low), high)
-    ticks: list[float] = []
-    for value, place in zip(values, places, strict=True):
-        last = places[values.index(ticks[-1])] if ticks else -np.inf
-        if place - last >= 0.09 * (places[-1] - places[0]):
-            ticks.append(value)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def label_ends(axes: Axes, ends: list[tuple[str, float, float]], style: Mapping[str, Style]) -> None:
-    """Write the names beside the ends of the lines, moved apart where they would overlap.
-
-    A line that stops early, of a run that is not finished, has its name where it stops.
-    """
-    gap = 0.062
-    last = max((x for _, x, _ in ends), default=0.0)
-    for name, x, y in ends:
-        if x < last:
-            axes.annotate(name, (x, y), (4, 0), textcoords="offset points", va="center", color=INK, fontsize=11)
-    ends = [end for end in ends if end[1] == last]
-    if not ends:
-        return
-    transform = axes.transScale + axes.transLimits
-    placed = sorted((float(transform.transform((x, y))[1]), name, x, y) for name, x, y in ends)
-    heights = _apart([height for height, *_ in placed], gap)
-    for height, (_, name, x, y) in zip(heights, placed, strict=True):
-        leader = {"arrowstyle": "-", "color": style[name].colour, "lw": 0.9, "shrinkA": 3, "shrinkB": 0}
-        axes.annotate(
-            name,
-            (x, y),
-            (1.06, height),
-            textcoords="axes fraction",
-            va="center",
-            color=INK,
-            fontsize=11,
-            annotation_clip=False,
-            arrowprops=leader | {"relpos": (0, 0.5)},
-        )
-
-
-def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending heights apart to at least `gap`, as little as possible: those in conflict keep their middle."""
-    groups: list[list[float]] = []  # [middle, members]
-    for height in heights:
-        groups.append([height, 1])
-        while len(groups) > 1:
-            (below, m), (above, n) = groups[-2], groups[-1]
-            if above - below >= gap * (m + n) / 2:
-                break
-            groups[-2:] = [[(below * m + above * n) / (m + n), m + n]]
-    apart = [middle + gap * (i - (n - 1) / 2) for middle, n in groups for i in range(int(n))]
-    shift = max(0.0, -apart[0]) - max(0.0, apart[-1] - 1)
-    return [height + shift for height in apart]

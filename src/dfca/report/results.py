@@ -16,7 +16,7 @@ import tomli_w
 from dfca import __version__
 from dfca.errors import RunError
 from dfca.files import atomic_write
-from dfca.report.rows import summary_rows
+from dfca.report.rows import named, summary_rows
 from dfca.report.virtual import VirtualResults, is_virtual
 from dfca.runs.store.reading import Run
 
@@ -40,7 +40,9 @@ def save_results(run: Run, path: Path) -> None:
         **head,
         "config": run.config,
         "environment": {key: value for key, value in run.environment.items() if key != "earlier"},
-        "means": [{key: value for key, value in row.items() if key not in hidden} for row in summary_rows(run.summary)],
+        "means": [
+            {key: value for key, value in named(row).items() if key not in hidden} for row in summary_rows(run.summary)
+        ],
         "runs": [
             {key: value for key, value in row.items() if not isinstance(value, list)} for row in run.summary["runs"]
         ],

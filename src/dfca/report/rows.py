@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
-from dfca.algorithms import ALGORITHMS
+from dfca.algorithms import ALGORITHMS, base_of
 from dfca.report.paper import published
+from dfca.report.statistics import compare_rows_, diverged
 from dfca.report.wording import DASH, span
-from dfca.runs.store.reading import MEASURES
+from dfca.runs.store.metric import ShownMetric, metric_of_run
+
+MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
+"""The first two stand for the task's metric, whatever it is."""
 
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
 PARTNERS: dict[str, Literal["neighbours", "server", "nobody"]] = {"gossip": "neighbours", "server": "server"}
@@ -33,10 +38,11 @@ class Kind(NamedTuple):
 
 
 def kind_of(algorithm: str) -> Kind:
-    """Look an algorithm up; one that is not registered (a user's own) counts as decentralised."""
-    if algorithm not in ALGORITHMS:
+    """Look an algorithm, or one with options, up; one that is not registered (a user's own) counts as decentralised."""
+    name = base_of(algorithm)
+    if name not in ALGORITHMS:
         return Kind("neighbours", False, "")
-    make = ALGORITHMS[algorithm]
+    make = ALGORITHMS[name]
     record = make()
     about = (inspect.getdoc(make) or "").split("\n")[0]
     via = PARTNERS.get(record.exchange, "nobody")
@@ -48,20 +54,51 @@ def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Keys: point (what varies, with its value), label, algorithm, via, informed, runs (finished), unfinished, failed,
     partial (no run is finished), accuracy_mean, accuracy_std and so on for all_models_accuracy and cluster_accuracy,
+    before_personal_mean, before_personal_std (accuracy without the personal last step, where there is one),
     found ("19 of 20" runs put every client into its cluster), found_runs, found_of, lost ("3 of 6", or a dash where one
     model cannot lose a cluster), lost_runs, k and k_right (where the clients find k), seconds, megabytes_per_client,
     start_megabytes_per_client, accuracy_per_gigabyte, published_mean, published_std (accuracies of the paper, 0..1),
     difference_points (ours minus the paper's), best (the measures in which no other algorithm that talks to neighbours
-    is better). What is not known is None.
+    is better), metric (whose values `accuracy` and `all_models_accuracy` then are), scores and scores_before_personal
+    (by seed), one_model (for everybody), reference, compared (with the reference, paired by seed), diverged_runs,
+    momentum (of the local steps). What is not known is None.
     """
     if "points" not in summary:
-        return _rows_of_point(summary["runs"], summary, summary)
+        rows = _rows_of_point(summary["runs"], summary, summary)
+        compare_rows_(rows)
+        return rows
     groups = [[run for run in summary["runs"] if run.get("digest") == point["digest"]] for point in summary["points"]]
-    return [
+    rows = [
         row
         for point, group in zip(summary["points"], groups, strict=True)
         for row in _rows_of_point(group, point, summary)
     ]
+    compare_rows_(rows)
+    return rows
+
+
+def named(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for files, of plain values: what it calls accuracy has the name of the metric, if that is another.
+
+    paired_difference is to `reference`, over paired_seeds seeds, with half of its 95 % interval, its p-value before
+    correction, and the verdict after it.
+    """
+    metric, compared = row["metric"], row["compared"]
+    hidden = ("compared", "scores", "scores_before_personal", "one_model")
+    mean, half, p, seeds = (None,) * 4 if compared is None else compared.difference
+    row = {key: value for key, value in row.items() if key not in hidden} | {
+        "paired_difference": mean,
+        "paired_half_interval": half,
+        "paired_p": p,
+        "paired_seeds": seeds,
+        "verdict": None if compared is None else compared.verdict,
+    }
+    renamed = {f"{name}_{end}": f"{key}_{end}" for name, key in _names(metric) for end in ("mean", "std")}
+    return {renamed.get(key, key): value for key, value in row.items() if key != "metric"}
+
+
+def _names(metric: ShownMetric) -> tuple[tuple[str, str], ...]:
+    return (("accuracy", metric.key), ("all_models_accuracy", metric.all_models))
 
 
 def varying(summary: Mapping[str, Any]) -> list[str]:
@@ -110,7 +147,8 @@ def _rows_of_point(
 def _row(algorithm: str, runs: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> dict[str, Any]:
     kind = kind_of(algorithm)
     finished = [run for run in runs if run.get("finished")]
-    counted = finished or [run for run in runs if run.get("accuracy") is not None]
+    metric = metric_of_run({"runs": runs})
+    counted = finished or [run for run in runs if run.get(metric.key) is not None]
     row: dict[str, Any] = {
         "point": point.get("point", {}),
         "label": point.get("label", ""),
@@ -121,9 +159,18 @@ def _row(algorithm: str, runs: Sequence[Mapping[str, Any]], point: Mapping[str, 
         "unfinished": len(runs) - len(finished),
         "failed": sum(bool(run.get("error")) for run in runs),
         "partial": not finished,
+        "metric": metric,
     }
-    for measure in MEASURES:
-        row[f"{measure}_mean"], row[f"{measure}_std"] = mean_std(counted, measure)
+    for measure, key in zip(MEASURES, (metric.key, metric.all_models, "cluster_accuracy"), strict=True):
+        row[f"{measure}_mean"], row[f"{measure}_std"] = mean_std(counted, key)
+    row["before_personal_mean"], row["before_personal_std"] = mean_std(counted, f"{metric.key}_before_personal")
+    row["scores"] = {int(run["seed"]): run.get(metric.key) for run in finished}
+    before = f"{metric.key}_before_personal"
+    row["scores_before_personal"] = {int(run["seed"]): run[before] for run in finished if before in run}
+    row["one_model"] = kind.models == "one"
+    row["diverged_runs"] = sum(diverged(run, point.get("clients")) for run in counted)
+    momenta = {run.get("momentum") for run in counted}
+    row["momentum"] = momenta.pop() if len(momenta) == 1 else None
     keepers = [run for run in counted if models_of(run) > 1 and run.get("live_clusters") is not None]
     lost = sum(run["live_clusters"] < run["clusters"] for run in keepers)
     row["lost_runs"] = lost if keepers else None
@@ -152,11 +199,11 @@ def _mark_best(rows: list[dict[str, Any]]) -> None:
     """
     rivals = [row for row in rows if row["via"] == "neighbours" and not row["informed"] and not row["partial"]]
     for measure in MEASURES:
-        shown = {
-            id(row): round(100 * row[f"{measure}_mean"], 1) for row in rivals if row[f"{measure}_mean"] is not None
-        }
+        metric = ShownMetric() if measure == "cluster_accuracy" or not rows else rows[0]["metric"]
+        known = {id(row): row[f"{measure}_mean"] for row in rivals if row[f"{measure}_mean"] is not None}
+        shown = {place: metric.shown(mean) for place, mean in known.items() if isfinite(mean)}
         if len(shown) < 2:
             continue
         for row in rivals:
-            if shown.get(id(row)) == max(shown.values()):
+            if shown.get(id(row)) == metric.best(shown.values()):
                 row["best"] = (*row["best"], measure)

@@ -15,10 +15,15 @@ from typing import Any, NamedTuple
 from dfca.experiment.sweep import write
 from dfca.report.paper import published
 from dfca.report.rows import summary_rows, varying
+from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
 from dfca.report.wording import DASH, duration, folded, megabytes, one_line, percent, span
+from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.reading import count_trials
 
-DISPENSABLE = ("talks to", "MB per client", "time per run", "runs")
+DISPENSABLE = (
+    *("talks to", "MB per client", "time per run", "runs", "difference"),
+    *("all models", "k right", "all clusters found", "lost a cluster"),
+)
 Row = Mapping[str, Any]
 
 
@@ -54,8 +59,8 @@ class TextTable(NamedTuple):
         return list(zip(self.rows, partial, continues, strict=True))
 
     def without(self, column: str) -> TextTable:
-        """Return the table without a column, itself where it has no such column."""
-        kept = [i for i, title in enumerate(self.columns) if one_line(title) != column]
+        """Return the table without a column (its title may end in a sign), itself where it has no such column."""
+        kept = [i for i, title in enumerate(self.columns) if not f"{one_line(title)} ".startswith(f"{column} ")]
         return self._replace(
             columns=[self.columns[i] for i in kept],
             words=[self.words[i] for i in kept],
@@ -107,13 +112,15 @@ def notes(summary: Row) -> list[str]:
         if "points" in summary:
             first[0] += f" ({span([row['runs'] for row in rows if not row['partial']])} runs)"
     if any(row["best"] for row in rows):
-        first.append("bold: the best of those that talk to neighbours")
+        less = "" if metric_of_rows(rows).higher_is_better else f" (less {metric_of_rows(rows).name} is better)"
+        first.append(f"bold: the best of those that talk to neighbours{less}")
     lines = ["; ".join(first)] if first else []
     if any(row["published_mean"] is not None for row in rows):
         experiment = str(summary.get("experiment", ""))
         scale = "" if summary.get("scale") == "paper" else "; this run is smaller, so look at the order"
         lines.append(f"published: {published.where(experiment)} of the paper, five seeds, its own size{scale}")
         lines += [f"a slip of the paper: {slip}" for slip in published.slips(experiment)]
+    lines += statistics_notes(rows)
     for name in dict.fromkeys(row["algorithm"] for row in rows if row["informed"]):
         lines.append(f"{name} knows the true clusters: the ceiling, not a method")
     if any(row["partial"] for row in rows):
@@ -144,7 +151,8 @@ def _crossed(rows: Sequence[Row], key: str) -> list[TextTable]:
     for row in rows:
         at.setdefault(write(row["point"].get(key, DASH)), {})[row["algorithm"]] = row
     made = []
-    for title, text_of, measure in CROSSED:
+    metric = metric_of_rows(rows)
+    for title, text_of, measure in _crossed_columns(metric, one_line(difference_title(rows))):
         shown = [name for name in names if any(text_of(r[name]) not in (DASH, "0") for r in at.values() if name in r)]
         if not shown:
             continue
@@ -159,12 +167,17 @@ def _crossed(rows: Sequence[Row], key: str) -> list[TextTable]:
 def _crossing(row: Row | None, text_of: Callable[[Row], str], measure: str) -> TableCell:
     if row is None:
         return TableCell(DASH)
-    return TableCell(text_of(row) + ("*" if row["partial"] else ""), measure in row["best"])
+    diverged = f" {DIVERGED}" if row["diverged_runs"] and measure == "accuracy" else ""
+    return TableCell(text_of(row) + ("*" if row["partial"] else "") + diverged, measure in row["best"])
 
 
 def _listed(rows: Sequence[Row], keys: Sequence[str], swept: bool) -> TextTable:
     """Make a table of one line per row; what a line shares with the one above is not repeated."""
-    columns = [each for each in _columns(keys, swept) if each.shown is None or any(map(each.shown, rows))]
+    columns = [
+        each
+        for each in _columns(keys, swept, metric_of_rows(rows), difference_title(rows))
+        if each.shown is None or any(map(each.shown, rows))
+    ]
     body: list[list[TableCell]] = []
     before = None
     for row in rows:
@@ -177,7 +190,12 @@ def _listed(rows: Sequence[Row], keys: Sequence[str], swept: bool) -> TextTable:
     return TextTable("", [column.title for column in columns], [column.words for column in columns], body, partial)
 
 
-def _columns(keys: Sequence[str], swept: bool) -> list[Column]:
+def metric_of_rows(rows: Sequence[Row]) -> ShownMetric:
+    """Return the metric that rows show."""
+    return rows[0]["metric"] if rows else ShownMetric()
+
+
+def _columns(keys: Sequence[str], swept: bool, metric: ShownMetric, difference: str) -> list[Column]:
     def at(key: str) -> Callable[[Row], str]:
         return lambda row: write(row["point"][key]) if key in row["point"] else ""
 
@@ -189,20 +207,22 @@ def _columns(keys: Sequence[str], swept: bool) -> list[Column]:
     lost = Column("lost a\ncluster", itemgetter("lost"))
     return [
         *(Column(folded(key), at(key), words=True) for key in keys),
-        Column("algorithm", lambda row: row["algorithm"] + ("*" if row["partial"] else ""), words=True),
+        Column("algorithm", _name, words=True),
         *partners,
-        Column("accuracy\n%", _measure("accuracy"), "accuracy"),
+        Column(f"{metric.name}\n{metric.sign}".rstrip(), _measure("accuracy"), "accuracy"),
+        Column(
+            f"no last\nstep {metric.sign}".rstrip(), _measure("before_personal"), shown=known("before_personal_mean")
+        ),
+        Column(difference, write_difference, shown=known("compared")),
         Column("published\n%", _published, shown=known("published_mean")),
         Column("differ-\nence", _difference, shown=known("published_mean")),
         Column(
-            "all models\n%",
+            f"all models\n{metric.sign}".rstrip(),
             _measure("all_models_accuracy"),
             "all_models_accuracy",
             shown=known("all_models_accuracy_mean"),
         ),
-        Column(
-            "right\ncluster %", _measure("cluster_accuracy"), "cluster_accuracy", shown=known("cluster_accuracy_mean")
-        ),
+        Column("right\ncluster %", _right_cluster, "cluster_accuracy", shown=known("cluster_accuracy_mean")),
         found if swept else lost,
         Column("k found", itemgetter("k"), shown=lambda row: row["k"] != DASH),
         Column("k right", itemgetter("k_right"), shown=lambda row: row["k_right"] != DASH),
@@ -212,8 +232,16 @@ def _columns(keys: Sequence[str], swept: bool) -> list[Column]:
     ]
 
 
+def _name(row: Row) -> str:
+    return str(row["algorithm"]) + ("*" if row["partial"] else "") + (f" {DIVERGED}" if row["diverged_runs"] else "")
+
+
 def _measure(name: str) -> Callable[[Row], str]:
-    return lambda row: percent(row[f"{name}_mean"], row[f"{name}_std"])
+    return lambda row: row["metric"].write(row[f"{name}_mean"], row[f"{name}_std"])
+
+
+def _right_cluster(row: Row) -> str:
+    return percent(row["cluster_accuracy_mean"], row["cluster_accuracy_std"])
 
 
 def _published(row: Row) -> str:
@@ -236,14 +264,16 @@ def _megabytes(row: Row) -> str:
     return megabytes(row["megabytes_per_client"])
 
 
-CROSSED: tuple[tuple[str, Callable[[Row], str], str], ...] = (
-    ("accuracy %", _measure("accuracy"), "accuracy"),
-    ("accuracy %, published", _published, ""),
-    ("difference in points", _difference, ""),
-    ("all models %", _measure("all_models_accuracy"), "all_models_accuracy"),
-    ("right cluster %", _measure("cluster_accuracy"), "cluster_accuracy"),
-    ("all clusters found", itemgetter("found"), ""),
-    ("k found", itemgetter("k"), ""),
-    ("runs with the right k", itemgetter("k_right"), ""),
-    ("MB per client", _megabytes, ""),
-)
+def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, Callable[[Row], str], str], ...]:
+    return (
+        (metric.title, _measure("accuracy"), "accuracy"),
+        (f"{metric.title}: {difference}", write_difference, ""),
+        ("accuracy %, published", _published, ""),
+        ("difference in points", _difference, ""),
+        (f"all models {metric.sign}".rstrip(), _measure("all_models_accuracy"), "all_models_accuracy"),
+        ("right cluster %", _right_cluster, "cluster_accuracy"),
+        ("all clusters found", itemgetter("found"), ""),
+        ("k found", itemgetter("k"), ""),
+        ("runs with the right k", itemgetter("k_right"), ""),
+        ("MB per client", _megabytes, ""),
+    )

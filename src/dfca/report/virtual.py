@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dfca.experiment.sweep import write
 from dfca.report.rows import kind_of, varying
+from dfca.runs.store.metric import metric_key
 from dfca.runs.store.reading import Run
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
@@ -140,8 +141,8 @@ def finished(summary: Row) -> list[Row]:
 def courses(summary: Row, metrics: Sequence[Row]) -> list[dict[str, Any]]:
     """Shorten the metrics of each trial to its course over virtual time.
 
-    time_s, accuracy, megabytes (sent by a client, the mean), and joiners, others: the mean accuracy of the late joiners
-    since they have joined, and of everybody else.
+    time_s, accuracy (or what else the task is scored by), megabytes (sent by a client, the mean), and joiners, others:
+    the mean score of the late joiners since they have joined, and of everybody else.
     """
     points = {point["digest"]: point for point in summary.get("points", ())}
     trials: dict[tuple[Any, ...], list[Row]] = {}
@@ -153,7 +154,8 @@ def courses(summary: Row, metrics: Sequence[Row]) -> list[dict[str, Any]]:
         head = points.get(digest, summary)
         course: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "point": head.get("point", {})}
         course["time_s"] = [round(line["time_s"], 6) for line in lines]
-        course["accuracy"] = [_short(line["accuracy"]) for line in lines]
+        key = metric_key(lines[0])
+        course["accuracy"] = [None if line.get(key) is None else _short(line[key]) for line in lines]
         count = head.get("clients") or 1
         course["megabytes"] = [_short(line["bytes_sent"] / count / 1e6) for line in lines]
         if joiners := head.get("world", {}).get("late_joiners", ()):
@@ -165,7 +167,7 @@ def courses(summary: Row, metrics: Sequence[Row]) -> list[dict[str, Any]]:
 def _joiners(lines: Sequence[Row], joiners: Sequence[Row]) -> dict[str, list[float | None]]:
     late = [each["client"] for each in joiners]
     last = max(each["at_s"] for each in joiners)
-    scores = [line["accuracy_by_client"] for line in lines]
+    scores = [line[f"{metric_key(line)}_by_client"] for line in lines]
     return {
         "joiners": [
             _short(fmean(each[i] for i in late)) if line["time_s"] > last else None

@@ -10,19 +10,22 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dfca.report.axes import Style, zoom_of
 from dfca.report.curves import Curve
-from dfca.report.plots import Drawing, Style
+from dfca.report.palette import CLUSTERS, GREY
+from dfca.report.plots import Drawing
 from dfca.report.rows import kind_of, mean_std
 from dfca.report.virtual import Axis, Row, VirtualResults, finished, rows_of, variants
 from dfca.report.virtual_plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
+from dfca.runs.store.metric import ShownMetric, metric_of_run
 
 FEW = 4  # values of the axis whose courses are drawn
 OLDEST = 8  # the last bar of the ages
 GRID = 200
 JOINER_STYLES = {
-    "late joiners": Style("#d55e00", "-"),
-    "the others": Style("#0072b2", "-"),
-    "95 % of them": Style("#8a8a8a", ":"),
+    "late joiners": Style(CLUSTERS[4], "-"),
+    "the others": Style(CLUSTERS[0], "-"),
+    "95 % of them": Style(GREY, ":"),
 }
 
 
@@ -31,9 +34,18 @@ class VirtualMeasure(NamedTuple):
 
     key: str
     label: str
-    scale: Literal["percent", "amount"]
+    scale: Literal["percent", "number", "amount"]
     name: str
     caption: str
+
+
+def _measures(metric: ShownMetric) -> tuple[VirtualMeasure, ...]:
+    label = f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else "")
+    scale: Literal["percent", "number"] = "percent" if metric.percent else "number"
+    own = VirtualMeasure(
+        metric.key, label, scale, metric.key.replace("_", "-"), f"{metric.capitalised} at the end of the run."
+    )
+    return (MEASURES[0], own, *MEASURES[1:])
 
 
 MEASURES = (
@@ -42,9 +54,8 @@ MEASURES = (
         "virtual s to the target",
         "amount",
         "target",
-        "Virtual time until the mean accuracy was first seen at the target.",
+        "Virtual time until the mean score was first seen at the target.",
     ),
-    VirtualMeasure("accuracy", "accuracy in the end (%)", "percent", "accuracy", "Accuracy at the end of the run."),
     VirtualMeasure(
         "idle_share",
         "idle share (%)",
@@ -76,11 +87,11 @@ def virtual_drawings(results: VirtualResults) -> dict[str, list[Drawing]]:
 
 
 def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
-    """Draw accuracy against virtual time, and against traffic."""
-    axis = results.axis
+    """Draw the score against virtual time, and against traffic."""
+    axis, metric = results.axis, metric_of_run(results.summary)
     for value in axis.values if len(axis.values) <= FEW else _some(axis.values):
         title, tail = (f"{axis.key} = {value:g}", f"-{value:g}") if axis.key else ("", "")
-        marks = _marks(results.head(value))
+        marks = _marks(results.head(value), metric)
         for x, label, name, what in (
             ("time_s", "virtual time (s)", "time", "virtual time"),
             ("megabytes", "MB sent per client", "traffic", "what a client has sent"),
@@ -89,8 +100,12 @@ def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[
             series = {each: curve for each, curve in found.items() if curve is not None}
             if series:
                 shown = [mark for mark in marks if x == "time_s" or mark.begin is None]
-                figure = draw_courses(series, style, label, shown)
-                yield Drawing(f"{name}{tail}", f"Accuracy against {what}.", figure, title)
+                figure = draw_courses(series, style, label, shown, metric)
+                yield Drawing(f"{name}{tail}", f"{metric.capitalised} against {what}.", figure, title)
+                if metric.percent and (zoom := zoom_of(series)) is not None:
+                    figure = draw_courses(series, style, label, shown, metric, zoom)
+                    caption = f"A closer look, without {', '.join(zoom.outside)}: {metric.name} against {what}."
+                    yield Drawing(f"{name}{tail}-closer", caption, figure, title)
 
 
 def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> Curve | None:
@@ -111,11 +126,13 @@ def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> Curve | N
     return Curve(grid.tolist(), table.mean(axis=0).tolist(), std)
 
 
-def _marks(head: Row) -> list[Mark]:
+def _marks(head: Row, metric: ShownMetric) -> list[Mark]:
     marks = []
-    target = head.get("clock", {}).get("target_accuracy")
+    clock = head.get("clock", {})
+    target = clock.get("target_accuracy", clock.get("target"))
     if target is not None:
-        marks.append(Mark(f"target {100 * target:g} %", height=target))
+        text = f"{100 * target:g} %" if metric.percent else f"{target:g}"
+        marks.append(Mark(f"target {text}", height=target))
     world, until_s = head.get("world", {}), head.get("clock", {}).get("until_s")
     for each in world.get("partitions", ()):
         marks.append(Mark("apart", begin=each["begin_s"], end=each["end_s"] or until_s))
@@ -129,7 +146,7 @@ def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Dr
     rows = [
         {**row, "megabytes_to_target": _in_megabytes(row.get("bytes_to_target"))} for row in finished(results.summary)
     ]
-    for measure in MEASURES if axis.key else ():
+    for measure in _measures(metric_of_run(results.summary)) if axis.key else ():
         found = {each: _curve(rows_of(rows, axis, variant=each), axis, measure) for each in results.variants}
         series = {each: curve for each, curve in found.items() if curve.x}
         if any(len(curve.x) > 1 for curve in series.values()):
@@ -147,7 +164,7 @@ def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> Curve:
         group = rows_of(rows, axis, value)
         complete = all(row.get(measure.key) is not None for row in group)
         mean, std = mean_std(group, measure.key) if complete else (None, None)
-        if mean is not None and (measure.scale == "percent" or mean > 0):
+        if mean is not None and (measure.scale != "amount" or mean > 0):
             found.append((value, mean, std or 0.0))
     return Curve(*zip(*found, strict=True)) if found else Curve((), ())
 
@@ -158,17 +175,20 @@ def _in_megabytes(sent: float | None) -> float | None:
 
 def _joiners(results: VirtualResults) -> Iterator[Drawing]:
     """Draw how late joiners catch up."""
-    axis, value = results.axis, results.axis.values[-1]
+    axis, value, metric = results.axis, results.axis.values[-1], metric_of_run(results.summary)
+    factor = 0.95 if metric.higher_is_better else 1 / 0.95
     for name in results.variants:
         group = [course for course in rows_of(results.courses, axis, value, name) if "joiners" in course]
         late, others = _mean_course(group, "time_s", "joiners"), _mean_course(group, "time_s", "others")
         if late is None or others is None:
             continue
-        near = Curve(others.x, [0.95 * mean for mean in others.mean])
+        near = Curve(others.x, [factor * mean for mean in others.mean])
         series = dict(zip(JOINER_STYLES, (late, others, near), strict=True))
         joins = [each["at_s"] for each in results.head(value)["world"]["late_joiners"]]
-        figure = draw_courses(series, JOINER_STYLES, "virtual time (s)", [Mark("join", begin=min(joins))])
-        caption = "Mean accuracy of the clients that join late, each with the models that it took from its neighbours."
+        figure = draw_courses(series, JOINER_STYLES, "virtual time (s)", [Mark("join", begin=min(joins))], metric)
+        caption = (
+            f"Mean {metric.name} of the clients that join late, each with the models that it took from its neighbours."
+        )
         yield Drawing(f"joiners-{_slug(name)}", caption, figure, name)
 
 

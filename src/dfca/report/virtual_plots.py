@@ -5,7 +5,7 @@ As in `plots`, every function returns a figure; `standalone` makes a file of an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,23 +15,28 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dfca.report.curves import Curve
-from dfca.report.plots import (
-    ALGORITHM_COLOURS,
+from dfca.report.axes import (
     FAINT,
     INK,
-    PALETTE,
+    Dash,
     Style,
-    draw_lines,
+    Zoom,
     label_ends,
     log_axis,
     percent_axis,
     plain,
     values_axis,
+    with_room,
 )
+from dfca.report.curves import Curve
+from dfca.report.palette import CLUSTERS, GREY, algorithm_colours
+from dfca.report.plots import draw_lines
+from dfca.runs.store.metric import ACCURACY, ShownMetric
 
-TRAIN, SEND, OFFLINE, WAIT = "#0072b2", "#e69f00", "#8a8a8a", "#d9dde2"
-FATES = {"used": "#009e73", "unused": "#8a8a8a", "lost": "#d55e00"}
+TRAIN, SEND, OFFLINE, WAIT = CLUSTERS[0], CLUSTERS[1], GREY, FAINT
+FATES = {"used": CLUSTERS[2], "unused": GREY, "lost": CLUSTERS[4]}
+DASHES: tuple[Dash, ...] = ("-", (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+HATCHES = ("", "////", "....", "xxxx")
 
 
 class Mark(NamedTuple):
@@ -44,37 +49,45 @@ class Mark(NamedTuple):
 
 
 def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Style]:
-    """Return for every variant a colour, the first of an algorithm that algorithm's; dashed where there is a server."""
+    """Return for every variant the colour of its algorithm; those of one algorithm differ in dashes and hatches.
+
+    Dashed evenly: there is a server.
+    """
+    colours = algorithm_colours(dict.fromkeys(name.split()[0] for name in variants))
+    seen: dict[str, int] = {}
     given: dict[str, Style] = {}
-    own = {name: ALGORITHM_COLOURS.get(name.split()[0], PALETTE[0]) for name in variants}
-    free = [colour for colour in PALETTE if colour not in own.values()]
-    taken: set[str] = set()
     for name in variants:
-        colour = own[name] if own[name] not in taken or not free else free.pop(0)
-        taken.add(colour)
-        given[name] = Style(colour, "--" if name in servers else "-")
+        algorithm = name.split()[0]
+        number = seen[algorithm] = seen.get(algorithm, -1) + 1
+        dash = "--" if name in servers and not number else DASHES[number % len(DASHES)]
+        given[name] = Style(colours[algorithm], dash, HATCHES[number % len(HATCHES)])
     return given
 
 
 def draw_courses(
-    series: Mapping[str, Curve], style: Mapping[str, Style], label: str, marks: Sequence[Mark] = ()
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    label: str,
+    marks: Sequence[Mark] = (),
+    metric: ShownMetric = ACCURACY,
+    zoom: Zoom | None = None,
 ) -> Figure:
-    """Draw accuracies in percent over time or traffic (the label), with a band of one deviation over seeds."""
-    figure, axes = _with_room(series)
-    ends = draw_lines(axes, series, style, "percent", marked=False)
-    percent_axis(axes)
-    targets = [mark.height for mark in marks if mark.height is not None]
-    if targets:  # the climb to it shows in the time; what matters is near it
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, 10 * np.floor(10 * min(targets) - 2.5) - 0.5), high)
-    axes.set_xlim(0, max((x for _, x, _ in ends), default=1) or 1)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    """Draw scores over time or traffic (the label), with a band of one deviation over seeds."""
+    figure, axes = with_room(series)
+    ends = draw_lines(axes, series, style, "percent" if metric.percent else "number", marked=False)
+    if metric.percent:
+        percent_axis(axes)
+    if zoom is not None:
+        axes.set_ylim(zoom.low, zoom.high)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_xlabel(label)
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(metric.label)
     plain(axes)
-    _draw_marks(axes, marks)
-    label_ends(axes, ends, style)
+    targets = _draw_marks(axes, marks, 100 if metric.percent else 1)
+    label_ends(axes, [end for end in ends if zoom is None or end.name not in zoom.outside], style, targets)
     return figure
 
 
@@ -83,15 +96,15 @@ def draw_against(
     style: Mapping[str, Style],
     key: str,
     label: str,
-    scale: Literal["percent", "amount"] = "percent",
+    scale: Literal["percent", "number", "amount"] = "percent",
 ) -> Figure:
     """Draw a measure against a number of the config, its values marked; amount: seconds or the like."""
-    figure, axes = _with_room(series)
+    figure, axes = with_room(series)
     ends = draw_lines(axes, series, style, scale, marked=True)
     if scale == "amount":
         values = [float(mean) for curve in series.values() for mean in curve.mean]
         _amount_axis(axes, min(values), max(values))
-    else:
+    elif scale == "percent":
         percent_axis(axes)
     axes.set_xlabel(key)
     axes.set_ylabel(label)
@@ -109,7 +122,8 @@ def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Sty
     for number, (name, shares) in enumerate(series.items()):
         x = np.arange(oldest + 1) + (number - (len(series) - 1) / 2) * width
         heights = [100 * shares.get(age, 0.0) for age in range(oldest + 1)]
-        axes.bar(x, heights, width=0.92 * width, color=style[name].colour, label=name)
+        look: dict[str, Any] = {"facecolor": style[name].colour, "hatch": style[name].hatch, "hatchcolor": "white"}
+        axes.bar(x, heights, width=0.92 * width, label=name, **look)
     axes.set_xticks(range(oldest + 1), [*map(str, range(oldest)), f"≥ {oldest}"])
     axes.set_xlabel(f"age of a folded model ({unit})")
     axes.set_ylabel("share of folds (%)")
@@ -217,14 +231,6 @@ def _legend_of_lanes(axes: Axes, spans: set[str], fates: set[str]) -> None:
     )
 
 
-def _with_room(names: Iterable[str]) -> tuple[Figure, Axes]:
-    """Make axes of one size, with room for the longest name at their right."""
-    right = max(1.75, 0.45 + 0.085 * max(map(len, names), default=0))
-    width = 0.8 + 3.85 + right
-    figure = Figure(figsize=(width, 4.0))
-    return figure, figure.add_axes((0.8 / width, 0.13, 3.85 / width, 0.84))
-
-
 def _amount_axis(axes: Axes, low: float, high: float) -> None:
     """Begin at 0; beyond a factor of ten between the values the axis is logarithmic."""
     if high > 10 * low:
@@ -236,18 +242,21 @@ def _amount_axis(axes: Axes, low: float, high: float) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
+def _draw_marks(axes: Axes, marks: Sequence[Mark], factor: float) -> list[tuple[str, float]]:
+    """Draw lines and spans, their texts above the axes; returns the targets, which are named beside the lines."""
     low, high = axes.get_ylim()
     line: dict[str, Any] = {"color": INK, "lw": 0.8, "ls": (0, (2, 3)), "zorder": 1}
-    text: dict[str, Any] = {"textcoords": "offset points", "color": INK, "fontsize": 9.5}
+    targets = []
     for mark in marks:
-        if mark.height is not None and low < 100 * mark.height < high:
-            axes.axhline(100 * mark.height, **line)
-            place = (0.99, 100 * mark.height)  # in the end most courses are above their target
-            axes.annotate(mark.text, place, (0, -4), ("axes fraction", "data"), ha="right", va="top", **text)
+        if mark.height is not None and low < factor * mark.height < high:
+            axes.axhline(factor * mark.height, **line)
+            targets.append((mark.text, factor * mark.height))
         if mark.begin is not None:
             if mark.end is None:
                 axes.axvline(mark.begin, **line)
             else:
                 axes.axvspan(mark.begin, mark.end, color=FAINT, alpha=0.35, lw=0, zorder=0)
-            axes.annotate(mark.text, (mark.begin, 0.02), (4, 0), ("data", "axes fraction"), **text)
+            middle = mark.begin if mark.end is None else (mark.begin + mark.end) / 2
+            place: dict[str, Any] = {"ha": "center", "va": "bottom", "color": INK, "fontsize": 9.5}
+            axes.text(middle, 1.005, mark.text, transform=axes.get_xaxis_transform(), clip_on=False, **place)
+    return targets

@@ -10,6 +10,7 @@ from dfca.report.rows import kind_of
 from dfca.report.tables import TableCell, TextTable
 from dfca.report.virtual import Row, axis_of, finished, rows_of, variants
 from dfca.report.wording import DASH, amount, folded, percent, span
+from dfca.runs.store.metric import metric_of_run
 
 DISPENSABLE = ("rounds of a client", "trained s per client", "age of models", "idle %")
 
@@ -46,13 +47,11 @@ def virtual_tables(summary: Row, width: int | None = None) -> list[TextTable]:
 def _columns(rows: Sequence[Row], clients: int) -> list[VirtualColumn]:
     """Return the columns that these rows can fill."""
     targets = sorted({row["target_accuracy"] for row in rows if row.get("target_accuracy") is not None})
-    target = " to ".join(dict.fromkeys(f"{100 * each:g}" for each in (targets[:1] + targets[-1:])))
+    target = " to ".join(dict.fromkeys(_goal(rows, each) for each in (targets[:1] + targets[-1:])))
     of_targets = [
-        VirtualColumn(f"{target} % after\nvirtual s", lambda group: _reached(group, "time_to_target_s")),
+        VirtualColumn(f"{target} after\nvirtual s", lambda group: _reached(group, "time_to_target_s")),
         VirtualColumn("times sooner\nthan batch", lambda group: _against_batch(rows, group)),
-        VirtualColumn(
-            f"MB per client\nto {target} %", lambda group: _reached(group, "bytes_to_target", 1e-6 / clients)
-        ),
+        VirtualColumn(f"MB per client\nto {target}", lambda group: _reached(group, "bytes_to_target", 1e-6 / clients)),
     ]
     of_rounds = [VirtualColumn("rounds of\na client", _rounds)]
     of_joiners = [VirtualColumn("joiners at\n95 % after s", caught_up)]
@@ -66,6 +65,11 @@ def _columns(rows: Sequence[Row], clients: int) -> list[VirtualColumn]:
         *(of_rounds if any("client_rounds" in row for row in rows) else []),
         *(of_joiners if any(row.get("caught_up_s") for row in rows) else []),
     ]
+
+
+def _goal(rows: Sequence[Row], target: float) -> str:
+    metric = metric_of_run({"runs": rows})
+    return f"{100 * target:g} %" if metric.percent else f"{metric.name} {target:g}"
 
 
 def ratio_to_batch(rows: Sequence[Row], group: Sequence[Row]) -> tuple[float, bool] | None:
@@ -125,31 +129,3 @@ def _rounds(group: Sequence[Row]) -> str:
 
 def _clients(summary: Row) -> int:
     return int(summary.get("clients") or next((point["clients"] for point in summary.get("points", ())), 1))
-
-
-def world_in_words(world: Row) -> str:
-    """Describe a world in a few words, from its facts (`WorldConfig.facts`)."""
-    compute, link, faults, churn = (world[key] for key in ("compute", "link", "faults", "churn"))
-    parts = [f"{compute['step_s']:g} s per local step ({compute['kind']})"]
-    parts += [
-        f"{100 * each['share']:g} % of the clients {each['slowdown']:g} times slower"
-        for each in compute["devices"]
-        if each["slowdown"] != 1
-    ]
-    parts.append(f"latency {link['latency_s']:g} s" if link["latency_s"] else "no latency")
-    if link["bandwidth_bytes_s"] is not None:
-        parts.append(f"{link['bandwidth_bytes_s'] / 1e6:g} MB/s up")
-    parts += [f"{100 * faults[kind]:g} % {kind}" for kind in ("loss", "duplication", "corruption") if faults[kind]]
-    if churn["leaves_per_s"]:
-        away = churn["leaves_per_s"] * churn["away_s"]
-        empty = "" if churn["keeps"] else ", back without models"
-        parts.append(f"{100 * away / (1 + away):.0f} % away ({churn['away_s']:g} s at a time{empty})")
-    for each in world["partitions"]:
-        end = "the end" if each["end_s"] is None else f"{each['end_s']:g} s"
-        parts.append(f"apart from {each['begin_s']:g} s to {end}")
-    if world["late_joiners"]:
-        number = len(world["late_joiners"])
-        parts.append(f"{number} late joiner{'s' if number > 1 else ''}")
-    if "absences_sha256" in world:
-        parts.append("availability from a file")
-    return ", ".join(parts)

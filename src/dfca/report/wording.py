@@ -1,9 +1,9 @@
-"""Numbers as people read them: percent, durations, megabytes, counts."""
+"""Numbers as people read them: percent, durations, megabytes, counts; a world in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
@@ -88,3 +88,31 @@ def one_line(title: str) -> str:
 def folded(key: str) -> str:
     """Write a dotted key as the title of a column, over several lines if it is long."""
     return key.replace(".", ".\n") if len(key) > 12 else key
+
+
+def world_in_words(world: Mapping[str, Any]) -> str:
+    """Describe a world in a few words, from its facts (`WorldConfig.facts`)."""
+    compute, link, faults, churn = (world[key] for key in ("compute", "link", "faults", "churn"))
+    parts = [f"{compute['step_s']:g} s per local step ({compute['kind']})"]
+    parts += [
+        f"{100 * each['share']:g} % of the clients {each['slowdown']:g} times slower"
+        for each in compute["devices"]
+        if each["slowdown"] != 1
+    ]
+    parts.append(f"latency {link['latency_s']:g} s" if link["latency_s"] else "no latency")
+    if link["bandwidth_bytes_s"] is not None:
+        parts.append(f"{link['bandwidth_bytes_s'] / 1e6:g} MB/s up")
+    parts += [f"{100 * faults[kind]:g} % {kind}" for kind in ("loss", "duplication", "corruption") if faults[kind]]
+    if churn["leaves_per_s"]:
+        away = churn["leaves_per_s"] * churn["away_s"]
+        empty = "" if churn["keeps"] else ", back without models"
+        parts.append(f"{100 * away / (1 + away):.0f} % away ({churn['away_s']:g} s at a time{empty})")
+    for each in world["partitions"]:
+        end = "the end" if each["end_s"] is None else f"{each['end_s']:g} s"
+        parts.append(f"apart from {each['begin_s']:g} s to {end}")
+    if world["late_joiners"]:
+        number = len(world["late_joiners"])
+        parts.append(f"{number} late joiner{'s' if number > 1 else ''}")
+    if "absences_sha256" in world:
+        parts.append("availability from a file")
+    return ", ".join(parts)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
+from dfca.runs.store.metric import DASH, metric_of
 
 
 class Bars(NullSink):
@@ -69,12 +70,12 @@ class Bars(NullSink):
         self._tasks[trial.key] = (task, done)
         self._progress.update(task, completed=done, count=count)
         if metrics:
-            self._progress.update(task, detail=f"accuracy {metrics['accuracy']:.3f}")
+            self._progress.update(task, detail=_score(metrics))
         self._progress.advance(self._all, done - before)
 
     def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
         """Count the trial; without bars, print its result."""
-        found = f"accuracy {row['accuracy']:.3f}"
+        found = _score(row)
         if row.get("cluster_accuracy") is not None:
             found += f", cluster accuracy {row['cluster_accuracy']:.3f}"
         self._end(trial, f"{found}, {row['seconds']:.1f} s", self._live)
@@ -120,3 +121,9 @@ class _Remaining(ProgressColumn):
         hours, minutes = divmod(minutes, 60)
         clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
         return Text(f"{clock} left", style="cyan")
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    metric = metric_of(row)
+    value = row.get(metric.key)
+    return f"{metric.name} {DASH if value is None else f'{value:.3f}'}"

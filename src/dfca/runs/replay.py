@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +47,8 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     experiment = Experiment(path.name, "default", config, sweep)
     folder = RunFolder(path, swept=bool(sweep))
     folder.check_form()
-    with suppress(OSError, ValueError, KeyError, TypeError):  # another number of threads rounds in another way
-        threads = json.loads((path / "environment.json").read_text(encoding="utf-8"))["threads"]
-        torch.set_num_threads(max(1, min(int(threads), MOST_THREADS)))
+    if threads := folder.recorded_threads():  # another number of threads rounds in another way
+        torch.set_num_threads(min(threads, MOST_THREADS))
     finished, lines, found = folder.finished(), read_metrics(path), False
     for point in experiment.points:
         for seed in point.config.seeds:

@@ -15,6 +15,7 @@ from dfca.errors import RunError
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import Trial
 from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.metric import metric_key
 from dfca.runs.store.reading import Run, load_run
 
 HEAD = ("algorithm", "seed", "point", "digest")
@@ -73,10 +74,11 @@ def _join(first: Run, second: Run) -> Run:
     for row in second.summary["runs"]:
         mine = rows.get(_key(row))
         both = mine is not None and mine.get("finished") and row.get("finished")
-        if both and mine is not None and mine["accuracy"] != row["accuracy"]:
+        key = metric_key(row)
+        if both and mine is not None and mine.get(key) != row[key]:
             raise RunError(
                 f"{first.folder} and {second.folder} cannot be averaged: both hold {row['algorithm']}, seed "
-                f"{row['seed']}, with accuracy {mine['accuracy']} and {row['accuracy']}; report them one by one"
+                f"{row['seed']}, with {key} {mine.get(key)} and {row[key]}; report them one by one"
             )
         if mine is None or not mine.get("finished"):
             rows[_key(row)] = row

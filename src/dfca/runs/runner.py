@@ -27,6 +27,7 @@ from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
 from dfca.runs.store.environment import environment
 from dfca.runs.store.folder import RunFolder
+from dfca.runs.threads import choose_threads
 from dfca.runs.trials import RunContext, run_group
 from dfca.runs.workers import Pool
 from dfca.sim.rounds.ranks import Ranks, joined, launched, my_rank
@@ -84,7 +85,8 @@ def _lead(
         finished = folder.finished()
         missing = [trial for trial in trials if trial.key not in finished]
         processes, ranks = _count_workers(workers, experiment, len(missing)), _count_ranks()
-        threads = max(1, torch.get_num_threads() // processes)
+        threads = torch.get_num_threads() if ranks > 1 else choose_threads(folder, experiment, processes)
+        torch.set_num_threads(threads)
         _note_environment(folder, sink, experiment.config.device, threads, ranks)
         if save_models:
             _note_unsaved_models(folder, sink, [trial for trial in trials if trial.key in finished])
@@ -131,6 +133,8 @@ def _follow(experiment: Experiment, save_models: bool) -> None:
 def _require_data(experiment: Experiment) -> None:
     """Refuse to begin where every trial would fail: one sentence instead of one per trial."""
     here = {entry.name for entry in data.catalogue() if entry.ready}
+    if any(point.config.data.factory for point in experiment.points):
+        return
     wanted = list(dict.fromkeys(point.config.data.name for point in experiment.points))
     if not here.intersection(wanted):
         data.load(wanted[0])  # raises, with the ways to get it

@@ -3,10 +3,12 @@
     FolderSink   summary.json and topology.json of the run folder
     Bars         the terminal (`runs.progress`)
     PipeSink     from a worker process to its parent, which calls its own sinks (`deliver`)
+    Tracker      TensorBoard, Weights & Biases, MLflow (`runs.trackers`)
+    CallbackSink a function that takes the record of every evaluated round
     NullSink     nobody; also the base of a sink that needs only some of the calls
     Broadcast    several of these
 
-A tracker or a live page is one more sink: `run(experiment, out, sink)`.
+A live page is one more sink: `run(experiment, out, sink)`.
 """
 
 from __future__ import annotations
@@ -79,6 +81,21 @@ class NullSink:
     def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None: ...
     def fail_trial(self, trial: Trial, error: str) -> None: ...
     def end_run(self) -> None: ...
+
+
+class CallbackSink(NullSink):
+    """Call a function with every evaluated round: {"algorithm", "seed", "round", "accuracy", ...}.
+
+    The record is the line of metrics/<trial>.jsonl, and what `dfca.simulate` calls its `callback` with.
+    """
+
+    def __init__(self, callback: Callable[[dict[str, Any]], object]) -> None:
+        self._callback = callback
+
+    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+        """Call it where the round was evaluated."""
+        if metrics is not None:
+            self._callback({**trial.head, **metrics})
 
 
 class FolderSink(NullSink):

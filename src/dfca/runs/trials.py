@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from dfca import algorithms, data, models, topology
+from dfca.core.client import effective
+from dfca.core.params import FlatModel
+from dfca.core.task import ACCURACY
 from dfca.data import Split
 from dfca.errors import ConfigError, DfcaError, RunError
 from dfca.experiment.sweep import Point, Trial, TrialGroup
+from dfca.experiment.variants import options_of
 from dfca.files import Stream
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.models import describe, named
 from dfca.runs.virtual import VirtualTrial
+from dfca.sim.notes import diverged_clients
 from dfca.sim.rounds.ranks import my_device
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -31,6 +37,7 @@ from dfca.sim.shards import AgreedError, Alone, Shards, keep
 CHECKPOINT_SHARE = 0.05  # of the time at most
 IN_SUMMARY = (
     "accuracy",
+    "accuracy_before_personal",
     "all_models_accuracy",
     "cluster_accuracy",
     "adjusted_rand_index",
@@ -118,6 +125,11 @@ class RoundsTrial:
         self.step, self.state, self.restore = self.simulation.step, self.simulation.state, self.simulation.restore
 
     @property
+    def flat(self) -> FlatModel:
+        """The architecture."""
+        return self.simulation.flat
+
+    @property
     def place(self) -> str:
         """How far it is, in words."""
         return f"round {self.simulation.round} of {self.simulation.setting.rounds}"
@@ -162,10 +174,19 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
         metrics = _step_to_the_end(trial, driven, context, shards, clock)
         _pass_on(driven.simulation.notes, sink, group)
         if context.save_models:
-            _save_models(trial, driven.stream(), folder)
+            bank = named(driven.stream(), driven.flat, setting.algorithm.exchange == "server")
+            _save_models(trial, bank, describe(trial, setting, driven.flat, metrics), folder)
         config = trial.point.config
-        row = trial.head | {"digest": trial.point.digest} | {key: metrics[key] for key in IN_SUMMARY if key in metrics}
-        row |= {"clusters": config.distributions, "rounds": config.rounds, "seconds": round(clock.seconds, 3)}
+        metric = setting.learns.metric
+        keys = (metric.key, f"{metric.key}_before_personal", f"all_models_{metric.key}", *IN_SUMMARY)
+        row = trial.head | {"digest": trial.point.digest} | {key: metrics[key] for key in keys if key in metrics}
+        if metric != ACCURACY:
+            row["metric"] = metric.facts()
+        known = config.data.factory is not None and setting.split.clusters is not None
+        true = setting.true_clusters if known else config.distributions
+        row |= {"clusters": true, "rounds": config.rounds, "seconds": round(clock.seconds, 3)}
+        row["momentum"] = effective(setting.local, setting.algorithm).momentum
+        row["diverged_clients"] = diverged_clients(driven.simulation.notes)
         sink.finish_trial(trial, row | driven.finish() | {"finished": True})
 
 
@@ -198,9 +219,9 @@ def _step_to_the_end(
     return last
 
 
-def _save_models(trial: Trial, bank: Stream, folder: RunFolder | None) -> None:
+def _save_models(trial: Trial, bank: Stream, metadata: Mapping[str, str], folder: RunFolder | None) -> None:
     if folder:
-        folder.save_models(trial, bank)
+        folder.save_models(trial, bank, metadata)
     else:
         deque(bank.pieces, maxlen=0)  # the first rank writes them
 
@@ -225,10 +246,11 @@ class Workload:
     def of(cls, group: TrialGroup, sink: RunSink, shards: Shards) -> Workload:
         """Make it, and report the graph."""
         config, seed = group.point.config, group.seed
-        split = keep(data.make_split(config.data, config.clients, config.distributions, seed), shards.members)
+        given = (config.data, config.clients, config.distributions, seed)
+        split = keep(data.make_split(*given, task=config.learning_task()), shards.members)
         drift = None
         if config.data.drift_share:
-            later = data.make_split(config.data, config.clients, config.distributions, seed, drifted=True)
+            later = data.make_split(*given, drifted=True)
             drift = (max(1, round(config.data.drift_at * config.rounds)), keep(later, shards.members))
         graph = topology.make_graph(config.topology, config.clients, seed)
         facts = topology.describe(graph, split.clusters)
@@ -239,17 +261,18 @@ class Workload:
         if group.point.at is None:  # a sweep has hundreds
             sink.note(f"graph: {topology.summary(facts)}", group)
         _pass_on(split.notes, sink, group)
-        make_model = models.make_factory(config.model, tuple(split.train.x.shape[1:]), split.classes)
+        make_model = models.make_factory(config.model, split.train.shape, split.classes)
         return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
         """Make the setting of one of the trials."""
-        config = self.point.config
+        label = trial.algorithm
+        config, options = self.point.config.of_row(label), options_of(self.point.config.algorithm.get(label, {}))
         return Setting(
             split=self.split,
             graph=self.graph,
             make_model=self.make_model,
-            algorithm=algorithms.get(trial.algorithm, **config.algorithm.get(trial.algorithm, {})),
+            algorithm=algorithms.get(algorithms.base_of(label), **options),
             clusters=None if config.clusters == "auto" else config.clusters,
             rounds=config.rounds,
             seed=trial.seed,
@@ -258,12 +281,17 @@ class Workload:
             local=config.local.options(),
             participation=config.participation,
             weights=config.mixing.weights,
+            quiet_rounds=config.mixing.quiet_rounds or 0,
+            personal_steps=None if config.personal is None else config.personal.steps,
             aggregation=config.mixing.aggregation,
             evaluate_every=config.evaluation.every,
             evaluation_samples=config.evaluation.samples,
             device=my_device(config.device),
             engine=config.engine,
+            task=config.learning_task(),
             bank=config.bank,
+            robust=config.mixing.robust,
+            liars=None if config.liars is None else config.liars.options(),
             bank_folder=None if folder is None else folder.path,
         )
 

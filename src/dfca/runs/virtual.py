@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
+from dfca.core.params import FlatModel
+from dfca.core.task import ACCURACY, Metric
 from dfca.errors import DfcaError, RunError
 from dfca.experiment.sweep import Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
@@ -22,7 +25,6 @@ from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
 from dfca.sim.events.books import Line
-from dfca.sim.events.options import EventOptions
 from dfca.sim.events.replay import to_line
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.setting import Setting
@@ -38,18 +40,9 @@ class StuckError(DfcaError):
 def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line] | None = None) -> EventSimulation:
     """Make the event simulation of a trial."""
     config = trial.point.config
-    world, clock = config.world, ClockConfig.of(config.clock)
+    world, options = config.world, ClockConfig.of(config.clock).event_options(config.rounds)
     assert world is not None
-    options = EventOptions(
-        until_s=clock.until_s,
-        rounds=config.rounds,
-        timeout_s=clock.timeout_s,
-        staleness=clock.staleness.options(),
-        evaluate_every_s=clock.evaluate_every_s,
-        quorum=clock.quorum,
-        trace=trace,
-        replay=replay,
-    )
+    options = replace(options, trace=trace, replay=replay)
     return EventSimulation(setting, world.over(config.clients), options)
 
 
@@ -66,7 +59,9 @@ class VirtualTrial:
         drawn = trial.seed == config.seeds[0]
         self.simulation = simulation_of(trial, setting, trace=drawn or config.world.trace)
         self._milestones = Milestones(
-            ClockConfig.of(config.clock), {e.client: e.at_s for e in self._world.late_joiners}
+            ClockConfig.of(config.clock),
+            {e.client: e.at_s for e in self._world.late_joiners},
+            setting.learns.metric,
         )
         self._slowdowns = self._world.compute.slowdowns(trial.seed, config.clients)
         self._trace = TraceFile(folder.path / "trace" / f"{trial.name}.jsonl") if config.world.trace else None
@@ -83,6 +78,11 @@ class VirtualTrial:
     def time_s(self) -> float:
         """The virtual time."""
         return self.simulation.now
+
+    @property
+    def flat(self) -> FlatModel:
+        """The architecture."""
+        return self.simulation.pool.flat
 
     @property
     def place(self) -> str:
@@ -160,22 +160,26 @@ class VirtualTrial:
 
 
 class Milestones:
-    """When something was first seen: the target accuracy, a late joiner near the others."""
+    """When something was first seen: the target accuracy (or other score), a late joiner near the others."""
 
-    def __init__(self, clock: ClockConfig, joins: dict[int, float]) -> None:
-        self.target, self.joins = clock.target_accuracy, joins
+    def __init__(self, clock: ClockConfig, joins: dict[int, float], metric: Metric = ACCURACY) -> None:
+        self.target = clock.target if clock.target_accuracy is None else clock.target_accuracy
+        self.joins, self.metric = joins, metric
         self.seen: dict[str, Any] = {}
 
     def update(self, row: dict[str, Any]) -> None:
         """Take in the metrics of an evaluation."""
-        if self.target is not None and "time_to_target_s" not in self.seen and row["accuracy"] >= self.target:
+        key, score = self.metric.key, row[self.metric.key]
+        reached = self.target is not None and score is not None and self.metric.reached(score, self.target)
+        if reached and "time_to_target_s" not in self.seen:
             sent = row["bytes_sent"] + (row.get("server_bytes_sent") or 0)
             self.seen |= {"time_to_target_s": row["time_s"], "bytes_to_target": sent}
             self.seen |= {"compute_to_target_s": row["compute_s"]}
-        scores = row["accuracy_by_client"]
+        scores = row[f"{key}_by_client"]
         for client, at_s in self.joins.items():
             others = [score for i, score in enumerate(scores) if i not in self.joins]
-            near = row["time_s"] > at_s and scores[client] >= CAUGHT_UP * fmean(others)
+            goal = fmean(others) * CAUGHT_UP if self.metric.higher_is_better else fmean(others) / CAUGHT_UP
+            near = row["time_s"] > at_s and self.metric.reached(scores[client], goal)
             if near and str(client) not in self.seen:
                 self.seen[str(client)] = row["time_s"] - at_s
 

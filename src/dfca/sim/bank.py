@@ -15,16 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dfca.errors import ShortOfMemory
 from dfca.memory import GIB, available_bytes, format_bytes
+from dfca.sim.choices import PLACES as PLACES
+from dfca.sim.choices import Place as Place
 
-Place = Literal["memory", "disk", "auto"]
-PLACES: tuple[Place, ...] = ("memory", "disk", "auto")
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which Python knows from 3.13 on: room for clusters that may never be opened is not counted."""
 

@@ -12,20 +12,23 @@ gives the same bits.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy
 
 from dfca.core.algorithm import Choice
 from dfca.core.dense import BatchOrder
+from dfca.core.finetuning import FineTuning
+from dfca.core.inputs import Samples as Inputs
+from dfca.core.inputs import tensors_of
 from dfca.core.local import (
     Forward,
     LocalOptions,
@@ -34,23 +37,24 @@ from dfca.core.local import (
     descend_,
     draw_batches,
     forward,
-    hits,
     infer,
     local_steps_,
     local_steps_in_place_,
     lowest,
     sample_losses,
+    score,
     span,
     spans,
 )
 from dfca.core.params import FlatModel
+from dfca.core.personal import GRID, plain
 from dfca.core.rng import seeded, stream
+from dfca.core.task import Loss
 from dfca.data.clients import ClientData, products_fit
-from dfca.errors import ConfigError
+from dfca.errors import ConfigError, DfcaError
 from dfca.sim import cores
-
-EngineName = Literal["auto", "stacked", "loop", "threads"]
-ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "loop", "threads")
+from dfca.sim.choices import ENGINES as ENGINES
+from dfca.sim.choices import EngineName as EngineName
 
 STACKED_WORK = 2e7
 """Below this many multiplications per step and client (samples x P) stacking by `vmap` beats a loop. Networks of linear
@@ -77,7 +81,8 @@ class Task(NamedTuple):
 
     bank (m, C, P), or (m, 1, P) where all clients share one; data: the samples of the C clients, the first of which has
     the id `first`; needs: what `choose` wants to see; known: mean losses, a row (m,) for every client that takes part,
-    where they were computed before; in_place: what is trained may be written to the bank at once.
+    where they were computed before; in_place: what is trained may be written to the bank at once; closed: clusters
+    that nobody chooses, whose losses are infinite.
     """
 
     bank: Tensor
@@ -88,17 +93,31 @@ class Task(NamedTuple):
     known: Tensor | None = None
     first: int = 0
     in_place: bool = False
+    closed: Collection[int] = ()
 
     @property
     def shared(self) -> bool:
         """Return whether all clients have one bank."""
         return self.bank.shape[1] == 1
 
+    @property
+    def open(self) -> list[int]:
+        """The clusters to choose from."""
+        return [j for j in range(len(self.bank)) if j not in self.closed]
+
+    def spread(self, losses: Tensor) -> Tensor:
+        """Put the losses of the clusters that are open (..., k) among those of all (..., m), infinite for the rest."""
+        if not self.closed:
+            return losses
+        found = losses.new_full((*losses.shape[:-1], len(self.bank)), math.inf)
+        found[..., self.open] = losses
+        return found
+
 
 class TrainedChunk(NamedTuple):
     """What some clients of a round have done: their positions, what they chose by which losses (C, m), and in how many
     seconds; whose model is finite, and the trained models (C, P), or None where the finite ones are in the bank
-    already."""
+    already; (C, m, P) where all are trained."""
 
     positions: Sequence[int]
     choices: Sequence[Choice]
@@ -110,12 +129,13 @@ class TrainedChunk(NamedTuple):
 
 class LocalRound(NamedTuple):
     """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which round (-1:
-    after the last)."""
+    after the last); products: the inner products of all of x, where they are known."""
 
-    x: Tensor
+    x: Any  # Samples; stacked, one tensor
     y: Tensor
     options: LocalOptions
     round: int = -1
+    products: Tensor | None = None
 
 
 class _Chunk(NamedTuple):
@@ -162,9 +182,19 @@ class Engine:
         """Return whether clients are batched into one call."""
         return self.how == "stacked"
 
-    def losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> Tensor:
-        """Compute F_client of each model of each client on its data: (C, m)."""
-        return torch.stack([each.mean(dim=1) for each in self.sample_losses(bank, data, rows)])
+    def losses(
+        self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None, closed: Collection[int] = ()
+    ) -> Tensor:
+        """Compute F_client of each model of each client on its data: (C, m), infinite for models that are closed."""
+        if not closed:
+            return torch.stack([each.mean(dim=1) for each in self.sample_losses(bank, data, rows)])
+        found = [
+            torch.full((data.clients, 1), math.inf, dtype=bank.dtype, device=bank.device)
+            if j in closed
+            else self.losses(bank[j : j + 1], data, rows)
+            for j in range(len(bank))
+        ]
+        return torch.cat(found, dim=1)
 
     def sample_losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> list[Tensor]:
         """Compute the loss of each model on each sample of its client: C tensors (m, n_i).
@@ -196,10 +226,11 @@ class Engine:
     def _stacked_losses(self, bank: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Compute the losses of each model of C clients: bank (m, C, P) or (m, 1, P), x (C, n, *shape) -> (C, m, n)."""
         if self.model.dense is not None:
-            return _losses_of([infer(self.model, models.expand(len(x), -1), x, "objective") for models in bank], y)
+            outputs = [infer(self.model, models.expand(len(x), -1), x, "objective") for models in bank]
+            return _losses_of(self.model.task.loss, outputs, y)
 
         def one_model(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(infer(self.model, vector, x, "objective"), y, reduction="none")
+            return self.model.task.loss(infer(self.model, vector, x, "objective"), y)
 
         each_model, shared = vmap(one_model, in_dims=(0, None, None)), bank.shape[1] == 1
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
@@ -211,7 +242,8 @@ class Engine:
         places: the clients of the task that take part.
         """
         batched, stacked = self.local.batch_size is not None, task.data.stacked() if self.stacked else None
-        if stacked is None or (batched and task.needs == "samples"):
+        one = len(places) == 1 and not batched and self.model.dense is not None  # a stack of one has nothing to gain
+        if stacked is None or one or (batched and task.needs == "samples"):
             yield from self._each(partial(self._work_alone, task, *each) for each in enumerate(places))
             return
         chunks = self._chunks(len(places), stacked[0], 1)
@@ -233,29 +265,39 @@ class Engine:
         looked_s = self._share_of(begin)
         begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
-        self._train_alone_(vector, LocalRound(x, y, self.local, task.round), choice, task.first + place, begun)
-        return TrainedChunk([position], [choice], looked.means[None], looked_s, finite(vector[None]), vector[None])
+        products = task.data.products if self.stacked and self._spans(task.data) else None
+        local = LocalRound(x, y, self.local, task.round, None if products is None else products[place])
+        self._train_alone_(vector, local, choice, task.first + place, begun)
+        fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
+        return TrainedChunk([position], [choice], looked.means[None], looked_s, [fine], vector[None])
 
-    def _look_alone(self, task: Task, position: int, models: Tensor, x: Tensor, y: Tensor) -> _Losses:
+    def _look_alone(self, task: Task, position: int, models: Tensor, x: Inputs, y: Tensor) -> _Losses:
         """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
         model = self.model
         if task.known is not None:
             return _Losses(task.known[position], [None], {})
         if task.needs == "nothing":
             return _Losses(torch.zeros(len(models)), [None], {})
+        if task.closed:
+            models = models[task.open]
         if task.needs == "samples" or model.noisy or self.local.batch_size is not None or self.local.steps == 0:
             samples = sample_losses(model, models, x, y)
-            return _Losses(samples.mean(dim=1), [samples if task.needs == "samples" else None], {})
+            return _Losses(task.spread(samples.mean(dim=1)), [samples if task.needs == "samples" else None], {})
+        if model.dense is not None and isinstance(x, Tensor):
+            several = forward(model, models, x.expand(len(models), *x.shape))
+            passes = {j: Forward(z[:0], [z]) for j, z in zip(task.open, several.tensors[0], strict=True)}
+            losses = _losses_of(model.task.loss, [several.outputs], y.expand(len(models), *y.shape))
+            return _Losses(task.spread(losses[:, 0].mean(dim=1)), [None], passes)
         found: list[Tensor] = []
         best = float("inf")
         kept: dict[int, Forward] = {}
-        for j, vector in enumerate(models):
+        for j, vector in zip(task.open, models, strict=True):
             passed = forward(model, vector, x)
-            found.append(cross_entropy(passed.outputs.detach(), y, reduction="none"))
+            found.append(model.task.loss(passed.outputs.detach(), y))
             loss = float(found[-1].mean())
             if loss < best:
                 best, kept = loss, {j: passed}
-        return _Losses(torch.stack(found).mean(dim=1), [None], kept)
+        return _Losses(task.spread(torch.stack(found).mean(dim=1)), [None], kept)
 
     def _work_stacked(
         self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
@@ -267,7 +309,7 @@ class Engine:
         chosen = torch.tensor([choice.cluster for choice in choices], device=bank.device)
         begun = None
         if looked.passes and all(choice.points is None for choice in choices):
-            begun = _chosen_pass(list(looked.passes.values()), chosen)
+            begun = _chosen_pass(looked.passes, chosen)
         looked_s = self._share_of(begin)
         rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
         models = bank.view(-1, bank.shape[2])
@@ -314,11 +356,12 @@ class Engine:
             passes = {0: forward(self.model, models[0].expand(len(x), -1), x, look=False)} if only else {}
             return _Losses(torch.zeros(len(x), len(models)), nothing, passes)
         if task.needs == "losses" and some.reusable:
-            passes = {j: forward(self.model, each.expand(len(x), -1), x) for j, each in enumerate(models)}
-            return _Losses(_losses_of([each.outputs for each in passes.values()], y).mean(dim=2), nothing, passes)
+            passes = {j: forward(self.model, models[j].expand(len(x), -1), x) for j in task.open}
+            losses = _losses_of(self.model.task.loss, [each.outputs for each in passes.values()], y)
+            return _Losses(task.spread(losses.mean(dim=2)), nothing, passes)
         with torch.no_grad():
-            losses = self._stacked_losses(models, x, y)
-        return _Losses(losses.mean(dim=2), list(losses) if task.needs == "samples" else nothing, {})
+            losses = self._stacked_losses(models[task.open] if task.closed else models, x, y)
+        return _Losses(task.spread(losses.mean(dim=2)), list(losses) if task.needs == "samples" else nothing, {})
 
     def passes(self, sizes: Sequence[int]) -> float:
         """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
@@ -340,32 +383,99 @@ class Engine:
             return False
         return spans(self.model, samples, self.local, known=data.products is not None)
 
-    def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int = 0) -> Tensor:
-        """Take plain steps on all samples of every client, from the one with the id `first` on: (C, P) -> (C, P)."""
-        options, vectors = replace(self.local, steps=steps, batch_size=None, momentum=0.0), vectors.clone()
+    def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int | Sequence[int] = 0) -> Tensor:
+        """Take plain steps on all samples of every client, from the one with the id `first` on, or of those with the
+        ids `first`: (C, P) -> (C, P)."""
+        options = replace(self.local, steps=steps, batch_size=None, momentum=0.0)
+        clients = range(first, first + len(vectors)) if isinstance(first, int) else first
+        return self._after_training(vectors, data, lambda samples: [options], clients)
+
+    def personalised(self, vectors: Tensor, data: ClientData, how: FineTuning, clients: Sequence[int]) -> Tensor:
+        """Fine-tune the models that some clients deploy on all their samples: (C, P) -> (C, P)."""
+        return self._after_training(vectors, data, lambda samples: how.stages(self.local, samples), clients)
+
+    def personal_steps(self, vectors: Tensor, data: ClientData, steps: int, clients: Sequence[int]) -> Tensor:
+        """Take plain steps on all samples of some clients, for the personal last step: (C, P) -> (C, P)."""
+        options = plain(self.local, steps)
+        return self._after_training(vectors, data, lambda samples: [options], clients, self._personal_products(data))
+
+    def deployed_losses(self, vectors: Tensor, data: ClientData) -> Tensor:
+        """Compute the mean loss of one deployed model per client on its data: (C, P) -> (C,), in double precision."""
+        loss, stacked = self.model.task.loss, data.stacked() if self.stacked else None
+        with torch.no_grad():
+            if stacked is not None:
+                x, y = stacked
+                chunks = self._chunks(len(vectors), x, 1)
+                found = [_losses_of(loss, [self._stacked_outputs(vectors[c], x[c])], y[c])[:, 0] for c in chunks]
+                return torch.cat(found).double().mean(dim=1)
+
+            def one(i: int) -> Tensor:
+                x, y = data.of(i)
+                return loss(infer(self.model, vectors[i], x, "score"), y).double().mean()
+
+            return torch.stack(list(self._each(partial(one, i) for i in range(len(vectors)))))
+
+    def finetuning_passes(self, how: FineTuning, sizes: Sequence[int]) -> int:
+        """Count what `personalised` costs in forward passes of one sample, for clients with so many samples."""
+        step = 2 if self.model.dense is not None else 3
+        return step * how.epochs * sum(sizes)
+
+    def _after_training(
+        self,
+        vectors: Tensor,
+        data: ClientData,
+        stages: Callable[[int], Sequence[LocalOptions]],
+        clients: Sequence[int],
+        products: Tensor | None = None,
+    ) -> Tensor:
+        """Train copies (C, P) in the stages for a number of samples; stage s has the random streams of round -1 - s.
+
+        products (C, n, n): the inner products of the clients' samples, where they are known.
+        """
+        vectors = vectors.clone()
         stacked = data.stacked() if self.stacked else None
         if stacked is None:
             jobs = (
-                partial(self._train_alone_, vector, LocalRound(*data.of(i), options), Choice(0), first + i)
-                for i, vector in enumerate(vectors)
+                partial(self._stages_alone_, vectors[i], data.of(i), stages, client) for i, client in enumerate(clients)
             )
             for _ in self._each(jobs):
                 pass
             return vectors
-        for chunk in self._chunks(len(vectors), stacked[0], 1):
-            some, names = vectors[chunk], range(first + chunk.start, first + chunk.stop)
-            local = LocalRound(stacked[0][chunk], stacked[1][chunk], options)
-            self._train_stacked_(some, local, [Choice(0)] * len(some), names)
+        x, y = stacked
+        for chunk in self._chunks(len(vectors), x, 1):
+            some, names = vectors[chunk], clients[chunk]
+            for stage, options in enumerate(stages(y.shape[1])):
+                known = None if products is None else products[chunk]
+                local = LocalRound(x[chunk], y[chunk], options, -1 - stage, known)
+                self._train_stacked_(some, local, [Choice(0)] * len(some), names)
         return vectors
+
+    def _personal_products(self, data: ClientData) -> Tensor | None:
+        """Compute the inner products of samples where many plain steps on them pay in their span; they are kept.
+
+        Whatever was computed before, the answer is the same: a run that is continued gives the same bits.
+        """
+        stacked = self.stacked and data.stacked() is not None
+        return data.products if stacked and spans(self.model, data.sizes[0], plain(self.local, GRID[-1])) else None
+
+    def _stages_alone_(
+        self,
+        vector: Tensor,
+        samples: tuple[Inputs, Tensor],
+        stages: Callable[[int], Sequence[LocalOptions]],
+        client: int,
+    ) -> None:
+        for stage, options in enumerate(stages(len(samples[1]))):
+            self._train_alone_(vector, LocalRound(*samples, options, -1 - stage), Choice(0), client)
 
     def _train_alone_(
         self, vector: Tensor, local: LocalRound, choice: Choice, client: int, begun: Forward | None = None
     ) -> None:
         """Train one client's model in place: vector (P,)."""
-        x, y, options, round = local
+        x, y, options, round, products = local
         if choice.points is not None:
-            x, y = x[choice.points], y[choice.points]
-        data = TrainingSet(x, y, self._batches(len(y), options, client, round))
+            x, y, products = x[choice.points], y[choice.points], None
+        data = TrainingSet(x, y, self._batches(len(y), options, client, round), products=products)
         with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
             local_steps_(self.model, vector, data, options, begun)
 
@@ -379,11 +489,17 @@ class Engine:
     ) -> None:
         """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
         shares = _shares([choice.points for choice in choices], local.y, vectors.dtype)
-        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients), shares)
+        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients), shares, local.products)
+        self.stacked_steps_(vectors, data, local.options, begun)
+
+    def stacked_steps_(
+        self, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None = None
+    ) -> None:
+        """Take local steps of C models in place at once: vectors (C, P)."""
         if self.model.dense is not None:
-            local_steps_(self.model, vectors, data, local.options, begun)
+            local_steps_(self.model, vectors, data, options, begun)
         else:
-            self._vmapped_steps_(vectors, data, local.options)
+            self._vmapped_steps_(vectors, data, options)
 
     def _batches(self, samples: int, options: LocalOptions, client: int, round: int) -> Tensor | None:
         if options.batch_size is None:
@@ -397,69 +513,101 @@ class Engine:
         batches = [batch for batch in drawn if batch is not None]
         return torch.stack(batches).to(local.y.device) if batches else None
 
-    def accuracy(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
+    def scores(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
         """Score one deployed model per client on its data, (N,); `deployed` gathers the vectors (C, P) of some."""
         clients, stacked = len(data.sizes), data.stacked() if self.stacked else None
         if stacked is None:
-            jobs = (
-                lambda i=i: hits(self.model, deployed([i])[0], *data.of(i)).cpu().double().mean()
-                for i in range(clients)
-            )
+            jobs = (lambda i=i: score(self.model, deployed([i])[0], *data.of(i)) for i in range(clients))
             return torch.stack(list(self._each(jobs)))
-        each = self._stacked_outputs
+        each, metric = self._stacked_outputs, self.model.task.metric
         with torch.no_grad():
-            right = [
-                each(deployed(range(clients)[chunk]), stacked[0][chunk]).argmax(dim=2) == stacked[1][chunk]
+            found = [
+                metric.score(each(deployed(range(clients)[chunk]), stacked[0][chunk]), stacked[1][chunk])
                 for chunk in self._chunks(clients, stacked[0], 1)
             ]
-        return torch.cat(right).cpu().double().mean(dim=1)
+        return torch.cat(found)
 
-    def score_on(self, bank: Tensor, held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Tensor:
-        """Score each client's bank on one distribution: the lowest loss on `held_out` picks, `test` scores: (C,)."""
+    def rated(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> Tensor:
+        """Rate one model per client on its data: (C, P) -> (C,); rate: outputs (C, n, ...), targets (C, n, ...)."""
+        stacked = data.stacked() if self.stacked else None
+        with torch.no_grad():
+            if stacked is not None:
+                x, y = stacked
+                chunks = self._chunks(len(vectors), x, 1)
+                return torch.cat([rate(self._stacked_outputs(vectors[c], x[c]), y[c]) for c in chunks])
+
+            def one(i: int) -> Tensor:
+                x, y = data.of(i)
+                return rate(infer(self.model, vectors[i], x, "score")[None], y[None])
+
+            return torch.cat(list(self._each(partial(one, i) for i in range(len(vectors)))))
+
+    def score_on(
+        self,
+        bank: Tensor,
+        held_out: tuple[Inputs, Tensor],
+        test: tuple[Inputs, Tensor],
+        closed: Tensor | None = None,
+    ) -> Tensor:
+        """Score each client's bank on one distribution: the lowest loss on `held_out` picks, `test` scores: (C,).
+
+        closed (m, C) bool: models that are not picked.
+        """
         models, clients, _ = bank.shape
         scores = []
-        for chunk in self._chunks(clients, held_out[0][None], models):
+        for chunk in self._chunks(clients, tensors_of(held_out[0])[0][None], models):
             part = bank[:, chunk]
             losses = torch.stack([self._outcome(vectors, *held_out)[0] for vectors in part])
+            if closed is not None:
+                losses[closed[:, chunk]] = math.inf
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
             scores.append(self._outcome(chosen, *test)[1])
         return torch.cat(scores)
 
-    def _outcome(self, vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Run deployed models (C, P) on one set of samples (n, *shape): their mean losses and accuracies, (C,) each."""
+    def _outcome(self, vectors: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Run deployed models (C, P) on one set of samples (n, *shape): their mean losses and scores, (C,) each."""
+        task = self.model.task
         with torch.no_grad():
-            if self.stacked:
+            if self.stacked and isinstance(x, Tensor):
                 outputs = self._stacked_outputs(vectors, x.expand(len(vectors), *x.shape))
             else:
                 jobs = (partial(infer, self.model, vector, x, "score") for vector in vectors)
                 outputs = torch.stack(list(self._each(jobs)))
-            losses = cross_entropy(outputs.transpose(1, 2), y.expand(len(vectors), -1), reduction="none")
-            return losses.cpu().double().mean(dim=1), (outputs.argmax(dim=2) == y).cpu().double().mean(dim=1)
+            targets = y.expand(len(vectors), *y.shape)
+            losses = _losses_of(task.loss, [outputs], targets)[:, 0]
+            return losses.cpu().double().mean(dim=1), task.metric.score(outputs, targets)
 
     def _stacked_outputs(self, vectors: Tensor, x: Tensor) -> Tensor:
-        """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, classes)."""
+        """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, outputs)."""
         if self.model.dense is not None:
             return infer(self.model, vectors, x, "score")
         return vmap(lambda vector, x: infer(self.model, vector, x, "score"))(vectors, x)
 
     def _vmapped_steps_(self, vectors: Tensor, data: TrainingSet, options: LocalOptions) -> None:
         """Train C models of any stackable kind in place."""
-        model, (x, y, indices, shares) = self.model, data
+        model, task, (x, y, indices, shares, _, weights, frozen) = self.model, self.model.task, data
+        assert isinstance(x, Tensor)
+        if weights is not None and indices is None:
+            shares = weights / y.shape[1]
 
         def objective(theta: list[Tensor], rest: list[Tensor], x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
             outputs = model.run([*theta, *rest], x, "train")
             if share is None:
-                return cross_entropy(outputs, y)
-            return (cross_entropy(outputs, y, reduction="none") * share).sum()
+                return task.mean_loss(outputs, y)
+            return (task.loss(outputs, y) * share).sum()
 
-        gradients = vmap(grad(objective), in_dims=(0, 0, 0, 0, None if shares is None else 0))
+        gradients = vmap(grad(objective), in_dims=(0, 0, 0, 0, None if shares is None and weights is None else 0))
         pieces, velocity = model.pieces(vectors), None
         theta, rest = pieces[: model.count], pieces[model.count :]
+        moving = [place for place in range(model.count) if place not in frozen]
         rows = torch.arange(len(vectors), device=vectors.device)[:, None]
         for step in range(options.steps):
             x_step, y_step = (x, y) if indices is None else (x[rows, indices[:, step]], y[rows, indices[:, step]])
-            velocity = descend_(theta, gradients(theta, rest, x_step, y_step, shares), velocity, options)
+            if weights is not None and indices is not None:
+                shares = weights[rows, indices[:, step]] / indices.shape[2]
+            slopes = gradients(theta, rest, x_step, y_step, shares)
+            velocity = descend_([theta[p] for p in moving], [slopes[p] for p in moving], velocity, options)
 
     def _share_of(self, begin: float) -> float:
         """Return the seconds since then, less where this thread is one of several at work."""
@@ -515,6 +663,8 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
         if not isinstance(layer, _STACKABLE):
             return f"{type(layer).__name__} does not batch over clients"
     stacked = data.stacked()
+    if not isinstance(data.x, Tensor):
+        return "samples of several tensors do not stack"
     if stacked is None:
         return f"clients hold {min(data.sizes)} to {max(data.sizes)} samples, and only equal numbers stack"
     if model.dense is not None:
@@ -524,7 +674,8 @@ def why_not_stacked(model: FlatModel, data: ClientData) -> str | None:
     probe = Engine(model, LocalOptions(steps=1), 0, "stacked")
     try:
         probe._vmapped_steps_(vectors, TrainingSet(x, y), probe.local)
-    except RuntimeError as error:  # a forward that looks at its numbers, or draws some
+    except (RuntimeError, ValueError, TypeError, IndexError, DfcaError) as error:
+        # A forward or a loss that looks at its numbers, or draws some.
         return f"its forward cannot run for many clients at once ({str(error).splitlines()[0]})"
     return None
 
@@ -533,7 +684,8 @@ def _shares(points: Sequence[Tensor | None], y: Tensor, dtype: torch.dtype) -> T
     """Weigh samples so that their weighted sum is the mean over a client's points: (C, n), or None for all samples."""
     if all(mask is None for mask in points):
         return None
-    masks = torch.stack([torch.ones_like(y[0], dtype=torch.bool) if m is None else m for m in points])
+    whole = torch.ones(y.shape[1], dtype=torch.bool, device=y.device)
+    masks = torch.stack([whole if m is None else m for m in points])
     return masks.to(dtype) / masks.sum(dim=1, keepdim=True)
 
 
@@ -543,21 +695,22 @@ def finite(vectors: Tensor) -> list[bool]:
     return [fine or bool(torch.isfinite(vector).all()) for fine, vector in zip(sums, vectors, strict=True)]
 
 
-def _losses_of(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
-    """Compute the losses of m models of C clients: outputs m x (C, n, classes), y (C, n) -> (C, m, n)."""
-    found = [cross_entropy(each.flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for each in outputs]
+def _losses_of(loss: Loss, outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+    """Compute the losses of m models of C clients: outputs m x (C, n, ...), y (C, n, ...) -> (C, m, n)."""
+    found = [loss(each.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2]) for each in outputs]
     return torch.stack(found, dim=1)
 
 
-def _chosen_pass(passes: Sequence[Forward], chosen: Tensor) -> Forward:
-    """Put together the forward passes of what C clients chose, from those of all models; uses them up."""
+def _chosen_pass(passes: Mapping[int, Forward], chosen: Tensor) -> Forward:
+    """Put together the forward passes of what C clients chose, from those by cluster; uses them up."""
     if bool((chosen == chosen[0]).all()):
         return passes[int(chosen[0])]
-    merged = list(passes[0].tensors)
-    for j in range(1, len(passes)):
+    (_, first), *others = passes.items()
+    merged = list(first.tensors)
+    for j, passed in others:
         mine = (chosen == j).nonzero()[:, 0]
         if len(mine):
-            for layer, tensor in enumerate(passes[j].tensors):
+            for layer, tensor in enumerate(passed.tensors):
                 merged[layer][mine] = tensor[mine]
     return Forward(merged[0][:0], merged)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfca import metrics
+from dfca.core.inputs import moved
 from dfca.core.local import lowest
 from dfca.core.rng import stream
 from dfca.data.clients import Split
+from dfca.sim.mixtures import mixed_scores
+from dfca.sim.personal import LastStep
 from dfca.sim.shards import PIECE_BYTES, members_of, within
 from dfca.sim.start import Start
 
@@ -27,14 +29,24 @@ WALK = 25
 """Walking through a model takes as long as so many passes of a sample (784-100-10 and 784-200-10)."""
 
 HIGH_LOSS = 10
-"""A training loss of more than so many times that of guessing, log(classes), is noted: divergence that stays finite."""
+"""A training loss of more than so many times that of guessing, such as log(classes), is noted: divergence that stays
+finite."""
+
+
+SMALL_LOSS = 1e-6
+"""A loss below is no divergence, however little there is to guess."""
 
 
 class Scores(NamedTuple):
-    """What is found: row, the metrics; accuracies (N,), of what clients would deploy, NaN where not scored."""
+    """What is found: row, the metrics; by_client (N,), of what clients would deploy, NaN where not scored; before (N,),
+    the same without the personal last step.
+
+    The score of what clients deploy has the key of the task's metric, "accuracy" or another.
+    """
 
     row: dict[str, Any]
-    accuracies: Tensor
+    by_client: Tensor
+    before: Tensor
 
 
 class Scope(NamedTuple):
@@ -54,9 +66,12 @@ class Evaluator:
     def __init__(self, start: Start) -> None:
         self.start, self.setting, self.shards = start, start.setting, start.shards
         self.engine, self.shared = start.engine, start.shared
-        self.high_loss = HIGH_LOSS * log(max(2, start.setting.split.classes))
+        guess = self.start.flat.task.guess(start.setting.split.train.y, start.setting.split.classes)
+        self.high_loss = float("inf") if guess is None else HIGH_LOSS * max(guess, SMALL_LOSS)
+        self.metric = self.start.flat.task.metric
         self.high_losses: set[int] = set()
         self.highest_loss = 0.0
+        self.honest = None if start.liars is None else torch.tensor(start.liars.honest)
         self.use_split(start.setting.split)
 
     def use_split(self, split: Split) -> None:
@@ -65,9 +80,9 @@ class Evaluator:
         found = metrics.distributions(
             split, setting.evaluation_samples, setting.seed, self.shards.members, self.shards.sum
         )
-        kind = setting.dtype if split.test.x.is_floating_point() else None
+        device, dtype = setting.device, setting.dtype
         self.distributions = [
-            metrics.Distribution(*((x.to(setting.device, kind), y.to(setting.device)) for x, y in distribution))
+            metrics.Distribution(*((moved(x, device, dtype), moved(y, device, dtype)) for x, y in distribution))
             for distribution in found
         ]
 
@@ -79,7 +94,9 @@ class Evaluator:
         the next round assigns by them, a walk through the banks, and one pass of each test sample; scoring a client
         on d distributions with s samples each costs d (m + 1) s / 2. The last evaluation comes first: up to LAST_SHARE
         of everything. Everybody is scored on its own test samples, also where it makes a model of its own for that
-        (`personal`), but before the end no more of those than half of an evaluation pays for.
+        (`personal`), but before the end no more of those than half of an evaluation pays for, or FEWEST_SCORED. At the
+        end fine-tuning is not counted, for it is the last part of the algorithm. Virtual time scores everybody at every
+        evaluation: its reports follow single clients, and nobody knows in advance which evaluation is the last.
         """
         setting, clients, algorithm = self.setting, self.setting.clients, self.setting.algorithm
         samples, tests = (sum(data.sizes) for data in (setting.split.train, setting.split.test))
@@ -93,8 +110,8 @@ class Evaluator:
         order = torch.randperm(clients, generator=stream(setting.seed, "scored")).tolist()
         own, fewest = clients, min(clients, FEWEST_SCORED)
         if algorithm.personal is not None and not final:
-            finetuned = 2 * algorithm.finetune_steps * samples / clients
-            own = min(clients, max(fewest, int(budget / 2 / finetuned)))
+            passes = self.engine.finetuning_passes(algorithm.finetuning, setting.split.train.sizes) / clients
+            own = min(clients, max(fewest, int(budget / 2 / max(1, passes))))
             budget /= 2
         if not each or self.shared:
             return Scope(sorted(order[:own]), range(clients))
@@ -103,53 +120,75 @@ class Evaluator:
         return Scope(sorted(order[:own]), sorted(order[: min(clients, max(fewest, many))]))
 
     def score(
-        self, banks: Tensor, assignments: Tensor, scope: Scope | None = None, losses: Tensor | None = None
+        self,
+        banks: Tensor,
+        assignments: Tensor,
+        scope: Scope | None = None,
+        losses: Tensor | None = None,
+        last_step: LastStep | None = None,
+        closed: Tensor | None = None,
     ) -> Scores:
         """Score the banks; assignments (N,) are the models that the clients trained last, -1 for none.
 
         scope: whose models, everybody's if not given. losses (L, m): of the members' models on their training samples,
-        where they are known.
+        where they are known. last_step: the personal last step, where clients take it before they are scored. closed
+        (m, N) bool: clusters that are; their losses are infinite, and given.
         """
         members, models = self.shards.members, len(banks)
+        shut = None if closed is None else closed[:, list(members)]
+        kept_models = models if closed is None else int((~closed).sum(dim=0).max())
         truth = self.start.truth if self.setting.algorithm.models == "clusters" else None
-        losses, chosen, deployed = self._deploy(banks, losses)
+        losses, chosen, deployed = self.deploy(banks, losses)
         scope = scope or Scope(range(self.setting.clients), range(self.setting.clients))
-        scored = self._on_own(deployed, within(members, scope.own))
+        plain = scored = self._on_own(banks, deployed, within(members, scope.own))
+        if last_step is not None:
+            scored = self._on_own(banks, lambda some: last_step.take(deployed(some), some), within(members, scope.own))
         picked = losses.cpu().gather(1, chosen[:, None])[:, 0]
         trained = assignments[list(members)]
         trained = torch.where(trained < 0, chosen, trained).clamp_max(models - 1)
         kept = losses.cpu().gather(1, trained[:, None])[:, 0]
-        elsewhere = self.on_distributions(banks, scope.everywhere)
-        columns = (chosen.double(), picked.double(), kept.double(), scored.cpu().double(), *elsewhere)
+        elsewhere = self.on_distributions(banks, scope.everywhere, shut)
+        mine = (chosen, picked, kept, scored.cpu(), plain.cpu())
+        columns = (*(column.double() for column in mine), *elsewhere)
         found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
-        picks, picked, kept, accuracies, others = found[0].long(), found[1], found[2], found[3], found[4:]
+        picks, picked, kept, scores, before, others = found[0].long(), *found[1:5], found[5:]
         self._note_high(picked)
-        known = accuracies[~accuracies.isnan()]
+        picks_of_all, honest = picks, self.honest
+        if honest is not None:
+            picks, picked, kept, scores, others = (each[..., honest] for each in (picks, picked, kept, scores, others))
+            truth = None if truth is None else truth[honest]
+        known, key = scores[~scores.isnan()], self.metric.key
         row = {
-            "accuracy": float(known.mean()),
-            "accuracy_std_over_clients": float(known.std(correction=0)),
-            "all_models_accuracy": float(others.nanmean()) if len(others) else None,
+            key: float(known.mean()),
+            f"{key}_std_over_clients": float(known.std(correction=0)),
+            f"{key}_by_cluster": _by_cluster(scores, picks, models),
+            f"all_models_{key}": float(others.nanmean()) if len(others) else None,
             "cluster_accuracy": None if truth is None else metrics.cluster_accuracy(picks, truth),
             "adjusted_rand_index": None if truth is None else metrics.adjusted_rand_index(picks, truth),
             "live_clusters": len(set(picks.tolist())),
-            "models": models,
+            "models": kept_models,
             "train_loss": float(picked.mean()),
             "F_global": float(picked.sum()),
             "F_before_assignment": float(kept.sum()),
-            "disagreement": self._disagreement(banks),
-            "assignments": picks.tolist(),
+            "disagreement": self._disagreement(banks, closed),
+            "assignments": picks_of_all.tolist(),
         }
-        return Scores(row, accuracies)
+        return Scores(row, found[3], before)
 
     def score_holders(self, banks: Tensor, assignments: Tensor, holding: Sequence[int]) -> dict[str, Any]:
-        """Score the banks where only the clients `holding` hold models: the row, with the mean accuracy over them."""
-        found = self.score(banks, assignments)
-        holders = found.accuracies[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
+        """Score the banks where only the clients `holding` hold models: the row, with the mean score over them."""
+        found, key = self.score(banks, assignments), self.metric.key
+        if (liars := self.start.liars) is not None:
+            holding = [client for client in holding if client not in liars]
+        held, picks = list(holding), torch.tensor(found.row["assignments"])
+        holders = found.by_client[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
+        nobody = not holding and not self.metric.higher_is_better  # then 0 would be the best of scores
         return {
             **found.row,
-            "accuracy": float(holders.mean()),
-            "accuracy_std_over_clients": float(holders.std(correction=0)),
-            "accuracy_by_client": found.accuracies.tolist(),
+            key: None if nobody else float(holders.mean()),
+            f"{key}_std_over_clients": None if nobody else float(holders.std(correction=0)),
+            f"{key}_by_cluster": _by_cluster(found.by_client[held], picks[held], len(banks)),
+            f"{key}_by_client": found.by_client.tolist(),
             "clients": len(holding),
         }
 
@@ -160,20 +199,24 @@ class Evaluator:
             self.high_losses |= set(high)
             self.highest_loss = max(self.highest_loss, float(known.max()))
 
-    def _on_own(self, deployed: Callable[[Sequence[int]], Tensor], here: Sequence[int]) -> Tensor:
+    def _on_own(self, banks: Tensor, deployed: Callable[[Sequence[int]], Tensor], here: Sequence[int]) -> Tensor:
         """Score what some members deploy on their own test samples: (L,), NaN for the others."""
+        if (mixture := self.setting.algorithm.mixture) is not None and self.start.memory is not None:
+            weights = [mixture(self.start.memory[client]) for client in self.shards.members]
+            return mixed_scores(self.start.flat, banks, weights, self.start.test, here)
         if len(here) == len(self.shards.members):
-            return self.engine.accuracy(deployed, self.start.test)
+            return self.engine.scores(deployed, self.start.test)
         scores = torch.full((len(self.shards.members),), float("nan"), dtype=torch.float64)
         if here:
             some = self.start.test.subset(here)
-            scores[list(here)] = self.engine.accuracy(
-                lambda places: torch.cat([deployed([here[place]]) for place in places]), some
+            scores[list(here)] = self.engine.scores(
+                lambda places: deployed([here[place] for place in places]), some
             ).cpu()
         return scores
 
-    def on_distributions(self, banks: Tensor, clients: Sequence[int]) -> list[Tensor]:
-        """Score the banks of some clients on every true distribution: (L,) each, NaN for other members."""
+    def on_distributions(self, banks: Tensor, clients: Sequence[int], closed: Tensor | None = None) -> list[Tensor]:
+        """Score the banks of some clients on every true distribution: (L,) each, NaN for other members; closed (m, L)
+        bool: models that do not count."""
         members, (models, _, size) = self.shards.members, banks.shape
         if not self.distributions:
             return []
@@ -186,20 +229,21 @@ class Evaluator:
             whole = int(some[-1] - some[0]) + 1 == len(some)  # one after the other: a view instead of a copy
             part = banks[:, some[0] : some[-1] + 1] if whole else banks[:, some.to(banks.device)]
             for row, distribution in zip(scores, self.distributions, strict=True):
-                row[some] = self.engine.score_on(part, *distribution)
+                shut = None if closed is None else closed[:, some]
+                row[some] = self.engine.score_on(part, *distribution, closed=shut)
         return list(scores)
 
-    def _deploy(self, banks: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
+    def deploy(self, banks: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
         """Choose what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
         algorithm, members = self.setting.algorithm, self.shards.members
         if (personal := algorithm.personal) is not None:
             each = self.engine.sample_losses(banks, self.start.train)
 
             def personalise(some: Sequence[int]) -> Tensor:
+                mixed = torch.stack([personal(banks[:, 0 if self.shared else i], each[i]) for i in some])
                 run = range(some[0], some[-1] + 1)
-                mixed = torch.stack([personal(banks[:, 0 if self.shared else i], each[i]) for i in run])
-                data = members_of(self.start.train, run)
-                return self.engine.finetuned(mixed, data, algorithm.finetune_steps, members[run.start])
+                data = members_of(self.start.train, run) if len(run) == len(some) else self.start.train.subset(some)
+                return self.engine.personalised(mixed, data, algorithm.finetuning, [members[i] for i in some])
 
             losses = torch.stack([samples.mean(dim=1) for samples in each])
             return losses, _lowest_of_rows(losses), personalise
@@ -207,15 +251,32 @@ class Evaluator:
             losses = self.engine.losses(banks, self.start.train)
         truth = self.start.truth if algorithm.informed else None
         picks = _lowest_of_rows(losses) if truth is None else truth[members.start : members.stop]
+        if algorithm.mixture is not None and self.start.memory is not None:
+            mixed = (algorithm.mixture(self.start.memory[client]) for client in members)
+            picks = torch.tensor([int(weights.argmax()) for weights in mixed])
         columns = picks.to(banks.device)
         rows = torch.zeros_like(columns) if self.shared else torch.arange(len(members), device=banks.device)
-        return losses, picks, lambda some: banks[columns[some[0] : some[-1] + 1], rows[some[0] : some[-1] + 1]]
+        return losses, picks, lambda some: banks[columns[list(some)], rows[list(some)]]
 
-    def _disagreement(self, banks: Tensor) -> list[float]:
+    def _disagreement(self, banks: Tensor, closed: Tensor | None) -> list[float]:
         if self.shared:
             return [0.0] * len(banks)
-        return metrics.disagreement(banks, self.setting.clients, self.shards.sum).tolist()
+        shut = [False] * len(banks) if closed is None else closed.all(dim=1).tolist()
+        clients, add = self.setting.clients, self.shards.sum
+        if self.honest is not None:  # then there is one rank
+            banks, clients = banks[:, self.honest.to(banks.device)], len(self.honest)
+        if not any(shut):
+            return metrics.disagreement(banks, clients, add).tolist()
+        return [
+            0.0 if each else float(metrics.disagreement(banks[j : j + 1], clients, add)) for j, each in enumerate(shut)
+        ]
 
 
 def _lowest_of_rows(losses: Tensor) -> Tensor:
     return torch.tensor([lowest(row) for row in losses])
+
+
+def _by_cluster(accuracies: Tensor, picks: Tensor, models: int) -> list[float | None]:
+    """Average the known accuracies (N,) over the clients that picked each model: (m,), None where there is none."""
+    known = [accuracies[(picks == model) & ~accuracies.isnan()] for model in range(models)]
+    return [float(each.mean()) if len(each) else None for each in known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
 
@@ -13,20 +13,55 @@ from dfca.sim.start import Start
 SMALLER_STEPS = "try a smaller local.learning_rate"
 
 
-def notes_of(start: Start, evaluator: Evaluator, models: int, diverged: Collection[int]) -> tuple[str, ...]:
-    """List the notes of a simulation whose clients keep so many models; diverged: where an update was not finite."""
+DIVERGENCE = ("diverged", "high loss")
+"""The kinds of alarms that say that training diverged."""
+
+
+class Alarm(str):
+    """A note of what may be wrong at how many clients; kind: one word, for its numbers may grow from round to round."""
+
+    kind: str
+    clients: int
+
+    def __new__(cls, kind: str, text: str, clients: int = 0) -> Alarm:
+        made = super().__new__(cls, text)
+        made.kind, made.clients = kind, clients
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str, int]:  # type: ignore[override]
+        """Return what a pickled alarm is made of again: a result keeps its notes."""
+        return self.kind, str(self), self.clients
+
+
+def diverged_clients(notes: Iterable[str]) -> int:
+    """Count the clients whose training diverged, or rose above ten times the loss of guessing, by a run's notes."""
+    return sum(note.clients for note in notes if isinstance(note, Alarm) and note.kind in DIVERGENCE)
+
+
+def notes_of(
+    start: Start, evaluator: Evaluator, models: int, diverged: Collection[int], left: int | None = None
+) -> tuple[str, ...]:
+    """List the notes of a simulation whose clients keep so many models; diverged: where an update was not finite; left:
+    the clusters that are left where the others were merged, 0 while surveys go on."""
     return (
         *start.setting.split.notes,
-        *_of_clusters(start, models),
+        *_of_clusters(start, models, left),
         *_of_graph(start),
         *_of_divergence(start, evaluator, diverged),
         *_of_storage(start),
     )
 
 
-def _of_clusters(start: Start, models: int) -> Iterator[str]:
+def _of_clusters(start: Start, models: int, left: int | None) -> Iterator[str]:
     setting, algorithm = start.setting, start.setting.algorithm
-    if setting.clusters is None and algorithm.start == "elected":
+    if left is not None and setting.clusters is None:
+        if not left:
+            return
+        yield (
+            f"{algorithm.name} opened {models} clusters and merged those that are not worth their data: {left} "
+            f"{'is' if left == 1 else 'are'} left"
+        )
+    elif setting.clusters is None and algorithm.start == "elected":
         yield f"{algorithm.name} opened {models} cluster{'' if models == 1 else 's'}"
     elif setting.clusters is None and algorithm.models == "clusters":
         yield f"{algorithm.name} cannot find the number of clusters; it uses the true one: {models}"
@@ -36,25 +71,36 @@ def _of_graph(start: Start) -> Iterator[str]:
     setting = start.setting
     if setting.algorithm.exchange != "gossip":
         return
+    if (peers := setting.algorithm.peers) is not None and peers.among == "any":
+        yield f"{setting.algorithm.name} chooses its peers among all clients; the graph does not limit it"
+        return
+    if peers is not None:
+        yield f"{setting.algorithm.name} chooses its peers among its neighbours in the graph; in its paper, among all"
     if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
-        yield (
-            f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) and learn alone"
+        yield Alarm(
+            "isolated",
+            f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) and learn alone",
         )
     if (parts := nx.number_connected_components(setting.graph)) > 1:
-        yield f"the graph has {parts} components; models cannot pass between them"
+        yield Alarm("components", f"the graph has {parts} components; models cannot pass between them")
 
 
 def _of_divergence(start: Start, evaluator: Evaluator, diverged: Collection[int]) -> Iterator[str]:
     clients = start.setting.clients
     if diverged:
-        yield (
+        yield Alarm(
+            "diverged",
             f"training diverged at {len(diverged)} of {clients} clients (first: {min(diverged)}): updates that are not "
-            f"finite are undone and not sent; {SMALLER_STEPS}"
+            f"finite are undone and not sent; {SMALLER_STEPS}",
+            len(diverged),
         )
     if high := sorted(evaluator.high_losses - set(diverged)):
-        yield (
+        yield Alarm(
+            "high loss",
             f"the training loss of {len(high)} of {clients} clients (first: {high[0]}) rose to "
-            f"{evaluator.highest_loss:.2g}, above {evaluator.high_loss:.1f}, 10 times that of guessing; {SMALLER_STEPS}"
+            f"{evaluator.highest_loss:.2g}, above {evaluator.high_loss:.1f}, 10 times that of guessing; "
+            f"{SMALLER_STEPS}",
+            len(high),
         )
 
 

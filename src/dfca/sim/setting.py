@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import networkx as nx
@@ -11,13 +11,23 @@ import torch
 from torch import nn
 
 from dfca.core.algorithm import SHARES, Algorithm, Share
+from dfca.core.client import averages_whole_models, robust_rule
 from dfca.core.local import LocalOptions
 from dfca.core.mixing import WEIGHT_RULES, WeightRule
+from dfca.core.options import (
+    ROBUST_RULES,
+    ElectionOptions,
+    MergeOptions,
+    PersonalSteps,
+    RobustRule,
+    check_personal_steps,
+)
+from dfca.core.params import Pretrained
 from dfca.core.rng import seeded
+from dfca.core.task import Task
 from dfca.data.clients import Split
 from dfca.errors import ConfigError, DataError, unknown
-from dfca.sim.bank import PLACES, Place
-from dfca.sim.engine import ENGINES, EngineName
+from dfca.sim.choices import ENGINES, PLACES, EngineName, LiarOptions, Place
 
 AGGREGATIONS = ("batch", "sequential")
 
@@ -28,7 +38,10 @@ class Setting:
 
     make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
     elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
-    bank: where the models lie (`sim.bank`); bank_folder: the folder of a bank on disk, a temporary one if not given.
+    task: None: that of the split. bank: where the models lie (`sim.bank`); bank_folder: the folder of a bank on disk, a
+    temporary one if not given. personal_steps: of the personal last step (`core.personal`); None: the algorithm's own.
+    robust: how clients guard against liars (`core.robust`); liars: who lies (`sim.liars`).
+    quiet_rounds: the last so many rounds of methods that gossip only exchange; nobody trains.
     """
 
     split: Split
@@ -51,6 +64,11 @@ class Setting:
     dtype: torch.dtype = torch.float32
     bank: Place = "auto"
     bank_folder: Path | None = None
+    task: Task | None = None
+    personal_steps: PersonalSteps | None = None
+    robust: RobustRule = "none"
+    liars: LiarOptions | None = None
+    quiet_rounds: int = 0
 
     def __post_init__(self) -> None:
         clients = self.clients
@@ -77,6 +95,7 @@ class Setting:
             ("share", self.share, SHARES),
             ("engine", self.engine, ENGINES),
             ("bank", self.bank, PLACES),
+            ("robust", self.robust, ROBUST_RULES),
         ):
             if value not in known:
                 raise unknown(kind, value, known)
@@ -94,6 +113,84 @@ class Setting:
             raise DataError(
                 f"{self.algorithm.name} needs true clusters, and this split has none; leave it out of `algorithms`"
             )
+        self._check_liars()
+
+        if not 0 <= self.quiet_rounds < self.rounds:
+            raise ConfigError(f"mixing.quiet_rounds must be in 0..{self.rounds - 1}, got {self.quiet_rounds}")
+        if self.personal_steps is not None:
+            check_personal_steps(self.personal_steps, "personal.steps")
+            if self.personal_steps and self.algorithm.mixture is not None:
+                raise ConfigError(
+                    f"{self.algorithm.name} deploys several models at once, which have no personal last step, got "
+                    f"personal.steps = {self.personal_steps!r}; set it to 0, or leave {self.algorithm.name} out"
+                )
+        self._check_task()
+
+    def _check_liars(self) -> None:
+        """Refuse guards and lies that an algorithm has no place for."""
+        if self.liars is not None and self.liars.kind == "swap-labels" and self.learns.targets != "classes":
+            raise ConfigError(
+                f'liars of kind "swap-labels" need classes, and the task is "{self.learns.name}"; use another kind'
+            )
+        if averages_whole_models(self.algorithm):
+            return
+        for key, value in (("mixing.robust", self.robust), ("liars", self.liars and self.liars.kind)):
+            if value not in ("none", "swap-labels", None):
+                raise ConfigError(
+                    f'{key} is for algorithms that average whole models with all neighbours, got "{value}" for '
+                    f"{self.algorithm.name}; leave one of the two out"
+                )
+
+    def _check_task(self) -> None:
+        ours, theirs = self.learns, self.split.task
+        if ours.targets not in (theirs.targets, "any"):
+            raise ConfigError(
+                f'the task is "{ours.name}", and the data is made for "{theirs.name}"; '
+                f'use task "{theirs.name}", or other data (Split.of_clients(..., task="{ours.name}"))'
+            )
+        if isinstance(self.make_model, Pretrained) and (count := len(self.make_model.starts)) > 1:
+            if self.algorithm.start == "elected" or self.algorithm.models == "one":
+                raise ConfigError(f"{self.algorithm.name} starts from one model, got start_from with {count}; give one")
+            if (self.clusters or self.true_clusters) != count:
+                raise ConfigError(
+                    f"start_from must have one model, or one per cluster ({self.clusters or self.true_clusters}), "
+                    f"got {count}"
+                )
+
+    @property
+    def learns(self) -> Task:
+        """What the models learn: the task that was given, else that of the split."""
+        return self.task or self.split.task
+
+    @property
+    def election(self) -> ElectionOptions:
+        """How centres are elected: what the algorithm says, with bounded votes where clients guard against liars."""
+        guarded = robust_rule(self.algorithm, self.robust) != "none"
+        return replace(self.algorithm.election, bounded=guarded)
+
+    @property
+    def last_steps(self) -> PersonalSteps:
+        """The steps of the personal last step: those that were given, else the algorithm's; a mixture takes none."""
+        if self.algorithm.mixture is not None:
+            return 0
+        return self.algorithm.personal_steps if self.personal_steps is None else self.personal_steps
+
+    @property
+    def merging(self) -> MergeOptions | None:
+        """How clusters are merged.
+
+        None where they are not: by the algorithm, with too few rounds, or where no more clusters can be opened than
+        asked for. Then the verdict of the election decides.
+        """
+        options = self.algorithm.merging
+        if options is None or self.rounds < 2 * options.first:
+            return None
+        return options if (self.clusters or 1) < options.opened(self.clients) else None
+
+    @property
+    def quiet_from(self) -> int:
+        """The round from which on clients only exchange; without neighbours they train to the end."""
+        return self.rounds - (self.quiet_rounds if self.algorithm.exchange == "gossip" else 0)
 
     @property
     def clients(self) -> int:

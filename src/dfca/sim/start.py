@@ -10,11 +10,15 @@ from torch import Tensor
 
 from dfca.core.client import effective
 from dfca.core.election import Parts
+from dfca.core.holdout import held_out
+from dfca.core.inputs import Samples, join
 from dfca.core.params import FlatModel, initial
+from dfca.core.parts import layout_of, stages_of
 from dfca.data.clients import ClientData, Split
-from dfca.errors import ModelError
+from dfca.errors import ConfigError, ModelError
 from dfca.sim.bank import Bank, BankSpec
 from dfca.sim.engine import make_engine
+from dfca.sim.liars import Liars
 from dfca.sim.setting import Setting, initial_module
 from dfca.sim.shards import Alone, Shards, members_of
 
@@ -22,29 +26,57 @@ from dfca.sim.shards import Alone, Shards, members_of
 class Start:
     """A setting made ready on one rank.
 
-    flat: the architecture; engine: how local work runs; train, test: the samples of the members of this rank; truth
-    (N,): the true clusters of all clients, if known; shared: whether a server keeps one bank for all; storage: where
-    the banks lie, once they are made.
+    flat: the architecture; engine: how local work runs; train, test: the samples of the members of this rank; held:
+    those that they hold out of training (`core.holdout`), None where `train` has all; truth (N,): the true clusters of
+    all clients, if known; shared: whether a server keeps one bank for all; storage: where the banks lie, once they are
+    made; layout: which parts of a model are averaged with whom; stages: of a round's local steps, where they are not
+    simply those of the chosen model; memory (N, w): what all clients remember; liars: those that lie, if any do.
     """
 
-    def __init__(self, setting: Setting, shards: Shards | None = None) -> None:
-        self.setting = setting
+    def __init__(self, setting: Setting, shards: Shards | None = None, hold_out: bool = False) -> None:
+        self.setting, self.hold_out = setting, hold_out
         self.shards: Shards = shards or Alone(setting.clients)
         self.members = self.shards.members
         self.shared = setting.algorithm.exchange == "server"
         self.storage: Bank | None = None
+        self.liars = None if setting.liars is None else Liars(setting.liars, setting.clients, setting.seed)
+        if self.liars is not None and self.shards.ranks > 1:
+            raise ConfigError("an experiment with [liars] runs in one process; start it without torchrun")
         with self.shards.agreed():
-            self.flat = FlatModel(initial_module(setting).to(setting.dtype)).to(setting.device)
+            self.flat = FlatModel(initial_module(setting).to(setting.dtype), setting.learns).to(setting.device)
             self.use_split(setting.split)
             self._check_outputs()
             local = effective(setting.local, setting.algorithm)
             self.engine = make_engine(setting.engine, self.flat, local, setting.seed, self.train, setting.device)
+            self.layout = layout_of(self.flat, setting.algorithm)
+            planned = bool(setting.algorithm.schedule) or setting.algorithm.trains == "all"
+            self.stages = stages_of(self.flat, setting.algorithm, local) if planned else None
+            self.memory = self._first_memory()
 
     def use_split(self, split: Split) -> None:
         """Take the members' samples from a split: the first one, or the one that a drift brings."""
         device, dtype = self.setting.device, self.setting.dtype
-        self.train, self.test = (members_of(data, self.members).to(device, dtype) for data in (split.train, split.test))
+        train = split.train if self.liars is None else self.liars.poison(split.train, split.classes)
+        self._all, self.test = (members_of(data, self.members).to(device, dtype) for data in (train, split.test))
         self.truth = split.clusters
+        self._divide()
+
+    def release(self) -> None:
+        """Train on all samples from now on."""
+        self.hold(False)
+
+    def hold(self, out: bool) -> None:
+        """Hold samples out of training from now on, or train on all of them."""
+        if self.hold_out != out:
+            self.hold_out = out
+            self._divide()
+
+    def _divide(self) -> None:
+        self.train, self.held = self._all, None
+        if self.hold_out:
+            first = self.members.start
+            drawn = [held_out(size, self.setting.seed, first + i) for i, size in enumerate(self._all.sizes)]
+            self.train, self.held = (take_rows(self._all, masks) for masks in ([~mask for mask in drawn], drawn))
 
     def initial_model(self) -> Tensor:
         """Draw the model (P,) from which all clients warm up for an election."""
@@ -57,6 +89,22 @@ class Start:
         if clusters is None or algorithm.informed:
             clusters = self.setting.true_clusters
         return algorithm.bank_size(clusters)
+
+    def _first_memory(self) -> Tensor | None:
+        memory, clients = self.setting.algorithm.memory, self.setting.clients
+        return None if memory is None else memory(self.drawn_models(), clients).repeat(clients, 1)
+
+    def forget(self, client: int) -> None:
+        """Let a client remember what it did at first."""
+        if self.memory is not None and 0 <= client < len(self.memory):
+            first = self._first_memory()
+            assert first is not None
+            self.memory[client] = first[client]
+
+    @property
+    def sent_size(self) -> int:
+        """Count the numbers of a model that are sent."""
+        return self.flat.size - (0 if self.layout is None else self.layout.kept)
 
     def make_banks(self, models: int, most: int | None = None) -> Tensor:
         """Make room for banks (m, L, P), or (m, 1, P) where a server keeps one, and for up to `most` models later."""
@@ -71,7 +119,7 @@ class Start:
                     device=setting.device,
                     place=setting.bank,
                     folder=setting.bank_folder,
-                    data_bytes=sum(t.numel() * t.element_size() for t in (self.train.x, self.test.x)),
+                    data_bytes=self.train.nbytes + self.test.nbytes,
                     sharers=self.shards.neighbours,
                 )
             )
@@ -86,22 +134,21 @@ class Start:
                 continue
             for row, client in enumerate(range(1) if self.shared else self.members):
                 banks[j, row] = initial(self.flat, setting.make_model, setting.seed, "init", j, client)
+        if self.layout is not None:
+            self.layout.spread_(banks, 0)
         return banks
 
     def _check_outputs(self) -> None:
-        """Raise ModelError unless the model maps a sample of this data to one number per class."""
-        x, _ = self.train.of(0)
+        """Raise ModelError unless the model maps samples of this data to what their task wants."""
+        x, y = self.train.of(0)
         vector = self.flat.flatten(initial_module(self.setting).to(self.setting.dtype)).to(self.setting.device)
         try:
             with torch.no_grad():
                 outputs = self.flat.run(self.flat.pieces(vector), x[:2], "score")
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}") from error
-        classes = self.setting.split.classes
-        if outputs.dim() != 2 or outputs.shape[1] < classes:
-            raise ModelError(
-                f"the model must give (n, {classes}) outputs for {classes} classes, got {tuple(outputs.shape)}"
-            )
+            raise ModelError(f"the model cannot take samples of shape {self.train.shape}: {error}") from error
+        self.flat.task.check(outputs, y[:2], self.setting.split.classes)
+        self.flat.task.metric.score(outputs[None], y[None, :2])  # one of the user's own may fail
 
 
 def take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:
@@ -109,7 +156,16 @@ def take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts],
     if not clients:
         return data.subset(())
     rows = [getattr(part, name).to(data.y.device) for part in parts]
-    pieces = [data.of(i) for i in clients]
-    x = torch.cat([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
+    return _take([data.of(i) for i in clients], rows)
+
+
+def take_rows(data: ClientData, rows: Sequence[Tensor]) -> ClientData:
+    """Copy some samples of every client: masks or indices, one tensor per client."""
+    return _take([data.of(i) for i in range(data.clients)], [mine.to(data.y.device) for mine in rows])
+
+
+def _take(pieces: Sequence[tuple[Samples, Tensor]], rows: Sequence[Tensor]) -> ClientData:
+    x = join([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
     y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
-    return ClientData(x, y, tuple(accumulate((len(mine) for mine in rows), initial=0)))
+    counts = (int(mine.sum()) if mine.dtype == torch.bool else len(mine) for mine in rows)
+    return ClientData(x, y, tuple(accumulate(counts, initial=0)))

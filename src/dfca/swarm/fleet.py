@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 
 class NodeStatus(NamedTuple):
-    """What a node says of itself. links: neighbours in reach; lives: how often it was started; error: its last one."""
+    """What a node says of itself. links: neighbours in reach; lives: how often it was started; error: its last one;
+    staleness: the mean age of the models that it folds, in updates."""
 
     state: str = "starting"
     round: int = 0
@@ -19,6 +20,7 @@ class NodeStatus(NamedTuple):
     refused: int = 0
     lives: int = 1
     error: str = ""
+    staleness: float | None = None
 
 
 class Fleet(Protocol):

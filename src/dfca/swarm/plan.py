@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from dfca.core.task import ACCURACY, CLASSIFICATION
 from dfca.errors import ConfigError
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
@@ -67,8 +68,9 @@ class Plan:
         network = {"host": host, "port": 0, "invite_port": 0, "neighbours": self.neighbours(client)}
         samples = self.samples(client).absolute()
         data = {"path": str(samples / "train.npz"), "test": str(samples / "test.npz"), "held_out": 0.0}
-        training = {"reread_s": 0.0}
-        return NodeConfig.checked({"name": self.names[client], "data": data, "network": network, "training": training})
+        training, limits = {"reread_s": 0.0}, {"write_bytes_per_day": 0}
+        sections = {"data": data, "network": network, "training": training, "limits": limits}
+        return NodeConfig.checked({"name": self.names[client], **sections})
 
     def facts(self, founder: str) -> Facts:
         """Make the facts of the swarm from the experiment."""
@@ -95,6 +97,7 @@ class Plan:
                 },
                 "weights": config.mixing.weights,
                 "share": config.mixing.share,
+                "robust": config.mixing.robust,
             }
         )
         model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
@@ -111,8 +114,22 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> P
     config = experiment.config
     if config.world is not None:
         raise ConfigError("a swarm runs in real time, and this experiment has a [world]; leave [world] and [clock] out")
+    if config.metric != ACCURACY or (config.learning_task() or CLASSIFICATION) != CLASSIFICATION:
+        raise ConfigError("a swarm of nodes classifies, and this experiment has another task; use `dfca run`")
+    if config.model.start_from is not None:
+        raise ConfigError("nodes start from fresh models: leave model.start_from out")
+    if config.liars is not None:
+        raise ConfigError("nodes of a swarm do not lie: leave [liars] out, or use `dfca run`")
     if config.data.drift_share:
         raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
+    if config.personal is not None and config.personal.steps:
+        raise ConfigError(
+            f"nodes take no personal last step yet, got personal.steps = {config.personal.steps}; set it to 0"
+        )
+    if config.mixing.quiet_rounds:
+        raise ConfigError(
+            f"nodes have no quiet rounds yet, got mixing.quiet_rounds = {config.mixing.quiet_rounds}; set it to 0"
+        )
     if config.participation < 1:
         raise ConfigError(f"in a swarm every node takes part, got participation = {config.participation}; use 1.0")
     algorithm = config.algorithms[0]

@@ -34,9 +34,13 @@ LAST_LINES = 3
 
 @dataclass
 class NodeProcess:
-    """One node: its folder, and the process that runs it. lives: how often it was started."""
+    """One node: its folder, and the process that runs it. lives: how often it was started.
+
+    parent_pipe: a pipe whose other end only this process holds: the node ends when that is closed, also by SIGKILL.
+    """
 
     folder: Path
+    parent_pipe: int | None = None
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
     last: NodeStatus = field(default_factory=NodeStatus)
@@ -44,10 +48,11 @@ class NodeProcess:
     def start(self) -> None:
         """Start the node in a process of its own."""
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        command = [sys.executable, "-m", "dfca", "node", "run", str(self.folder)]
         with (self.folder / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dfca", "node", "run", str(self.folder)],
-                stdin=subprocess.DEVNULL,
+                command if self.parent_pipe is None else [*command, "--with-parent"],
+                stdin=subprocess.DEVNULL if self.parent_pipe is None else self.parent_pipe,
                 stdout=output,
                 stderr=output,
                 env=environment,
@@ -87,11 +92,15 @@ class ProcessFleet:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._pipe: tuple[int, ...] = ()
         self.nodes = [NodeProcess(plan.folder(i)) for i in range(plan.setting.clients)]
 
     async def start(self) -> None:
         """Found the swarm, pair all others with its founder, and start everybody."""
         founder, *others = range(len(self.nodes))
+        self._pipe = os.pipe()
+        for node in self.nodes:
+            node.parent_pipe = self._pipe[0]
         self._found(founder)
         self.nodes[founder].start()
         await self._wait_for(founder)
@@ -124,9 +133,20 @@ class ProcessFleet:
                     continue  # it was killed a moment ago: its links are down anyway
 
     async def stop(self) -> None:
-        """End all nodes. Raises RunError for those that do not end in time; they are killed."""
+        """End all nodes; those that do not end in time, or before this is cancelled, are killed. Raises RunError."""
         for node in self.nodes:
             node.terminate()
+        try:
+            await self._wait_for_ends()
+        finally:
+            for node in self.nodes:
+                if node.process is not None and node.process.poll() is None:
+                    node.kill()
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = ()
+
+    async def _wait_for_ends(self) -> None:
         end = time.monotonic() + STOP_S
         late = []
         for node in self.nodes:
@@ -185,4 +205,5 @@ def _status(found: dict[str, Any]) -> NodeStatus:
         sent_bytes=int(found.get("bytes_out") or 0),
         refused=sum((found.get("refused") or {}).values()),
         error=str(error.get("text", "")) if isinstance(error, dict) else str(error),
+        staleness=found.get("staleness"),
     )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.load import Experiment
 from dfca.files import atomic_write
+from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
 from dfca.runs.store.environment import environment
 from dfca.runs.store.folder import RunFolder
@@ -66,6 +68,7 @@ def run_swarm(
     Raises:
         ConfigError: for what nodes cannot run.
         RunError: if the folder holds a swarm already, nodes fail, or the limit is over.
+        Interrupted: after SIGINT or SIGTERM, when all nodes have ended.
     """
     if (out / "nodes").exists():
         raise RunError(f"{out} holds a swarm already; use another --out, or remove the folder")
@@ -78,11 +81,33 @@ def run_swarm(
         listener.start_trial(plan.trial, 0)
         fleet = _make_fleet(plan, options)
         try:
-            row = asyncio.run(_Run(plan, fleet, options, folder, listener, show).run())
+            row = asyncio.run(_until_signal(_Run(plan, fleet, options, folder, listener, show).run()))
         finally:
             listener.end_run()
+        if row is None:
+            raise Interrupted(f"interrupted; all nodes have ended; to begin again, remove {out} or use another --out")
         listener.finish_trial(plan.trial, row)
         return folder.summary()
+
+
+async def _until_signal(run: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+    """Run a swarm; SIGINT and SIGTERM end its nodes. Returns None after a signal; a second one kills the nodes."""
+    loop, task, signals = asyncio.get_running_loop(), asyncio.ensure_future(run), []
+
+    def end(number: int) -> None:
+        signals.append(number)
+        task.cancel()
+
+    # Only the main thread may handle signals; elsewhere they stay what they are.
+    if threading.current_thread() is threading.main_thread():
+        for number in StopSignal.SIGNALS:
+            loop.add_signal_handler(number, end, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+        return None
 
 
 def with_nodes(experiment: Experiment, nodes: int) -> Experiment:
@@ -135,7 +160,7 @@ class _Run:
         seconds = time.monotonic() - self.began
         snapshot = take(self.plan)
         self._check(snapshot)
-        self._score(snapshot, seconds)
+        self._score(snapshot, seconds, nodes)
         return self._finish(snapshot, nodes, seconds)
 
     async def _watch(self) -> list[NodeStatus]:
@@ -146,7 +171,7 @@ class _Run:
             nodes = await self.fleet.status()
             if now - self._scored_s >= SCORE_EVERY_S:
                 self._scored_s = now
-                self._score(take(self.plan), now)
+                self._score(take(self.plan), now, nodes)
             self.show(Progress(now, rounds, nodes, self.row, self.faults.kills, self.faults.cuts))
             if all(node.state == "done" for node in nodes):
                 return nodes
@@ -165,10 +190,14 @@ class _Run:
             assert self.options.faults.cut_every_s is not None
             await self.fleet.cut(links, self.options.faults.cut_every_s / 2)
 
-    def _score(self, snapshot: Snapshot, now: float) -> None:
+    def _score(self, snapshot: Snapshot, now: float, nodes: list[NodeStatus]) -> None:
         row = self.scorer.row(snapshot, round(now, 3))
         if row is None or (self.row is not None and row["round"] < self.row["round"]):
             return
+        away = [i for i, node in enumerate(nodes) if node.state == "down"]
+        ages = [node.staleness for node in nodes if node.staleness is not None]
+        row |= {"bytes_sent": sum(node.sent_bytes for node in nodes), "away": len(away), "away_clients": away}
+        row |= {"staleness": sum(ages) / len(ages) if ages else None}
         self.folder.metrics.append(self.plan.trial, row)
         self.row = row
         self.sink.finish_round(self.plan.trial, row["round"], row)

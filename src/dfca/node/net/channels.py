@@ -1,7 +1,8 @@
 """gRPC channels and servers with mutual TLS: certificates decide who may connect, and the roster on every call.
 
-A channel trusts the certificate of one member and no other; the server trusts those of all members, as they are when a
-connection begins. IDs of callers are digests of the keys in their certificates, never what a message says.
+A channel trusts the certificate of one member and no other; the server lets those of the roster connect, as it is when
+a connection begins, and answers members only. IDs of callers are digests of the keys in their certificates, never what
+a message says.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ ID_HEADER = "dfca-device"
 """Metadata with the caller's ID where there is no TLS."""
 ROOTS_S = 1.0
 """The least time between two sets of roots of a server."""
+SETTLE_S = 0.1
+"""How long new roots wait for handshakes that have just begun with the old ones."""
 MESSAGE_BYTES = max(MOST_CHUNK_BYTES, MOST_FRAME_BYTES) + 1024
 
 CHANNEL_OPTIONS = [
@@ -115,17 +118,24 @@ def make_server(
 
 
 def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshakes) -> Any:
-    """Make credentials whose roots are the members' certificates, as they are when a handshake begins.
+    """Make credentials whose roots are the certificates of the roster, as they are when a handshake begins.
 
-    New roots are handed to gRPC only where members changed, and at most once in ROOTS_S: it replaces what another
-    handshake may be using at this moment, without a lock (grpcio 1.85: a swarm of 12 nodes whose roots were replaced at
-    every handshake died of "Check failed: prior > 0" in one run of five, and a thousand strangers that connect at once
-    abort it for certain). Who is a member is checked at every call.
+    A removed device keeps its own among the roots until it was shown the removal, which TLS alone could not tell it;
+    with the next roots it is a stranger. Who is a member is checked at every call (`service`).
+
+    gRPC frees the old roots while another thread may be about to use them (grpc issue 36693, open; seen with grpcio
+    1.85: 12 nodes whose roots were replaced at every handshake died of "Check failed: prior > 0" in one run of five,
+    and a thousand strangers that connect at once abort it for certain). In its code (ssl_security_connector.cc) `fetch`
+    is called under a mutex, which is left before the thread takes its reference to the roots, and the next thread in
+    may replace them. So new roots are returned only where they differ, at most once in ROOTS_S, and after a pause of
+    SETTLE_S inside the mutex: nobody new gets past `fetch` in this time, and who got past it before has long taken its
+    reference. What is left is a thread that the machine stops for all of SETTLE_S between these two instructions: the
+    gap cannot be closed from outside of gRPC, only made so narrow.
     """
 
     def roots() -> bytes:
-        # The own certificate stands in where nobody else is a member: without roots nothing would be required.
-        return b"".join([member.certificate for member in roster.members().values()] or [identity.certificate])
+        # The own certificate stands in where nobody else is known: without roots nothing would be required.
+        return b"".join(roster.certificates() or [identity.certificate])
 
     def configuration(trusted: bytes) -> Any:
         return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], trusted)
@@ -141,7 +151,8 @@ def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshak
             found, now = roots(), time.monotonic()
             if found == current or now - since < ROOTS_S:
                 return None
-            current, since = found, now
+            time.sleep(SETTLE_S)
+            current, since = found, time.monotonic()
         return configuration(found)
 
     return grpc.dynamic_ssl_server_credentials(configuration(current), fetch, require_client_authentication=True)

@@ -16,9 +16,10 @@ from typing import Any
 from dfca.errors import ConfigError
 from dfca.node.net.channels import call_metadata, make_channel
 from dfca.node.net.deadlines import Backoff
-from dfca.node.net.links import Link, LinkDown, read_frame, write_frame
+from dfca.node.net.links import REMOVED, Link, LinkDown, read_frame, write_frame
 from dfca.node.net.local import Local
 from dfca.node.net.neighbours import Neighbours
+from dfca.node.trust.identity import expired_on
 from dfca.node.wire.frames import TALK
 from dfca.node.wire.refused import Refused
 
@@ -128,6 +129,12 @@ class Dialer:
         if known is None or not addresses:
             self.errors[member] = "no address is known"
             return
+        if day := expired_on(known.certificate):
+            self.errors[member] = (
+                f"its certificate expired on {day}; set the clock of this machine if it is wrong, else make that "
+                "device anew in an empty folder and pair it"
+            )
+            return
         attempt = self._attempts.get(member, 0)
         address = addresses[attempt % len(addresses)]
         channel = None
@@ -154,6 +161,12 @@ class Dialer:
                 with suppress(Exception):
                     await channel.close()
 
+    def _take_notice(self, records: list[bytes]) -> None:
+        """Take in the records by which a member shows that this device was removed; signatures decide."""
+        self._local.roster.merge(records)
+        if self._local.roster.member(self._local.identity.id) is None:
+            raise LinkDown("member", REMOVED)
+
     async def _talk(self, member: str, number: int, address: str, channel: Any) -> None:
         options = self._options
         span = min(options.most_dial_s, options.dial_s * (1 + self._attempts.get(member, 0) // 4))
@@ -164,6 +177,8 @@ class Dialer:
             async with asyncio.timeout(span):
                 await write_frame(call, self._local.greeting.hello(epoch))
                 frame = await read_frame(call)
+            if frame.WhichOneof("kind") == "roster_records":
+                self._take_notice(list(frame.roster_records.records))
             if self._local.greeting.check(frame) != epoch:
                 raise Refused("epoch", "the answer to another hello")
             self._dialling.pop(member, None)

@@ -8,6 +8,7 @@ in order, until one end stops: by `Close`, by silence, by a frame that is refuse
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -27,6 +28,11 @@ from dfca.node.wire.refused import REASONS, Refused
 
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What reading from or writing to a stream that has ended raises."""
+
+
+LEAST_READ_S = 0.05
+"""A neighbour is given so long to read a model, however fast it has been."""
+REMOVED = "removed from the swarm"
 
 
 class Stream(Protocol):
@@ -73,8 +79,7 @@ class Greeting:
 
         Raises Refused.
         """
-        if frame.WhichOneof("kind") == "close":
-            raise LinkDown(frame.close.reason or "closed", frame.close.text)
+        check_open(frame)
         if frame.WhichOneof("kind") != "hello":
             raise Refused("unasked", "the first frame is not a hello")
         hello = frame.hello
@@ -97,6 +102,12 @@ def close_frame(reason: str, text: str = "") -> bytes:
     """Serialise the last frame of a stream."""
     known = reason if reason in REASONS else ""
     return serialize(pb.Frame(close=pb.Close(reason=known, text=text[: frames.MOST_TEXT])))
+
+
+def check_open(frame: pb.Frame) -> None:
+    """Raise LinkDown where a frame is the other one's last: it may close at any moment, also in the handshake."""
+    if frame.WhichOneof("kind") == "close":
+        raise LinkDown(frame.close.reason or "closed", frame.close.text)
 
 
 async def read_frame(stream: Stream) -> pb.Frame:
@@ -140,6 +151,9 @@ class Link:
         self.announced = 0
         self.down = False
         self.rtt = Estimate()
+        self.reads = Estimate()
+        """From announcing a model until the neighbour has read it."""
+        self._asked_at: float | None = None  # the first announcement since anything was heard
         self._stream, self._options, self._now = stream, options, now
         self.since = now()
         self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
@@ -152,6 +166,10 @@ class Link:
         self._sent_beats: OrderedDict[int, float] = OrderedDict()
         self._heard_beat, self._heard_at = 0, now()
         self._last_frame: bytes | None = None
+        self.parting: bytes | None = None
+        """A frame that is written before the last one, where this end takes the link down."""
+        self.on_parted: Callable[[], None] = lambda: None
+        """Called when that frame has been written."""
         self._outbox.put(self._make_beat, 0)  # first of all: it completes the handshake
 
     # What others call.
@@ -185,6 +203,19 @@ class Link:
         if not self.detector.is_dead(self._now()):
             return None
         return LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s")
+
+    def ask(self) -> None:
+        """Note that an announcement leaves, which a neighbour that is alive will answer."""
+        if self._asked_at is None:
+            self._asked_at = self._now()
+
+    @property
+    def answers(self) -> bool:
+        """Whether the neighbour may still be reading: nothing was announced, or not longer ago than it usually takes.
+
+        A dead one is known by this long before its silence takes the link down.
+        """
+        return self._asked_at is None or self._now() - self._asked_at <= max(LEAST_READ_S, self.reads.bound(math.inf))
 
     @property
     def queued(self) -> int:
@@ -236,6 +267,7 @@ class Link:
             frame = await read_frame(self._stream)
             now = self._now()
             self.bytes_in += frame.ByteSize()
+            self._asked_at = None
             if not self._rate.take(now):
                 raise Refused("rate", f"more than {self._options.frames_per_s:.0f} frames per second")
             kind = frame.WhichOneof("kind")
@@ -243,8 +275,7 @@ class Link:
                 self._hear_beat(frame.heartbeat, now)
                 continue
             self.detector.hear(now)
-            if kind == "close":
-                raise LinkDown(frame.close.reason or "closed", frame.close.text)
+            check_open(frame)
             if kind == "hello":
                 raise Refused("unasked", "a second hello")
             begin = time.perf_counter()
@@ -264,8 +295,11 @@ class Link:
             if data is not None:
                 self.bytes_out += len(data)
                 await write_frame(self._stream, data)
-        if self._last_frame is not None:
-            await write_frame(self._stream, self._last_frame)
+        for data in (self.parting, self._last_frame):
+            if data is not None:
+                await write_frame(self._stream, data)
+                if data is self.parting:
+                    self.on_parted()
 
     async def _beat(self) -> None:
         while True:

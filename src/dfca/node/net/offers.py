@@ -13,7 +13,8 @@ from typing import Any
 
 @dataclass
 class Offer:
-    """One announcement. cluster: of an update, None for a message that must arrive. since: when it was sent."""
+    """One announcement. cluster: of an update, None for a message that must arrive. since: when it was sent;
+    announced: when its announcement left."""
 
     member: str
     name: bytes
@@ -23,6 +24,7 @@ class Offer:
     since: float
     encoding: str = "float32"
     number: int = 0
+    announced: float = 0.0
     done: bool = False
 
 

@@ -18,7 +18,8 @@ class NetOptions:
 
     host, port: where the node listens; port 0: any free one. neighbours: "auto", or device IDs. degree: links per node
     that "auto" aims at. insecure: plain text, on loopback only. chunk_bytes: the largest piece of a model in one gRPC
-    message. cache_bytes, disk_bytes: encoded models that neighbours may still read, and partial models on the disk.
+    message. cache_bytes, disk_bytes: encoded models that neighbours may still read, and partial models on the disk;
+    buffer_bytes: of models that are being read, so much is collected in memory, the others on the disk.
     share, share_burst_s: the part of the event loop's time that the frames of one neighbour may take in the long run,
     and the seconds that they may take at once.
     dead_after_s: how long a member stays out of reach before "auto" links to others in its place.
@@ -47,6 +48,7 @@ class NetOptions:
     read_attempts: int = 4
     cache_bytes: int = 512 * MB
     disk_bytes: int = 1024 * MB
+    buffer_bytes: int = 64 * MB
 
     max_links: int = 64
     frames_per_s: float = 200.0

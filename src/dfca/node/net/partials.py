@@ -2,72 +2,102 @@
 
 A file is named by the digest of the whole and by the neighbour that it comes from, so that nobody can spoil what
 another one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of
-the whole makes it a model. What is small stays in memory.
+the whole makes it a model. What is small, or comes fast, stays in memory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
 import stat
 import threading
 import time
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from dfca.errors import RunError
 
 PATTERN = re.compile(r"([0-9a-f]{64})-([a-z2-7]{16})\.part")
 KEEP_S = 86_400.0
+SPILL_S = 0.5
+"""A read that takes longer is continued on the disk: what came before is all that a crash can cost."""
 
 
 class Partial:
     """One payload that is being read. Blocking: its methods are called in a thread.
 
-    path: None while everything is in memory; offset: bytes that are here.
+    offset: bytes that are here; buffered: whether they are collected in memory and go to the disk only where the read
+    takes longer than SPILL_S, or ends early. Who reads may be cancelled while a thread still writes: what is written
+    after `close` is dropped, so that no file is opened again.
     """
 
-    def __init__(self, path: Path, size: int, in_memory: int) -> None:
+    def __init__(self, path: Path, size: int, in_memory: int, buffered: bool) -> None:
         self.size, self.offset = size, 0
         self._path, self._in_memory = path, in_memory
         self._digest = hashlib.sha256()
-        self._buffer = bytearray()
         self._file: BinaryIO | None = None
+        self._lock, self._closed = threading.RLock(), False
+        self._since = time.monotonic()
         self.resumed = self._resume()
+        # Pages that nothing was written to take no memory yet.
+        is_buffered = not self.resumed and (buffered or size <= in_memory)
+        self._buffer = np.empty(size, np.uint8) if is_buffered else None
 
     def write(self, data: bytes | memoryview) -> None:
         """Append what was read."""
-        self._digest.update(data)
-        self.offset += len(data)
-        if self._file is None and self.size <= self._in_memory:
-            self._buffer += data
-            return
-        if self._file is None:
-            self._file = _open(self._path)
-        self._file.write(data)
+        with self._lock:
+            if self._closed:
+                return
+            self._digest.update(data)
+            if self._buffer is not None:
+                self._buffer[self.offset : self.offset + len(data)] = np.frombuffer(data, np.uint8)
+            self.offset += len(data)
+            if self._file is not None:
+                _write(self._file, data)
+            elif self._buffer is None:
+                self._file = _open(self._path)
+                _write(self._file, data)
+            elif self.size > self._in_memory and time.monotonic() - self._since > SPILL_S:
+                self._spill()
 
-    def finish(self) -> tuple[bytes, bytes | Path]:
+    def finish(self) -> tuple[bytes, np.ndarray | Path]:
         """Return the digest of the whole, and the whole: its bytes or its file."""
-        if self._file is None:
-            return self._digest.digest(), bytes(self._buffer)
-        self._file.flush()
+        if self._buffer is not None:
+            return self._digest.digest(), self._buffer[: self.offset]
         return self._digest.digest(), self._path
+
+    def _spill(self) -> None:
+        """Put what is in memory on the disk too."""
+        assert self._buffer is not None
+        self._file = _open(self._path)
+        _write(self._file, self._buffer[: self.offset].data)
 
     def close(self) -> None:
         """Keep what is here for later."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            self._file = None
+        with self._lock:
+            if not self._closed and self._file is None and self._buffer is not None and self.offset > self._in_memory:
+                with suppress(OSError):
+                    self._spill()
+            self._closed, self._buffer = True, None
+            if self._file is not None:
+                with suppress(OSError):
+                    self._file.close()
+                self._file = None
 
     def discard(self) -> None:
         """Forget everything, and begin anew."""
-        self.close()
-        self._path.unlink(missing_ok=True)
-        self.offset, self.resumed = 0, False
-        self._digest, self._buffer = hashlib.sha256(), bytearray()
+        with self._lock:
+            self.offset = 0  # nothing is kept
+            self.close()
+            self._path.unlink(missing_ok=True)
+            self.resumed, self._closed = False, False
+            self._digest = hashlib.sha256()
 
     def _resume(self) -> bool:
         """Read what an earlier attempt left; what cannot be its beginning is deleted."""
@@ -87,10 +117,15 @@ class Partial:
 
 
 class Partials:
-    """The folder of partial payloads: at most so many bytes, the oldest leave first."""
+    """The folder of partial payloads: at most so many bytes, the oldest leave first.
 
-    def __init__(self, folder: Path, most_bytes: int, in_memory: int) -> None:
-        self.folder, self.most_bytes, self.in_memory = folder, most_bytes, in_memory
+    in_memory: payloads up to so many bytes never go to the disk; buffer_bytes: of larger ones, all together, so many
+    are collected in memory.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, in_memory: int, buffer_bytes: int = 0) -> None:
+        self.folder, self.most_bytes, self.in_memory, self.buffer_bytes = folder, most_bytes, in_memory, buffer_bytes
+        self._buffered: dict[Path, int] = {}
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
 
@@ -114,21 +149,39 @@ class Partials:
             if path in self._open or (size > self.in_memory and not self._make_room(size, path)):
                 return None
             self._open[path] = size
+            buffered = sum(self._buffered.values()) + size <= self.buffer_bytes
+            if buffered:
+                self._buffered[path] = size
         try:
-            return Partial(path, size, self.in_memory)
+            return Partial(path, size, self.in_memory, buffered)
         except OSError:
             with self._lock:
                 del self._open[path]
+                self._buffered.pop(path, None)
             return None
+
+    async def open_in(self, executor: Executor, name: bytes, member: str, size: int) -> Partial | None:
+        """Open a payload in a thread; where this is cancelled meanwhile, the thread closes what it opened."""
+
+        def abandon(opened: Future[Partial | None]) -> None:
+            if not opened.cancelled() and (partial := opened.result()) is not None:
+                self.close(name, member, partial, done=False)
+
+        opening = executor.submit(self.open, name, member, size)
+        try:
+            return await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(abandon)
+            raise
 
     def close(self, name: bytes, member: str, partial: Partial, done: bool) -> None:
         """End a read: what is done is deleted, the rest kept for later."""
         with self._lock:
             self._open.pop(self.path(name, member), None)
+            self._buffered.pop(self.path(name, member), None)
         if done:
             partial.discard()
-        else:
-            partial.close()
+        partial.close()
 
     def path(self, name: bytes, member: str) -> Path:
         """Return where a payload of a member is kept."""
@@ -155,3 +208,10 @@ def _open(path: Path) -> BinaryIO:
     """Open for appending, never through a link."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     return os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+
+
+def _write(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write everything: a file without a buffer may take less at once, as where the disk is nearly full."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]

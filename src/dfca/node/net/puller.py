@@ -192,7 +192,7 @@ class Puller:
             task.cancel()
 
     async def _run(self, pull: Pull) -> None:
-        partial = await self._in_thread(self._partials.open, pull.name, pull.member, pull.size)
+        partial = await self._partials.open_in(self._executor, pull.name, pull.member, pull.size)
         if partial is None:
             self._give_up(pull, "disk")
             return

@@ -82,8 +82,17 @@ class Sender:
         for member in {offer.member for offer in self.offers.all()} - set(self._links):
             self.offers.drop_older(member, self._local.now() - KEEP_UPDATE_S)
 
+    def unread(self) -> int:
+        """Count the neighbours that have not read the newest update yet, of those in reach that answer."""
+        waiting = {member for member, _ in self._newest}
+        waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
+        return sum(member in waiting and link.answers for member, link in self._links.items())
+
     def received(self, link: Link, number: int) -> None:
         """Note that a neighbour has read an announcement."""
+        for offer in self.offers.of(link.member):
+            if offer.number == number:
+                link.reads.add(self._local.now() - offer.announced)
         self.offers.received(link.member, number)
 
     def unavailable(self, link: Link, number: int) -> None:
@@ -158,7 +167,8 @@ class Sender:
         if isinstance(message, Update):
             message = message._replace(age_s=message.age_s + max(0.0, self._local.now() - offer.since))
         link.announced += 1
-        offer.number = link.announced
+        offer.number, offer.announced = link.announced, self._local.now()
+        link.ask()
         announce = pb.Announce(
             number=offer.number,
             message=codec.encode(message)[0],

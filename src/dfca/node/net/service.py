@@ -11,8 +11,9 @@ import grpc
 from dfca.node.net.channels import Handshakes, caller_of
 from dfca.node.net.chunks import write_chunk
 from dfca.node.net.dialer import Dialer
+from dfca.node.net.gossip import notice_frame
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links import Link, LinkDown, close_frame, read_frame, write_frame
+from dfca.node.net.links import REMOVED, Link, LinkDown, check_open, close_frame, read_frame, write_frame
 from dfca.node.net.local import Local
 from dfca.node.net.neighbours import Neighbours
 from dfca.node.net.offers import Offers
@@ -21,6 +22,8 @@ from dfca.node.wire.frames import parse_read
 from dfca.node.wire.refused import Refused
 
 CALLS_PER_S, CALLS_BURST = 20.0, 200
+NOTICES_PER_S, NOTICES_BURST = 0.5, 20
+"""How often devices that were removed are told so, all together: each time the roster is searched."""
 FAST_S, SLOW_S = 0.05, 0.3
 """A chunk that leaves faster is followed by one twice as large; one that takes longer, by one half as large."""
 
@@ -38,6 +41,7 @@ class Service:
         self._calls: dict[str, Bucket] = {}
         self._reads: Counter[str] = Counter()
         self._probing: set[str] = set()
+        self._notices = Bucket(NOTICES_PER_S, NOTICES_BURST, local.now())
 
     def forget(self, member: str) -> None:
         """Forget one that is no longer a member."""
@@ -46,6 +50,8 @@ class Service:
 
     async def talk(self, _requests: Any, context: Any) -> None:
         """Run a link that another node dialled."""
+        if await self._turn_away(context):
+            return
         member = await self._admit(context)
         try:
             link = await self._greet(member, context)
@@ -128,6 +134,20 @@ class Service:
             await self._refuse(context, "rate", caller, grpc.StatusCode.RESOURCE_EXHAUSTED)
         return caller
 
+    async def _turn_away(self, context: Any) -> bool:
+        """Show a caller that was removed the records that say so, a few times per minute; return whether it was."""
+        caller = caller_of(context, self._options.insecure)
+        notice = None if caller is None else notice_frame(self._local.roster, caller)
+        if notice is None or not self._notices.take(self._local.now()):
+            return False
+        self.handshakes.call(context.peer())
+        self._local.refusals.add("member")
+        assert caller is not None
+        if await self._last_word(context, notice):
+            self._local.roster.note_shown(caller)
+        await self._last_word(context, close_frame("member", REMOVED))
+        return True
+
     async def _refuse(self, context: Any, reason: str, member: str | None, code: Any) -> None:
         self._local.refusals.add(reason, member)
         await context.abort(code, reason)
@@ -145,6 +165,7 @@ class Service:
                 return None
             await write_frame(context, self._local.greeting.hello(epoch))
             first = await read_frame(context)
+        check_open(first)
         if first.WhichOneof("kind") != "heartbeat":
             raise Refused("unasked", "the first frame after the hello is not a heartbeat")
         known = self._local.roster.member(member)
@@ -152,9 +173,11 @@ class Service:
             raise Refused("member")
         return Link(member, known.number, context, options, self._local.now, dialled=False)
 
-    async def _last_word(self, context: Any, frame: bytes) -> None:
+    async def _last_word(self, context: Any, frame: bytes) -> bool:
+        """Write a frame to a caller that may be gone; returns whether it was written."""
         try:
             async with asyncio.timeout(0.5):
                 await write_frame(context, frame)
         except (LinkDown, TimeoutError):
-            return
+            return False
+        return True

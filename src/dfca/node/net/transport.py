@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ import torch
 
 from dfca.errors import ConfigError
 from dfca.node.net.channels import handlers_of, make_server
+from dfca.node.net.claims import find_lie
 from dfca.node.net.detector import SteadyClock
 from dfca.node.net.dialer import Dialer
-from dfca.node.net.gossip import Gossip
+from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import wanted_links
 from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links import Greeting, Link, LinkDown
@@ -36,14 +38,17 @@ from dfca.node.net.sender import Sender
 from dfca.node.net.service import Service
 from dfca.node.transport import Inputs
 from dfca.node.trust.identity import Identity
-from dfca.node.trust.roster import Roster
+from dfca.node.trust.roster import MOST_SHOWN, Roster
 from dfca.node.wire import codec
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
+from dfca.peer.messages import Alarm
 
 ASKED = 2
 """Members that a node asks for others that it does not know."""
 TICK_S = 0.25
+DOUBT_S = 2.0
+"""How long a neighbour that claims more voters than this node knows devices has to send the records of the others."""
 DTYPES = {torch.float32: pb.FLOAT32, torch.float64: pb.FLOAT64}
 
 
@@ -51,12 +56,14 @@ class GrpcTransport:
     """The links of one node, see `node.transport`. folder: of the node; partial models are kept in it.
 
     on_neighbours: called when the graph around this node changed, with the numbers of its neighbours: before
-    `connected` of a new one, after `disconnected` of one that left. reference_norm: returns the norm of a model that is
+    `connected` of a new one, after `disconnected` of one that left. on_devices: called with the number of devices that
+    were ever introduced, when it changes. reference_norm: returns the norm of a model that is
     known to be sound, None where there is none: others may not be out of all proportion to it.
     """
 
     def __init__(self, identity: Identity, roster: Roster, swarm: Swarm, options: NetOptions, folder: Path) -> None:
         self.on_neighbours: Callable[[tuple[int, ...]], None] = lambda numbers: None
+        self.on_devices: Callable[[int], None] = lambda count: None
         self.reference_norm: Callable[[], float | None] = lambda: None
         self.address = ""
         self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
@@ -65,6 +72,8 @@ class GrpcTransport:
         self._server: Any = None
         self._numbers: dict[int, Link] = {}
         self._reported: tuple[int, ...] | None = None
+        self._devices = 0
+        self._doubted: dict[Link, tuple[Any, float]] = {}
         self._last: dict[str, str] = {}
         self._discovery: Any = None
 
@@ -91,11 +100,13 @@ class GrpcTransport:
         self._neighbours = Neighbours(self._up, self._down, self._frame)
         self._dialer = Dialer(self._local, self._neighbours)
         self._sender = Sender(self._local, self._swarm, self._neighbours.links, self._executor)
-        partials = Partials(self._folder / "partial", options.disk_bytes, options.least_chunk_bytes)
+        partials = Partials(
+            self._folder / "partial", options.disk_bytes, options.least_chunk_bytes, options.buffer_bytes
+        )
         partials.prepare()
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
         self._puller.reference_norm = lambda: self.reference_norm()
-        self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values())
+        self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values(), self._local.now)
         self._service = Service(self._local, self._neighbours, self._dialer, self._sender.offers)
         handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
         self._server, port = make_server(self._identity, self._roster, options, self._service.handshakes, handlers)
@@ -137,7 +148,7 @@ class GrpcTransport:
 
     def open(self, node: Inputs) -> None:
         """Begin to connect."""
-        self._node = node
+        self._node, self._devices = node, 0
         self._service.is_open = True
         self._rewire()
 
@@ -166,6 +177,10 @@ class GrpcTransport:
             link = self._neighbours.links.get(member)
             if link is not None:
                 self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
+
+    def unread(self) -> int:
+        """Count the neighbours in reach that have not read the newest update of this node yet."""
+        return self._sender.unread()
 
     # For screens and metrics.
 
@@ -228,6 +243,9 @@ class GrpcTransport:
         """Dial who is wanted, and report the neighbours if they changed."""
         if self._node is None:
             return
+        if (devices := len(self._roster.introduced())) != self._devices:
+            self._devices = devices
+            self._call(self.on_devices, devices)
         current = self._wanted(self._dialer.dead())
         self._dialer.want(current | self._wanted())  # dead ones too, more and more rarely: they may come back
         members = self._roster.members()
@@ -241,6 +259,8 @@ class GrpcTransport:
         own = self._identity.id in members
         for member, link in list(self._neighbours.links.items()):
             if member not in members or not own:
+                link.parting = notice_frame(self._roster, member)
+                link.on_parted = partial(self._roster.note_shown, member, MOST_SHOWN)
                 self._neighbours.end(link, LinkDown("member", "no longer a member of the swarm"))
                 self._forget(member)
         self._gossip.spread()
@@ -264,6 +284,9 @@ class GrpcTransport:
                 if (why := link.silence()) is not None:
                     self._neighbours.end(link, why)
             self._puller.check()
+            self._gossip.spread()
+            for link in list(self._doubted):
+                self._judge(link, late=True)
             for _ in range(self._service.handshakes.take_failed()):
                 self._local.refusals.add("handshake")
             if ticks % 4 == 0:
@@ -282,6 +305,7 @@ class GrpcTransport:
 
     def _down(self, link: Link, why: LinkDown) -> None:
         self._numbers.pop(link.number, None)
+        self._doubted.pop(link, None)
         self._last[link.member] = str(why)
         if why.guilty:
             self._local.refusals.add(why.reason, link.member)
@@ -312,11 +336,34 @@ class GrpcTransport:
         elif kind == "roster_records":
             for _ in self._gossip.take_records(link, frame.roster_records.records, self._local.now()):
                 self._local.refusals.add("roster", link.member)
+            self._judge(link, late=False)
+
+    def _judge(self, link: Link, late: bool) -> None:
+        """End a link over which something came that cannot be true: as a lie once its roster has had time to come."""
+        message, until = self._doubted.get(link, (None, 0.0))
+        lie = find_lie(message, self._roster.introduced())
+        if message is not None and lie is None:
+            self._neighbours.end(link, LinkDown("closed", "what it said is known to be possible now"))
+        elif lie is not None and late and self._local.now() >= until:
+            self._neighbours.end(link, LinkDown(lie.reason, lie.text, guilty=True))
+
+    def _is_believed(self, link: Link, message: Any) -> bool:
+        """Return whether a message can be true by the roster; after one that cannot, nothing of a link is taken."""
+        if link in self._doubted:
+            return False
+        if isinstance(message, Alarm) and self._roster.by_number(message.origin) is None:
+            self._local.refusals.add("member", link.member)  # who hands it on may not know of a removal yet
+            return False
+        if find_lie(message, self._roster.introduced()) is None:
+            return True
+        self._doubted[link] = (message, self._local.now() + DOUBT_S)
+        return False
 
     def _deliver(self, link: Link, message: Any) -> None:
-        if self._node is None or link.down or self._call(self._node.received, link.number, message):
+        if self._node is None or link.down or not self._is_believed(link, message):
             return
-        self._neighbours.end(link, LinkDown("failed", "a message on which this node failed", guilty=True))
+        if not self._call(self._node.received, link.number, message):
+            self._neighbours.end(link, LinkDown("failed", "a message on which this node failed", guilty=True))
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Call the node; return whether it worked. What it raises is reported to the event loop's handler."""

@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from dfca.errors import DfcaError, RunError, unknown
-from dfca.files import replacing
+from dfca.files import read_small, replacing
 
 FILE = "control.json"
-MOST_BYTES = 1 << 20
+MOST_REQUEST_BYTES = 1 << 18
+MOST_ANSWER_BYTES = 1 << 26
+MOST_CONNECTIONS = 32
+"""One more ends the oldest that has sent no command yet."""
 PATIENCE_S = 10.0
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -40,10 +43,11 @@ class ControlServer:
         self._token = secrets.token_urlsafe(24)
         self._server: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
 
     async def open(self) -> None:
         """Begin to listen, and say where in the folder."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_BYTES)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_REQUEST_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         try:
             write_private(self._path, json.dumps({"port": port, "token": self._token, "pid": os.getpid()}))
@@ -67,14 +71,23 @@ class ControlServer:
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
+        self._silent[writer] = None
+        if len(self._silent) > MOST_CONNECTIONS:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
         try:
             line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
+            if writer not in self._silent:  # it had to make room
+                return
+            del self._silent[writer]
             writer.write(json.dumps(await self._answer(line), allow_nan=True).encode() + b"\n")
             await asyncio.wait_for(writer.drain(), PATIENCE_S)
         except (TimeoutError, OSError, ValueError):
             pass  # whoever asked is gone, or sent no line
         finally:
             self._calls.discard(task)
+            self._silent.pop(writer, None)
             writer.close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
@@ -109,13 +122,13 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
     Raises NotRunning where none runs there, and RefusedCommand with its sentence where it refuses.
     """
     try:
-        found = json.loads((folder / FILE).read_text())
+        found = json.loads(read_small(folder / FILE, MOST_ANSWER_BYTES))
         port, token = int(found["port"]), str(found["token"])
         with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(json.dumps({"token": token, "command": command, **values}).encode() + b"\n")
             with connection.makefile("rb") as lines:
-                answer: dict[str, Any] = json.loads(lines.readline(64 * MOST_BYTES))
+                answer: dict[str, Any] = json.loads(lines.readline(MOST_ANSWER_BYTES))
     except PermissionError as error:
         raise RunError(
             f"{folder / FILE} belongs to another user; run the command as the user that runs the node"

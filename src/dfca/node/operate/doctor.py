@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dfca.errors import DfcaError
+from dfca.files import NO_ROOM
 from dfca.node.folder import ROSTER, NodeFolder, load_facts
 from dfca.node.operate.control import NotRunning, call
 from dfca.node.task.config import Config
@@ -50,12 +51,16 @@ def examine(path: Path) -> Iterator[Check]:
     if identity is not None:
         yield _check_certificate(identity)
     yield from _check_disk(path, facts)
-    running = _is_running(path)
+    status = _ask_status(path)
+    running = status is not None
     yield (
         Check("node", "ok", "runs")
         if running
         else Check("node", "warning", "does not run", f"start it: dfca node run {path}")
     )
+    for problem in (status or {}).get("problems", ()):
+        text, _, cure = problem.partition("; ")
+        yield Check("problem", "warning", text, cure)
     if config is not None and facts is not None:
         yield _check_data(path, config, facts)
         yield from _check_ports(config, running)
@@ -105,7 +110,8 @@ def _check_disk(path: Path, facts: Facts | None) -> Iterator[Check]:
         trial.unlink()
         free = shutil.disk_usage(path).free
     except OSError as error:
-        yield Check("disk", "failure", f"cannot write in {path}: {error.strerror}", "make the folder writable")
+        cure = "free some space: the node goes on by itself" if error.errno in NO_ROOM else "make the folder writable"
+        yield Check("disk", "failure", f"cannot write in {path}: {error.strerror}", cure)
         return
     clusters = facts.clusters or facts.election.most if facts is not None else 1
     needed = SAVES_KEPT * clusters * 4 * (facts.model.size if facts is not None else 0) + 50 * 2**20
@@ -193,14 +199,14 @@ def _check_saved(path: Path, facts: Facts) -> Iterator[Check]:
         yield Check("models", "ok", f"{len(saved.bank)} models of round {saved.round}")
 
 
-def _is_running(path: Path) -> bool:
+def _ask_status(path: Path) -> dict[str, Any] | None:
+    """Return the status of the node that runs; empty where it runs and does not answer, None where it does not run."""
     try:
-        call(path, "status", timeout_s=5.0)
+        return call(path, "status", timeout_s=5.0)
     except NotRunning:
-        return False
+        return None
     except DfcaError:
-        return True
-    return True
+        return {}
 
 
 async def _check_members(folder: NodeFolder, running: bool) -> list[Check]:

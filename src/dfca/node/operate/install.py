@@ -6,11 +6,13 @@ import getpass
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dfca.errors import ConfigError, RunError
 
 UNITS = Path("/etc/systemd/system")
+HOMES, TEMPORARY = ("/home", "/root", "/run/user"), ("/tmp", "/var/tmp")
 
 _UNIT = """\
 # Written by `dfca node install`. Start it now and at every boot: systemctl enable --now {unit}
@@ -38,8 +40,7 @@ UMask=0077
 NoNewPrivileges=yes
 ProtectSystem=strict
 ReadWritePaths={folder}
-{home}
-PrivateTmp=yes
+{sight}
 PrivateDevices={private_devices}
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
@@ -68,13 +69,12 @@ def unit_name(folder: Path) -> str:
     return f"dfca-{re.sub(r'[^A-Za-z0-9_.-]', '-', folder.name)}.service"
 
 
-def make_unit(folder: Path, user: str | None = None, device: str = "cpu") -> str:
-    """Write the unit of a node. device: what it trains on; a GPU needs the machine's devices."""
-    folder = folder.resolve()
-    for value in (str(folder), sys.executable):
+def make_unit(folder: Path, user: str | None = None, device: str = "cpu", data: Sequence[Path] = ()) -> str:
+    """Write the unit of a node. device: what it trains on; a GPU needs the machine's devices. data: what it reads."""
+    folder, data = folder.resolve(), [path.resolve() for path in data]
+    for value in (str(folder), sys.executable, *map(str, data)):
         if "\n" in value or '"' in value or "%" in value:
-            raise ConfigError(f'systemd cannot use the path "{value}"; move the node to a folder with a plain name')
-    in_home = any(str(folder).startswith(prefix) for prefix in ("/home/", "/root/", "/run/user/"))
+            raise ConfigError(f'systemd cannot use the path "{value}"; move it to a folder with a plain name')
     return _UNIT.format(
         unit=unit_name(folder),
         name=folder.name,
@@ -82,9 +82,27 @@ def make_unit(folder: Path, user: str | None = None, device: str = "cpu") -> str
         folder=_escaped(str(folder)),
         quoted=f'"{folder}"',
         command=f"{_escaped(sys.executable)} -m dfca",
-        home="# ProtectHome is off: the node's folder is in a home." if in_home else "ProtectHome=yes",
+        sight="\n".join(_sight([folder, Path(sys.prefix), Path(sys.base_prefix)], data)),
         private_devices="yes" if device == "cpu" else "no",
     )
+
+
+def _sight(own: Sequence[Path], data: Sequence[Path]) -> list[str]:
+    """Write which homes and temporary folders the node sees: none, unless something that it needs lies there.
+
+    ReadWritePaths= lifts ProtectSystem= and ProtectHome=read-only for the node's folder, but not ProtectHome=yes, which
+    hides it. PrivateTmp= hides files in /tmp: those must be mounted again, by their folder, as files are replaced.
+    """
+    needed = [*own, *data]
+    in_home = [path for path in needed if any(path.is_relative_to(home) for home in HOMES)]
+    lines = ["ProtectHome=read-only" if in_home else "ProtectHome=yes", "PrivateTmp=yes"]
+    for path in dict.fromkeys(path if path.is_dir() else path.parent for path in data):
+        if any(path.is_relative_to(temporary) for temporary in TEMPORARY):
+            lines.append(f"BindReadOnlyPaths={_escaped(str(path))}")
+    for path in own[:1]:
+        if any(path.is_relative_to(temporary) for temporary in TEMPORARY):
+            lines.append(f"BindPaths={_escaped(str(path))}")
+    return lines
 
 
 def _escaped(path: str) -> str:

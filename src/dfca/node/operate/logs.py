@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -48,7 +49,8 @@ class Log:
         """Close the files."""
         for handler in list(self._logger.handlers):
             self._logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # on a full disk its last lines are lost, but not the error that ends the node
+                handler.close()
 
 
 def open_log(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dfca.errors import ConfigError
+from dfca.node.operate.http import serve
 
+FRESH_S = 0.5
 STATES = ("up", "down", "dead")
 
 
@@ -16,12 +20,12 @@ def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str 
 
     Raises ConfigError where the port is taken.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(status))
     try:
-        server, thread = start_http_server(port, host, registry)
+        return serve(port, host, make_wsgi_app(registry))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
@@ -30,23 +34,23 @@ def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str 
             ) from None
         raise ConfigError(f"cannot listen on {host} port {port} for metrics: {error.strerror}") from None
 
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(1.0)
-
-    return close
-
 
 class _Collector:
-    """Turns a status into metrics."""
+    """Turns a status into metrics; asks for it at most every FRESH_S, however many ask here."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
         self._status = status
+        self._lock = threading.Lock()
+        self._last: Mapping[str, Any] = {}
+        self._until = 0.0
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of this moment."""
-        return metrics_of(self._status())
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._last = self._status()
+                self._until = time.monotonic() + FRESH_S
+            return metrics_of(self._last)
 
 
 def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
@@ -65,6 +69,7 @@ def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
     yield from gauge("assignment", "The cluster that it trained last.", status.get("cluster"))
     yield from gauge("loss", "Of the chosen model on its samples, before training.", status.get("loss"))
     yield from gauge("accuracy", "Of its cluster's model on held-out samples, 0 to 1.", status.get("accuracy"))
+    yield from gauge("rmse", "Of its cluster's model on held-out samples, of a regression.", status.get("rmse"))
     yield from gauge("staleness_updates", "Mean age of the last folded models.", status.get("staleness"))
     yield from gauge("round_seconds", "How long its last training took.", status.get("round_s"))
     yield from gauge("since_round_seconds", "Time since it ended a round.", status.get("since_round_s"))

@@ -9,12 +9,13 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dfca.errors import RunError
-from dfca.files import replacing
+from dfca.files import read_small, replacing
 from dfca.node.operate.control import NotRunning, call
 
 if TYPE_CHECKING:
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
     from dfca.node.local_work import LocalWork
     from dfca.node.node import Node
     from dfca.node.operate.books import Books
+    from dfca.node.task.facts import Facts
 
 FILE = "status.json"
+MISFIT = 0.9
+"""Of the loss of guessing: a model with more has learned nothing about the data."""
+RECENT = 10
+"""So many losses are needed to say so."""
+MOST_BYTES = 16 * 2**20
 
 
 def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int, str]) -> dict[str, Any]:
     """Describe what a node computes: state, round, clusters, scores, staleness."""
     machine, report = node.machine, work.report
-    scores = [] if report is None else [{"accuracy": s.accuracy, "loss": s.loss} for s in report.scores]
+    scores = [] if report is None else [_score(each) for each in report.scores]
     own = scores[report.cluster] if scores else None
     waits = re.sub(r"clients? (?=\d)", "", machine.waits())
     return {
@@ -43,6 +50,7 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
         "incarnation": machine.incarnation,
         "loss": _finite(work.loss),
         "accuracy": None if own is None else own["accuracy"],
+        "rmse": None if own is None else own.get("rmse"),
         "scores": scores,
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
         "staleness": books.staleness,
@@ -51,6 +59,30 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
         "folds": books.counts["fold"],
         "drops": books.counts["drop"],
     }
+
+
+def _score(score: Any) -> dict[str, Any]:
+    found = {"accuracy": score.accuracy, "loss": _finite(score.loss)}
+    return found if score.rmse is None else {**found, "rmse": _finite(score.rmse)}
+
+
+def describe_misfit(losses: Sequence[float], facts: Facts, members: int) -> str | None:
+    """Say that no model of the swarm fits this device's data, by its losses before the last trainings; or None.
+
+    Guessing has the loss ln(classes), of scaled numbers 1. A model that is no better in most of the last rounds was
+    trained by others, on data that contradicts this device's: what it learns in a round is averaged away again. Most,
+    not all: in a round before which nothing has come from others, its own last training still counts.
+    """
+    guess = math.log(len(facts.classes)) if facts.classes else 1.0
+    if members < 2 or len(losses) < RECENT or median(losses) < MISFIT * guess:
+        return None
+    found = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
+    if facts.clusters is None and facts.algorithm.startswith("dfca"):
+        return (
+            f"{found}: it may be the only one of its kind, and a swarm that finds its clusters itself opens one for at "
+            f"least {facts.election.support} devices; add a second such device, or found the swarm anew with --clusters"
+        )
+    return f"{found}; are its labels and units those of the others? is --clusters large enough for all kinds?"
 
 
 def describe_neighbours(node: Node, links: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> list[Any]:
@@ -90,7 +122,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         return call(folder, "status", timeout_s=10.0)
     except NotRunning:
         try:
-            last: dict[str, Any] = json.loads((folder / FILE).read_text())
+            last: dict[str, Any] = json.loads(read_small(folder / FILE, MOST_BYTES))
         except (OSError, ValueError):
             raise RunError(
                 f"the node in {folder} does not run and has left no status; start it: dfca node run {folder}"
@@ -128,16 +160,20 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("round", f"{get('round')}{rounds}, {get('state')}{took}{waits}"))
     cluster = "none yet" if get("cluster") is None else f"{get('cluster')} of {get('clusters')}"
     rows.append(("cluster", cluster))
-    scores = [f"{each['accuracy']:.1%}" for each in get("scores") or ()]
-    if get("accuracy") is not None:
+    for key, title, form in (("accuracy", "accuracy", ".1%"), ("rmse", "RMSE", ".4g")):
+        if get(key) is None:
+            continue
+        scores = [format(each[key], form) for each in get("scores") or () if each.get(key) is not None]
         others = f" (all clusters: {', '.join(scores)})" if len(scores) > 1 else ""
         samples = get("samples") or {}
-        rows.append(("accuracy", f"{get('accuracy'):.1%} on {samples.get('held_out')} held-out samples{others}"))
+        rows.append((title, f"{format(get(key), form)} on {samples.get('held_out')} held-out samples{others}"))
     if get("loss") is not None:
         rows.append(("loss", f"{get('loss'):.4g} on {(get('samples') or {}).get('train')} samples, before training"))
     if get("staleness") is not None:
         rows.append(("staleness", f"{get('staleness'):.2g} updates, {get('folds')} folded, {get('drops')} dropped"))
-    rows.append(("traffic", f"{_bytes(get('bytes_in', 0))} received, {_bytes(get('bytes_out', 0))} sent"))
+    rows.append(
+        ("traffic", f"{format_traffic(get('bytes_in', 0))} received, {format_traffic(get('bytes_out', 0))} sent")
+    )
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted((get("refused") or {}).items()))
     rows.append(("refused", refused or "nothing"))
     rows += [("problem", text) for text in get("problems") or ()]
@@ -155,8 +191,8 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
     return [
         *(shown("name"), shown("state"), shown("round"), shown("silent_s", "{:.1f} s ago"), rtt),
         *(
-            _bytes(each.get("bytes_in") or 0),
-            _bytes(each.get("bytes_out") or 0),
+            format_traffic(each.get("bytes_in") or 0),
+            format_traffic(each.get("bytes_out") or 0),
             shown("address"),
             "" if each.get("state") == "up" else _brief(shown("last_error")),
         ),
@@ -172,7 +208,12 @@ def _brief(error: str) -> str:
     return error.rpartition(": ")[2] if "failed to connect" in error else error
 
 
-def _bytes(count: float) -> str:
+def format_traffic(count: float) -> str:
+    """Write bytes that were sent or received, in powers of ten, as networks are measured.
+
+    >>> format_traffic(999), format_traffic(12_345), format_traffic(5e12)
+    ('999 B', '12.3 kB', '5000.0 GB')
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

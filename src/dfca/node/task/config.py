@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dfca.errors import ConfigError, RunError
-from dfca.files import atomic_write
+from dfca.files import atomic_write, read_small
 from dfca.node.task.problems import explain, sentences
 
 FILE = "node.toml"
@@ -155,6 +155,9 @@ class LimitsConfig(Section):
     pulls: int = Field(default=4, ge=1, le=1000, description="models that are received at a time")
     cache_bytes: int = Field(default=512 * 2**20, ge=2**20, description="models that neighbours may still read")
     disk_bytes: int = Field(default=2**30, ge=2**20, description="models that have arrived in part")
+    write_bytes_per_day: int = Field(
+        default=10 * 10**9, ge=0, description="saves of its models, to spare flash: rounds wait; 0: no limit"
+    )
 
 
 class Config(Section):
@@ -183,20 +186,25 @@ class Config(Section):
         """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong."""
         path = folder / FILE
         try:
-            if path.stat().st_size > LARGEST:
-                raise ConfigError(f"{path} must be at most {LARGEST} bytes, got {path.stat().st_size}")
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_small(path, LARGEST).decode("utf-8-sig").replace("\r\n", "\n")
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no node in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
         return cls.checked(content, str(path))
+
+    def data_paths(self, folder: Path) -> list[Path]:
+        """Return the files and folders that the samples are read from; none for "module:function"."""
+        names = [] if self.data.kind == "factory" else [self.data.path, *([self.data.test] if self.data.test else ())]
+        return [(folder / Path(name).expanduser()).absolute() for name in names]
 
     def save(self, folder: Path) -> None:
         """Write node.toml with a comment on every key. Raises RunError where the folder cannot be written."""

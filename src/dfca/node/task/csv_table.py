@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dfca.errors import DataError
+from dfca.files import read_small
 from dfca.node.task.problems import printable
 
 DELIMITERS = (",", ";", "\t")
@@ -201,11 +203,11 @@ class _Reader:
 
 def _text(path: Path, most_bytes: int) -> str:
     try:
-        size = path.stat().st_size
-        if size > most_bytes:
-            raise DataError(f"{path} must be at most {most_bytes} bytes (limits.data_bytes), got {size}")
-        data = path.read_bytes()
+        data = read_small(path, most_bytes)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            size = path.stat().st_size
+            raise DataError(f"{path} must be at most {most_bytes} bytes (limits.data_bytes), got {size}") from None
         raise unreadable(path, error) from None
     if b"\0" in data[:65_536]:
         raise DataError(f"{path} is not text; save it as CSV in UTF-8")

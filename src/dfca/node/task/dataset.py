@@ -20,15 +20,16 @@ from dfca.errors import DataError, DfcaError
 from dfca.node.task.config import Config
 from dfca.node.task.csv_table import listed
 from dfca.node.task.facts import Facts
-from dfca.node.task.reading import Raw, Request, read
-from dfca.node.task.scaling import Scaling
+from dfca.node.task.reading import Raw, Request, read, to_number
+from dfca.node.task.scaling import CLIP, Scaling
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part."""
+    """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part;
+    of a regression y is float32, scaled too."""
 
     train: Pair
     held_out: Pair
@@ -43,7 +44,14 @@ class Samples:
 def problems(raw: Raw, facts: Facts) -> list[str]:
     """List everything about samples that does not fit a swarm, each with its cure."""
     found = _input_problems(raw, facts)
-    if raw.labels is not None:
+    if raw.labels is not None and facts.task == "regression":
+        wrong = [label for label in raw.labels if to_number(label) is None]
+        if wrong:
+            found.append(
+                f'{listed(sorted(set(wrong)))} in "{facts.label}" is no number, and the swarm predicts numbers: '
+                "correct it, or remove these samples"
+            )
+    elif raw.labels is not None:
         unknown = sorted(set(raw.labels) - set(facts.classes))
         if unknown:
             found.append(
@@ -127,7 +135,8 @@ def load_inputs(config: Config, folder: Path, facts: Facts) -> Tensor:
 
 
 def _request(config: Config, folder: Path, facts: Facts) -> Request:
-    return Request(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes)
+    numbers = facts.task == "regression"
+    return Request(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
 
 
 def _fitting(request: Request, facts: Facts) -> Raw:
@@ -145,9 +154,13 @@ def _rows(raw: Raw, chosen: np.ndarray) -> Raw:
 
 
 def _pair(raw: Raw, facts: Facts) -> Pair:
-    """Scale samples and number their classes."""
-    number = {name: place for place, name in enumerate(facts.classes)}
-    y = torch.tensor([number[label] for label in raw.labels or ()], dtype=torch.int64)
+    """Scale samples, and number their classes or scale their numbers."""
+    if facts.task == "regression":
+        values = torch.tensor([to_number(label) or 0.0 for label in raw.labels or ()], dtype=torch.float64)
+        y = ((values - facts.target.mean) / facts.target.scale).clamp(-CLIP, CLIP).to(torch.float32)
+    else:
+        number = {name: place for place, name in enumerate(facts.classes)}
+        y = torch.tensor([number[label] for label in raw.labels or ()], dtype=torch.int64)
     x = Scaling.of(facts.scaling, facts.inputs).apply(torch.from_numpy(np.ascontiguousarray(matched(raw, facts))))
     return x, y
 
@@ -205,8 +218,4 @@ class DeviceData:
         return True
 
     def _look(self) -> Signature:
-        data = self._config.data
-        if data.kind == "factory":
-            return ()
-        paths = [data.path, *([data.test] if data.test else ())]
-        return signature([self._folder / Path(path).expanduser() for path in paths])
+        return signature(self._config.data_paths(self._folder))

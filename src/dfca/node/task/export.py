@@ -1,26 +1,21 @@
 """Hand a model on: as safetensors with everything one needs to use it, or as ONNX that takes raw inputs.
 
 ONNX: input `input` (n, *shape) float32, raw as in the device's data; outputs `probabilities` (n, classes) and `class`
-(n,) int64, the place in the metadata's `classes`. Scaling is part of the graph.
+(n,) int64, the place in the metadata's `classes`; of a regression, output `value` (n,) in the data's unit. Scaling is
+part of the graph.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import logging
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from dfca.errors import ConfigError, RunError
-from dfca.files import atomic_write
+from dfca.export import write_onnx, write_safetensors
 from dfca.node.task.config import Config, absolute
 from dfca.node.task.csv_table import write_csv
 from dfca.node.task.dataset import load_inputs
@@ -56,16 +51,14 @@ class Exported:
             "scale": json.dumps(facts.scaling.scale),
             "curve": facts.scaling.curve,
             "model": facts.model.model_dump_json(),
+            "task": facts.task,
+            **({"target": facts.target.model_dump_json()} if facts.task == "regression" else {}),
         }
 
 
 def to_safetensors(exported: Exported, path: Path) -> None:
     """Write the tensors by the names of the module's state dict, and the metadata."""
-    from safetensors.torch import save
-
-    pieces = exported.model.flat.pieces(exported.vector.detach().cpu())
-    tensors = {name: piece.contiguous().clone() for name, piece in zip(exported.model.flat.names, pieces, strict=True)}
-    _write(path, save(tensors, exported.metadata()))
+    write_safetensors(path, exported.model.flat, exported.vector, exported.metadata())
 
 
 def to_onnx(exported: Exported, path: Path) -> None:
@@ -73,35 +66,14 @@ def to_onnx(exported: Exported, path: Path) -> None:
 
     Raises ConfigError where the library is missing or the module cannot be exported.
     """
-    try:
-        import onnx
-        import onnxscript  # noqa: F401  torch's exporter needs it
-    except ImportError:
-        raise ConfigError("ONNX needs more libraries: pip install 'dfca[onnx]'") from None
-    module = Deployed(exported).eval()
-    inputs = torch.zeros(2, *exported.facts.inputs.sample_shape)
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (inputs,),
-                dynamo=True,
-                input_names=["input"],
-                output_names=["probabilities", "class"],
-                dynamic_shapes=({0: torch.export.Dim("samples")},),
-                verbose=False,
-            )
-    except Exception as error:  # torch's exporter raises what it likes on modules of the user's own
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the model cannot be written as ONNX ({reason}); export it as safetensors") from error
-    assert program is not None
-    proto = program.model_proto
-    onnx.helper.set_model_props(proto, exported.metadata())
-    _write(path, proto.SerializeToString())
+    shape = exported.facts.inputs.sample_shape
+    names = ("value",) if exported.model.predicts_numbers else ("probabilities", "class")
+    write_onnx(path, Deployed(exported), shape, names, exported.metadata())
 
 
 class Deployed(nn.Module):
-    """The model with its scaling before and probabilities behind: raw (n, *shape) -> (n, classes), (n,)."""
+    """The model with its scaling before and probabilities behind: raw (n, *shape) -> (n, classes), (n,); of a
+    regression with numbers in the data's unit behind, (n,)."""
 
     mean: Tensor
     scale: Tensor
@@ -112,11 +84,15 @@ class Deployed(nn.Module):
         self.register_buffer("mean", scaling.mean)
         self.register_buffer("scale", scaling.scale)
         self.curve = scaling.curve
+        self.target = exported.model.target if exported.model.predicts_numbers else None
         self.module = exported.model.flat.to_module(exported.vector.detach().cpu())
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Scale in double precision as devices do, and run the model."""
         scaled = Scaling(self.mean, self.scale, self.curve).apply(x)
+        if self.target is not None:
+            values: Tensor = self.module(scaled).flatten()
+            return values * self.target.scale + self.target.mean
         probabilities = self.module(scaled).softmax(dim=1)
         return probabilities, probabilities.argmax(dim=1)
 
@@ -136,29 +112,11 @@ def predict_file(path: str, config: Config, folder: Path, facts: Facts, vector: 
 
 
 def predictions_csv(facts: Facts, predictions: Predictions) -> str:
-    """Write predictions as CSV: the row (from 1), its class and the probability of that class."""
+    """Write predictions as CSV: the row (from 1), its class and the probability of that class, or its number."""
+    if predictions.values is not None:
+        return write_csv(("row", "value"), ((row, f"{v:.9g}") for row, v in enumerate(predictions.values.tolist(), 1)))
     pairs = zip(predictions.classes.tolist(), predictions.probabilities.tolist(), strict=True)
     rows: Iterator[tuple[Any, ...]] = (
         (row, facts.classes[place], f"{chance:.6f}") for row, (place, chance) in enumerate(pairs, 1)
     )
     return write_csv(("row", "class", "probability"), rows)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress and its warnings about itself from the user's screen."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _write(path: Path, data: bytes) -> None:
-    if path.is_dir() or path.is_symlink():
-        raise RunError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; name a file to write")
-    atomic_write(path, data)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dfca.errors import ConfigError
-from dfca.files import atomic_write
+from dfca.files import atomic_write, read_small
 from dfca.node.task.problems import explain, sentences
 
 if TYPE_CHECKING:
@@ -129,6 +129,13 @@ class ScalingFacts(Section):
         return self
 
 
+class TargetFacts(Section):
+    """How the numbers that a regression predicts are scaled, by those of the founder: y' = (y - mean) / scale."""
+
+    mean: Number = Field(default=0.0, ge=-1e30, le=1e30)
+    scale: Number = Field(default=1.0, gt=1e-30, le=1e30)
+
+
 class LocalFacts(Section):
     """How a member trains between two exchanges.
 
@@ -183,14 +190,21 @@ class Facts(Section):
     )
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
-    label: Name = Field(default="label", description="the column with the class, where a device names no other")
-    classes: tuple[Name, ...] = Field(strict=False, min_length=2, max_length=65_536)
+    task: Literal["classification", "regression"] = Field(default="classification", description="what is predicted")
+    label: Name = Field(
+        default="label", description="the column with the class or the number, where a device names no other"
+    )
+    classes: tuple[Name, ...] = Field(default=(), strict=False, max_length=65_536, description="none of a regression")
+    target: TargetFacts = TargetFacts()
     scaling: ScalingFacts = ScalingFacts()
     local: LocalFacts = LocalFacts()
     aggregation: Literal["batch", "sequential"] = "sequential"
     timeout_s: Number | None = Field(default=None, gt=0, description='how long "batch" waits; none: for ever')
     weights: Literal["uniform", "metropolis"] = "uniform"
     share: Literal["trained", "all", "relay"] = "trained"
+    robust: Literal["none", "clip", "trimmed", "median"] = Field(
+        default="none", description="how members guard against those that lie: mixing.robust of an experiment"
+    )
     election: ElectionFacts = ElectionFacts()
     revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
     staleness: StalenessFacts = StalenessFacts()
@@ -199,6 +213,12 @@ class Facts(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.task == "classification" and len(self.classes) < 2:
+            raise ValueError(f"classes must be at least 2 long, got {len(self.classes)}")
+        if self.task == "regression" and self.classes:
+            raise ValueError("a regression has no classes")
+        if self.task == "classification" and self.target != TargetFacts():
+            raise ValueError("target is for a regression")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
         if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
@@ -212,7 +232,11 @@ class Facts(Section):
 
     def to_bytes(self) -> bytes:
         """Write the canonical bytes: JSON with sorted keys and without spaces, ASCII."""
-        plain = self.model_dump(mode="json")
+        # A swarm that classifies keeps the name that it had before there were other tasks.
+        left_out = {"task", "target"} if self.task == "classification" else set()
+        if self.robust == "none":  # nor does one without a guard have another name than before there was one
+            left_out.add("robust")
+        plain = self.model_dump(mode="json", exclude=left_out)
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @classmethod
@@ -250,8 +274,7 @@ class Facts(Section):
         """Read the facts in a node's folder. Raises ConfigError where there are none, or no good ones."""
         path = folder / FILE
         try:
-            with open(path, "rb") as file:
-                data = file.read(LARGEST + 1)
+            data = read_small(path, LARGEST)
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no swarm in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
@@ -272,6 +295,11 @@ class Facts(Section):
     # What a driver needs.
 
     @property
+    def outputs(self) -> int:
+        """How many numbers the model gives for a sample."""
+        return len(self.classes) or 1
+
+    @property
     def model_size(self) -> int:
         """P: floats of one model."""
         if self.model.size == 0:
@@ -286,7 +314,7 @@ class Facts(Section):
         from dfca.core.election import ElectionOptions
 
         algorithm = algorithms.get(self.algorithm)
-        options = self.election.model_dump(exclude={"quorum"})
+        options = self.election.model_dump(exclude={"quorum"}) | {"bounded": self.robust != "none"}
         revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
         return replace(algorithm, election=ElectionOptions(**options), revives=revives)
 
@@ -313,7 +341,7 @@ class Facts(Section):
             "revives": algorithm.revives,
             "quorum": self.election.quorum,
         }
-        rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share)
+        rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share, robust=self.robust)
         return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})
 
     def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
@@ -335,4 +363,5 @@ class Facts(Section):
             seed=self.seed,
             weights=self.weights,
             share=self.share,
+            robust=self.robust,
         )

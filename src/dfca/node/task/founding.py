@@ -10,18 +10,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from dfca.errors import ConfigError, DataError, DfcaError, unknown
-from dfca.node.task.config import MODULE, Config, absolute
+from dfca.node.task.config import MODULE, Config, DataConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
 from dfca.node.task.facts import Facts
 from dfca.node.task.learner import build, measured
-from dfca.node.task.reading import Raw, Request, found_classes, read
+from dfca.node.task.reading import Raw, Request, found_classes, read, to_number
 from dfca.node.task.scaling import measure
 
 MODELS = ("mlp", "cnn", "cnn1d")
+TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Founding(Joining):
     """What the founder says of the swarm as well.
 
     model: mlp, cnn, cnn1d or "module:function"; hidden: units of its hidden layers; classes: all that any device may
-    ever have, those of the founder's data if not given. agreed: any other facts, e.g. {"local": {"steps": 20}}.
+    ever have, those of the founder's data if not given; task: "regression" predicts the number in the label's column.
+    agreed: any other facts, e.g. {"local": {"steps": 20}}.
     """
 
     swarm: str | None = None
@@ -57,6 +60,7 @@ class Founding(Joining):
     classes: tuple[str, ...] | None = None
     clusters: int | None = None
     algorithm: str = "dfca"
+    task: str = "classification"
     seed: int = 0
     agreed: dict[str, Any] | None = None
 
@@ -69,7 +73,8 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
     Raises DfcaError with everything that is wrong.
     """
     config = _config(folder, options, options.label or "label", ())
-    raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes))
+    numbers = options.task == "regression"
+    raw = read(Request(config.data, folder, most_bytes=config.limits.data_bytes, numbers=numbers))
     facts = Facts.checked(
         {
             "name": options.swarm or config.name,
@@ -80,12 +85,13 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
             **(options.agreed or {}),
             "label": config.data.label,
             "inputs": _inputs(raw, config),
-            "classes": _classes(raw, options, config.data.path),
+            "task": _task(options),
+            **_targets(raw, options, config.data),
             "scaling": measure(raw.x, raw.kind),
             "model": _model(options),
         }
     )
-    model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
+    model = measured(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed)
     facts = facts.model_copy(update={"model": model})
     load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     return config, facts
@@ -108,7 +114,8 @@ def check_fits(facts: Facts, config: Config, folder: Path) -> list[str]:
     for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
         data = config.data.model_copy(update={"path": path})
         try:
-            found += problems(read(Request(data, folder, True, facts.inputs, config.limits.data_bytes)), facts)
+            request = Request(data, folder, True, facts.inputs, config.limits.data_bytes, facts.task == "regression")
+            found += problems(read(request), facts)
         except DfcaError as error:
             found.append(str(error))
     try:
@@ -160,6 +167,27 @@ def _inputs(raw: Raw, config: Config) -> dict[str, Any]:
     if raw.names is not None:
         return {"features": raw.names, "ignored": config.data.ignore}
     return {"shape": raw.x.shape[1:], "kind": raw.kind}
+
+
+def _task(options: Founding) -> str:
+    if options.task not in TASKS:
+        raise unknown("task of a swarm", options.task, TASKS)
+    if options.task == "regression" and options.classes is not None:
+        raise ConfigError("--classes is for a classification; a regression predicts numbers, leave it out")
+    return options.task
+
+
+def _targets(raw: Raw, options: Founding, data: DataConfig) -> dict[str, Any]:
+    """Settle what is predicted: the classes, or how the numbers are scaled."""
+    if options.task != "regression":
+        return {"classes": _classes(raw, options, data.path)}
+    values = [to_number(label) for label in raw.labels or ()]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        wrong = sorted({label for label in raw.labels or () if to_number(label) is None})
+        raise DataError(f'{data.path}: {listed(wrong)} in "{data.label}" is no number; a regression needs numbers')
+    spread = pstdev(known)
+    return {"target": {"mean": fmean(known), "scale": spread if spread > 1e-12 * max(map(abs, known)) else 1.0}}
 
 
 def _classes(raw: Raw, options: Founding, what: str) -> tuple[str, ...]:

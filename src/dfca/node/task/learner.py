@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,21 +15,34 @@ from torch import Tensor, nn
 from dfca.core.local import infer, losses, lowest
 from dfca.core.params import FlatModel
 from dfca.core.rng import seeded
+from dfca.core.task import TASKS
 from dfca.errors import ConfigError, ModelError
 from dfca.models import ModelOptions, make_factory
-from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts
+from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling
 
 BLOCK = 4096
 """Samples that are scored at a time: predictions of a large file need little memory."""
 
 
+UNSCALED = TargetFacts()
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A model as the core uses it: a pure function of a flat vector, and how to make a fresh one."""
+    """A model as the core uses it: a pure function of a flat vector, and how to make a fresh one.
+
+    target: how the numbers are scaled that it predicts, if it does.
+    """
 
     flat: FlatModel
     make: Callable[[], nn.Module]
+    target: TargetFacts = UNSCALED
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether the task is a regression."""
+        return self.flat.task.targets == "numbers"
 
 
 def build(facts: Facts, allowed: str | None = None) -> Architecture:
@@ -39,13 +52,13 @@ def build(facts: Facts, allowed: str | None = None) -> Architecture:
 
     Raises ConfigError or ModelError where it is another model than the swarm's.
     """
-    model, digest = _make(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed, allowed)
+    model, digest = _make(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed)
     if model.flat.size != facts.model.size or digest != facts.model.digest:
         raise ModelError(
             f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
             f"have other names or shapes; {_cure(facts.model)}"
         )
-    return model
+    return replace(model, flat=model.flat.for_task(TASKS[facts.task]), target=facts.target)
 
 
 def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int) -> ModelFacts:
@@ -134,10 +147,11 @@ def resolve_device(name: str) -> str:
 
 
 class Score(NamedTuple):
-    """One model on held-out samples: accuracy in 0..1 and mean loss."""
+    """One model on held-out samples: accuracy in 0..1, or the RMSE of a regression in the data's unit; mean loss."""
 
-    accuracy: float
+    accuracy: float | None
     loss: float
+    rmse: float | None = None
 
 
 @dataclass(frozen=True)
@@ -175,27 +189,39 @@ def evaluate(
 
 
 def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> Score:
-    hits, total = 0, 0.0
+    hits, total, task = 0, 0.0, model.flat.task
     for start in range(0, len(y), BLOCK):
         rows = slice(start, start + BLOCK)
         with torch.no_grad():
             outputs = infer(model.flat, vector, x[rows], "score")
-            total += float(nn.functional.cross_entropy(outputs, y[rows], reduction="sum"))
-        hits += int((outputs.argmax(dim=1) == y[rows]).sum())
-    return Score(hits / len(y), total / len(y))
+            total += float(task.loss(outputs, y[rows]).sum())
+        hits += 0 if model.predicts_numbers else int((outputs.argmax(dim=1) == y[rows]).sum())
+    loss = total / len(y)
+    if model.predicts_numbers:
+        return Score(None, loss, model.target.scale * math.sqrt(loss))
+    return Score(hits / len(y), loss)
 
 
 class Predictions(NamedTuple):
-    """For each sample: the class as its place in `facts.classes` (n,), and its probability (n,)."""
+    """For each sample: the class as its place in `facts.classes` (n,), and its probability (n,); of a regression, the
+    number (n,) in the data's unit."""
 
     classes: Tensor
     probabilities: Tensor
+    values: Tensor | None = None
 
 
 def predict(model: Architecture, vector: Tensor, x: Tensor, scaling: Scaling) -> Predictions:
     """Predict raw samples x (n, *shape), which are scaled here, by one model (P,)."""
     found: list[Tensor] = []
     chances: list[Tensor] = []
+    nothing = torch.empty(0)
+    if model.predicts_numbers:
+        with torch.no_grad():
+            blocks = (scaling.apply(x[start : start + BLOCK]) for start in range(0, len(x), BLOCK))
+            numbers = [infer(model.flat, vector, block, "score").flatten().double() for block in blocks]
+        values = torch.cat(numbers) if numbers else nothing
+        return Predictions(nothing.long(), nothing, values * model.target.scale + model.target.mean)
     for start in range(0, len(x), BLOCK):
         with torch.no_grad():
             outputs = infer(model.flat, vector, scaling.apply(x[start : start + BLOCK]), "score")
@@ -203,5 +229,5 @@ def predict(model: Architecture, vector: Tensor, x: Tensor, scaling: Scaling) ->
         found.append(place)
         chances.append(probability)
     if not found:
-        return Predictions(torch.empty(0, dtype=torch.long), torch.empty(0))
+        return Predictions(nothing.long(), nothing)
     return Predictions(torch.cat(found), torch.cat(chances))

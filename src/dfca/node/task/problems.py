@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from dfca.errors import ConfigError, unknown
+from dfca.validation import demand, section_of, show
 
-KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "finite_number": "a finite number",
-    "string": "a string",
-    "bool": "true or false",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a table",
-    "model": "a table",
-}
-SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 LONGEST = 60
 MOST = 20
 
@@ -46,19 +32,6 @@ def printable(text: str, most: int = 60) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
-def show(value: Any) -> str:
-    """Write a value as a settings file would, and no more than a line of it.
-
-    >>> show("auto"), show(True), show([1, 2])
-    ('"auto"', 'true', '[1, 2]')
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=True)
-    except (TypeError, ValueError):
-        text = ascii(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
 def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
     problem = problems[0]
     kind = problem["type"]
@@ -70,26 +43,8 @@ def _sentence(path: str, problems: list[Any], model: type[BaseModel]) -> str:
         return f"{path} is missing"
     if kind == "value_error":
         return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
-    demands = dict.fromkeys(_demand(each) for each in problems)
-    return f"{path or 'the content'} must be {' or '.join(demands)}, got {show(problem['input'])}"
-
-
-def _demand(problem: Any) -> str:
-    """Return what one problem asks for: ">= 1", "an integer", one of some words."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind in SIGNS:
-        return f"{SIGNS[kind]} {next(iter(context.values()))}"
-    if kind == "literal_error":
-        return str(context["expected"]).replace("'", '"')
-    if kind == "string_pattern_mismatch":
-        return f"of the form {context['pattern']}"
-    if kind in ("too_short", "string_too_short"):
-        return f"at least {context['min_length']} long"
-    if kind in ("too_long", "string_too_long"):
-        return f"at most {context['max_length']} long"
-    message: str = problem["msg"]
-    name = re.sub(r"_(type|parsing|from_float|attributes_type|parsing_size)$", "", kind)
-    return KINDS.get(name, message[:1].lower() + message[1:])
+    demands = dict.fromkeys(demand(each) for each in problems)
+    return f"{path or 'the content'} must be {' or '.join(demands)}, got {show(problem['input'], LONGEST)}"
 
 
 def _path(problem: Any, model: type[BaseModel]) -> str:
@@ -106,17 +61,5 @@ def _path(problem: Any, model: type[BaseModel]) -> str:
 
 def _fields(path: list[str], model: type[BaseModel]) -> dict[str, Any]:
     """List the keys of a section; none where the path ends at a value."""
-    for name in path:
-        field = model.model_fields.get(name.partition("[")[0])
-        kinds = _kinds(field.annotation) if field else ()
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if inner is None:
-            return {}
-        model = inner
-    return dict(model.model_fields)
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for inner in get_args(annotation):
-        yield from _kinds(inner)
+    section = section_of(path, model)
+    return dict(section.model_fields) if section else {}

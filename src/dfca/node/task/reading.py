@@ -58,7 +58,8 @@ class Raw:
 class Request:
     """What to read: the settings, the folder that paths are relative to, and what is known already.
 
-    labelled: whether classes must be there; inputs: of the swarm, where there is one; most_bytes: in memory.
+    labelled: whether classes must be there; inputs: of the swarm, where there is one; most_bytes: in memory; numbers:
+    the label is one, not a class.
     """
 
     data: DataConfig
@@ -66,6 +67,7 @@ class Request:
     labelled: bool = True
     inputs: InputFacts | None = None
     most_bytes: int = 2 * 2**30
+    numbers: bool = False
 
     @property
     def path(self) -> Path:
@@ -112,6 +114,8 @@ def _read(request: Request) -> Raw:
         raise DataError(f"{path} is {'a folder' if is_folder else 'a file'} and must be {form}; see data.format")
     if kind == "images":
         return _from_images(request)
+    if not path.is_file():
+        raise DataError(f"{path} is a pipe or a device and must be a regular file; write the samples to a file first")
     if kind == "csv":
         return _of_table(read_csv(path, request.wanted, request.most_bytes))
     try:
@@ -234,7 +238,7 @@ def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: Request) -> Ra
     finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{what}: sample {int((~finite).argmax())} of x is not finite; remove it, or correct it")
-    labels = None if y is None else _labels(what, y, arrays.get("classes"))
+    labels = None if y is None else _labels(what, y, arrays.get("classes"), request.numbers)
     named = _names(what, x, arrays.get("features"), request)
     if named is not None:
         return Raw("table", x[:, named[1]].astype(np.float64), labels, named[0])
@@ -258,19 +262,35 @@ def _names(
     return tuple(names[place] for place in places), places
 
 
-def _labels(what: str, y: np.ndarray, classes: np.ndarray | None) -> list[str]:
+def to_number(label: str) -> float | None:
+    """Read the label of a regression; None where it is no finite number. A comma may be the decimal sign.
+
+    >>> to_number("2.5"), to_number("2,5"), to_number("warm"), to_number("nan")
+    (2.5, 2.5, None, None)
+    """
+    text = label.replace(",", ".") if label.count(",") == 1 and "." not in label else label
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in text else None
+
+
+def _labels(what: str, y: np.ndarray, classes: np.ndarray | None, numbers: bool) -> list[str]:
     """Write the classes as names: those of `classes`, or the numbers themselves."""
+    if numbers and y.dtype.kind in "fiub":
+        return [repr(float(value)) for value in y]
     if y.dtype.kind == "U":
         return [class_name(value) for value in y.tolist()]
     if y.dtype.kind not in "fiub" or not (np.isfinite(y).all() and (y == np.round(y)).all() and abs(y).max() < 2**53):
         raise DataError(f"{what}: y must hold whole numbers or names, got {y.dtype} with others")
-    numbers = [int(value) for value in y]
+    places = [int(value) for value in y]
     if classes is None:
-        return [str(value) for value in numbers]
+        return [str(value) for value in places]
     names = [class_name(str(name)) for name in classes.reshape(-1).tolist()]
-    if min(numbers) < 0 or max(numbers) >= len(names):
-        raise DataError(f"{what}: y must hold places 0..{len(names) - 1} in `classes`, got {max(numbers)}")
-    return [names[number] for number in numbers]
+    if min(places) < 0 or max(places) >= len(names):
+        raise DataError(f"{what}: y must hold places 0..{len(names) - 1} in `classes`, got {max(places)}")
+    return [names[place] for place in places]
 
 
 def _as_images(x: np.ndarray) -> np.ndarray | None:
@@ -304,12 +324,16 @@ def _image_files(request: Request) -> list[tuple[Path, str | None]]:
     path = request.path
     found: list[tuple[Path, str | None]] = []
     for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
-        found += [(file, folder.name) for file in sorted(folder.iterdir()) if file.suffix.lower() in IMAGES]
+        found += [(file, folder.name) for file in _images_in(folder)]
     if not request.labelled and not found:
-        found = [(file, None) for file in sorted(path.iterdir()) if file.suffix.lower() in IMAGES]
+        found = [(file, None) for file in _images_in(path)]
     if not found:
         raise DataError(f"{path} has no images ({', '.join(IMAGES)}) in subfolders, one subfolder per class")
     return found
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES and file.is_file())
 
 
 def _image_shape(request: Request, first: Path) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dfca.errors import ConfigError, DataError, RunError
-from dfca.files import atomic_write, explain_write_errors
+from dfca.files import atomic_write, explain_write_errors, read_small
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"
@@ -264,8 +264,7 @@ def _write_key(path: Path, key: bytes) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(1 << 16)
+        return read_small(path, 1 << 16)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} does not exist: {path.parent} is not the folder of a node or an authority; make one with "
@@ -283,6 +282,12 @@ def _load_key(key: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(private, ec.EllipticCurvePrivateKey) or not isinstance(private.curve, ec.SECP256R1):
         raise DataError(f"{path} is not a key of the curve P-256, as devices have; restore it from a copy")
     return private
+
+
+def expired_on(certificate_pem: bytes) -> str:
+    """Return the day on which a certificate of another device expired; empty where it has not."""
+    end = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
+    return f"{end:%Y-%m-%d}" if datetime.now(UTC) > end else ""
 
 
 def _check_dates(certificate_pem: bytes, folder: Path) -> None:

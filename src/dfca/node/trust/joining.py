@@ -45,6 +45,7 @@ CURES = {
     "used": "the invite was used before: every device needs one of its own",
     "expired": "the invite is too old: make a new one",
     "burnt": "too many wrong secrets were tried: make a new invite",
+    "removed": "that is final: make a new device in an empty folder, and pair that one with another invite",
     "not introduced": "the inviting device says why in its log",
 }
 """What to do, by the reasons of the inviting device."""

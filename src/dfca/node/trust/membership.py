@@ -112,6 +112,32 @@ def find_depths(root: str, introductions: Iterable[Introduction]) -> dict[str, i
     return depths
 
 
+def find_notice(id: str, records: Iterable[Record]) -> set[tuple[str, str, str]]:
+    """Return the slots of the records that show to a device that it was removed.
+
+    Removals of it and of those that introduced it, and the introductions of who signed them; nothing else that has
+    happened in the swarm is its business.
+    """
+    records = list(records)
+    introducers: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        if isinstance(record, Introduction):
+            introducers[record.id].add(record.introducer)
+
+    def line_of(ids: set[str]) -> set[str]:
+        found, new = set(ids), set(ids)
+        while new:
+            new = {above for each in new for above in introducers[each]} - found
+            found |= new
+        return found
+
+    above = line_of({id})
+    removals = [record for record in records if isinstance(record, Removal) and record.id in above]
+    signers = line_of({removal.by for removal in removals})
+    introductions = {each.slot for each in records if isinstance(each, Introduction) and each.id in signers}
+    return introductions | {removal.slot for removal in removals}
+
+
 def unique_names(names: dict[str, str]) -> dict[str, str]:
     """Put a part of the ID behind every name that two have; letters of either case are the same.
 

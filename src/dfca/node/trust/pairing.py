@@ -304,6 +304,8 @@ class PairingServer:
             raise Refuse(self._why_unknown(request, nonce, joiner))
         if joiner == found.identity.id:
             raise Refuse("itself")
+        if found.roster.is_removed(joiner):
+            raise Refuse("removed")
         if not verify(request.certificate, transcript.bytes_for("join", *fields), request.signature):
             raise Refuse("signature")
         return found, transcript

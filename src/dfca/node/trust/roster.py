@@ -22,16 +22,19 @@ from functools import lru_cache
 from pathlib import Path
 
 from dfca.errors import ConfigError, DataError
-from dfca.files import atomic_write
+from dfca.files import atomic_write, read_small
 from dfca.node.trust import records
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
-from dfca.node.trust.membership import Member, find_depths, find_members
+from dfca.node.trust.membership import Member, find_depths, find_members, find_notice
 from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
 
 MAX_RECORDS = 8 * MAX_MEMBERS
 MAX_FORGED = 64
 """After so many wrong signatures or certificates the rest of a call is not read: each takes 0.2 ms."""
+MOST_SHOWN = 2
+"""A removed device may connect until it was shown its removal so often: a caller may be gone before it reads."""
 VERSION = 1
+MOST_FILE_BYTES = 256 * 2**20
 
 MALFORMED = "malformed"
 SIGNATURE = "signature"  # forged, damaged, or made for another swarm
@@ -75,7 +78,9 @@ class Roster:
         self._may_sign: set[str] = set()
         self._membership = find_members(root, ())
         self._by_number: dict[int, Member] = {}
+        self._introduced: frozenset[int] = frozenset()
         self._digest: str | None = None
+        self._shown: Counter[str] = Counter()
         self._callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -120,6 +125,29 @@ class Roster:
     def is_removed(self, id: str) -> bool:
         """Return whether a device was removed: it never comes back."""
         return id in self._membership.removed
+
+    def introduced(self) -> frozenset[int]:
+        """Return the numbers of all devices that were ever introduced, removed ones included."""
+        return self._introduced
+
+    def certificates(self) -> list[bytes]:
+        """List the certificates that may connect: of the members, and of removed devices until they were shown it."""
+        found = self._membership  # gRPC asks in threads of its own
+        removed = [
+            self._keys[id_] for id_ in sorted(found.removed) if id_ in self._keys and self._shown[id_] < MOST_SHOWN
+        ]
+        return [*(member.certificate for member in found.members.values()), *removed]
+
+    def note_shown(self, id: str, times: int = 1) -> None:
+        """Note that this node has shown a removed device its removal."""
+        self._shown[id] += times
+
+    def notice(self, id: str) -> list[Record]:
+        """Return the records that show to a device why it is no member any more; none where it is one, or never was."""
+        if id in self._membership.members or id not in self._keys:
+            return []
+        shown = find_notice(id, self._held.values())
+        return [each for each in self.records() if each.slot in shown]
 
     def may_introduce(self, id: str) -> bool:
         """Return whether this member, or the authority, may introduce others now."""
@@ -268,14 +296,16 @@ class Roster:
         """
         path = Path(path)
         try:
-            values = json.loads(path.read_bytes())
+            values = json.loads(read_small(path, MOST_FILE_BYTES))
             version, received = values["version"], values["records"]
             roster = cls(values["swarm"], values["root"])
             if not isinstance(roster.swarm, str) or not is_device_id(roster.root) or not isinstance(received, list):
                 raise TypeError("swarm or root")
         except FileNotFoundError as error:
             raise DataError(f"{path} does not exist; join a swarm first, or found one") from error
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}; restore it from a copy") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{path} is not a roster that can be read; restore it, or pair this device again"
             ) from error
@@ -367,6 +397,7 @@ class Roster:
             return
         self._membership = find_members(self.root, self._held.values())
         self._by_number = {member.number: member for member in self._membership.members.values()}
+        self._introduced = frozenset(map(peer_number, self._keys))
         self.digest()
         for callback in tuple(self._callbacks):
             callback()

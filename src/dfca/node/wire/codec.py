@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import torch
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -181,7 +181,7 @@ def _record(hint: Any, descriptor: Descriptor) -> _Record:
 
 def _field(hint: Any, field: FieldDescriptor) -> _Field:
     """Make what writes and reads a field: a scalar, a record, a tuple of either, or one of them or None."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (UnionType, Union):  # the latter where a part has annotations
         (inner,) = (part for part in get_args(hint) if part is not NoneType)
         return _optional(inner, field)
     if get_origin(hint) is tuple and get_args(hint)[-1:] == (Ellipsis,):
@@ -320,7 +320,7 @@ def _kind_of(record: type) -> str:
 
 
 def _records() -> dict[str, _Record]:
-    types = {_kind_of(kind): kind for kind in messages._CHECKS}
+    types = {_kind_of(kind): kind for kind in messages.KINDS}
     fields = {field.name: field.message_type for field in pb.PeerMessage.DESCRIPTOR.fields}
     if set(types) != set(fields):
         raise TypeError(f"wire.proto and peer/messages.py differ in {sorted(set(types) ^ set(fields))}; `make proto`")

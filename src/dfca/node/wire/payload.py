@@ -180,13 +180,13 @@ def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], facts: di
 # Receiving.
 
 
-def unpack(data: _Buffer | Path, expect: Expect) -> Tensor:
-    """Read a model (P,), or several (m, P), that came; the result shares no memory with `data`.
+def unpack(data: _Buffer | np.ndarray | Path, expect: Expect) -> Tensor:
+    """Read a model (P,), or several (m, P), that came; the result may share the memory of an array (bytes), no other.
 
     Size, digest, type, shape, finiteness and norm are checked. Raises Refused; OSError where a file cannot be read.
     """
     most = most_bytes(expect)
-    owned = isinstance(data, Path)
+    owned = isinstance(data, Path | np.ndarray)
     buffer = _read(data, most) if isinstance(data, Path) else np.frombuffer(data, np.uint8)
     if len(buffer) > most:
         raise Refused("too_large", f"a payload of {len(buffer)} bytes, at most {most}")

@@ -416,14 +416,16 @@ class Refuse(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("key", "voters", "log")
+    __slots__ = ("key", "voters", "log", "first")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     key: Key
     voters: int
     log: _containers.RepeatedCompositeFieldContainer[Turn]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., voters: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+    first: int
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., voters: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Centre(_message.Message):
     __slots__ = ("key", "place", "candidate")

@@ -88,16 +88,20 @@ def last_assignments(run: Run, algorithm: str, seed: int) -> list[int] | None:
 def confusions(run: Run, clusters: ClusterMap) -> dict[str, np.ndarray]:
     """Count by algorithm the clients of each found (row) and true (column) cluster.
 
-    The rows are in the order of the true clusters that they fit best, so that a full diagonal is agreement.
+    Row j is the found cluster that fits true cluster j best, empty where none does, so that a full diagonal is
+    agreement; clusters that are left over come last.
     """
     counts = {}
     for name, _, matched, _ in clusters.found if clusters.true else ():
         found = torch.tensor(last_assignments(run, name, clusters.seed))
         matrix = confusion(found, torch.tensor(clusters.true)).numpy()
-        twin = np.full(len(matrix), len(matrix) + matrix.shape[1])  # rows without a partner come last
-        for cluster, fits in zip(found.tolist(), matched, strict=True):
-            twin[cluster] = fits if fits >= 0 else twin[cluster]
-        counts[name] = matrix[np.argsort(twin, kind="stable")]
+        fits = dict(zip(found.tolist(), matched, strict=True))
+        ordered = np.zeros_like(matrix, shape=(matrix.shape[1], matrix.shape[1]))
+        for cluster, true in fits.items():
+            if true >= 0:
+                ordered[true] = matrix[cluster]
+        left_over = sorted(cluster for cluster, true in fits.items() if true < 0)
+        counts[name] = np.concatenate([ordered, matrix[left_over]])
     return counts
 
 

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from dfca.report.axes import INK, plain
+from dfca.report.palette import CLUSTERS, cluster_colour
 from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
-from dfca.report.plots import EDGE, INK, PALETTE, colour_of, marker_of, plain
+from dfca.report.plots import EDGE, marker_of
 
 COLUMNS = 4
 LABEL = 0.9  # inches before a row of samples
@@ -24,7 +26,7 @@ BEFORE: dict[str, Any] = {"ha": "right", "va": "center"}
 def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
     """Draw one matrix per algorithm: clients of each found (row) and true (column) cluster.
 
-    The rows are in the order of the true clusters that they fit best, so that a full diagonal is agreement.
+    Row j is the found cluster that fits true cluster j best, so that a full diagonal is agreement.
     """
     wide = max(1, min(COLUMNS, len(counts)))
     high = -(-len(counts) // wide)
@@ -36,7 +38,7 @@ def draw_confusions(counts: Mapping[str, np.ndarray]) -> Figure:
             for j in range(columns):
                 share = float(matrix[i, j]) / max(1, int(matrix[:, j].sum()))
                 axes.add_patch(
-                    Rectangle((j, i), 1, 1, facecolor=PALETTE[0], alpha=0.85 * share, edgecolor=EDGE, linewidth=0.4)
+                    Rectangle((j, i), 1, 1, facecolor=CLUSTERS[0], alpha=0.85 * share, edgecolor=EDGE, linewidth=0.4)
                 )
                 if matrix[i, j]:
                     axes.text(j + 0.5, i + 0.5, f"{matrix[i, j]}", ha="center", va="center", color=INK, fontsize=9)
@@ -69,7 +71,7 @@ def draw_networks(clusters: ClusterMap) -> Figure:
         of = np.asarray(found, dtype=np.int64)
         for cluster in np.unique(of).tolist():
             x, y = positions[of == cluster].T
-            axes.scatter(x, y, s=size, color=colour_of(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
+            axes.scatter(x, y, s=size, color=cluster_colour(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
         if ringed is not None and any(ringed):
             x, y = positions[np.asarray(ringed, dtype=bool)].T
             axes.scatter(x, y, s=size * 2.4 + 10, facecolors="none", edgecolors=INK, linewidths=0.9, zorder=3)
@@ -116,7 +118,7 @@ def _draw_windows(axes: Axes, samples: np.ndarray) -> None:
     for number, sample in enumerate(samples[:, :3]):
         low, high = float(sample.min()), float(sample.max())
         for channel, values in enumerate((sample - low) / max(high - low, 1e-9)):
-            axes.plot(time + 1.06 * len(time) * number, values, lw=0.8, color=colour_of(channel))
+            axes.plot(time + 1.06 * len(time) * number, values, lw=0.8, color=cluster_colour(channel))
     axes.margins(x=0)
 
 
@@ -130,7 +132,7 @@ def draw_contraction(measured: Sequence[Mixing]) -> Figure:
         mine = [
             each for each in measured if (str(each.point.get("mixing.weights", "")), each.models) == (weights, models)
         ]
-        colour = PALETTE[0] if weights == "metropolis" else PALETTE[1]
+        colour = CLUSTERS[0] if weights == "metropolis" else CLUSTERS[1]
         x = [bound for each in mine for bound in each.bounds]
         y = [ratio for each in mine for ratio in each.worst]
         face = colour if models == 1 else "none"
@@ -153,7 +155,7 @@ def draw_drift(series: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         for index, values in enumerate(lines):
             shown = [100 * max(value, 1e-9) for value in values]
             label = name if index == 0 else None
-            axes.plot(range(1, len(shown) + 1), shown, color=PALETTE[number % len(PALETTE)], lw=1.0, label=label)
+            axes.plot(range(1, len(shown) + 1), shown, color=CLUSTERS[number % len(CLUSTERS)], lw=1.0, label=label)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -16,11 +16,14 @@ from dfca import data
 from dfca.errors import DfcaError, RunError
 from dfca.experiment.config import Config
 from dfca.report import plots
-from dfca.report.curves import BY_ROUND, Comparison, Curve, comparisons, curves_of
+from dfca.report.axes import Style, zoom_of
+from dfca.report.curves import Comparison, Curve, by_round, comparisons, curves_of
+from dfca.report.palette import CLUSTERS
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
-from dfca.report.plots import Drawing, Style
+from dfca.report.plots import Drawing
 from dfca.report.rows import kind_of
+from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run
 
 FEW = 6  # points of a sweep: beyond, figures of single points would fill pages and show nothing
@@ -75,10 +78,13 @@ def few_points(run: Run) -> list[Mapping[str, Any]]:
 def by_round_drawings(run: Run, suffix: str = "") -> Iterator[Drawing]:
     """Draw accuracy and cluster accuracy by round."""
     style = style_of(run)
-    for measure, label, caption in BY_ROUND:
+    for measure, label, caption, scale in by_round(metric_of_run(run.summary)):
         if series := curves_of(run, measure):
             name = f"{measure.replace('_', '-')}-by-round{suffix}"
-            yield Drawing(name, caption, plots.draw_curves(series, style, label))
+            yield Drawing(name, caption, plots.draw_curves(series, style, label, scale))
+            if scale == "percent" and (zoom := zoom_of(series)) is not None:
+                closer = f"A closer look, without {', '.join(zoom.outside)}. {caption}"
+                yield Drawing(f"{name}-closer", closer, plots.draw_curves(series, style, label, zoom=zoom))
 
 
 def against_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
@@ -86,7 +92,7 @@ def against_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawi
     key, others, measure, curves = comparison
     at = "".join(f"-{_slug(str(value))}" for value in others.values())
     name = f"{_slug(measure.label.removesuffix(' (%)'))}-against-{_slug(key)}{at}"
-    return Drawing(name, measure.caption, plots.draw_curves(curves, style, measure.label, against=key))
+    return Drawing(name, measure.caption, plots.draw_curves(curves, style, measure.label, measure.scale, key))
 
 
 def theory_drawings(summary: Mapping[str, Any]) -> Iterator[Drawing]:
@@ -114,7 +120,7 @@ def graph_drawing(summary: Mapping[str, Any]) -> Drawing | None:
     found = {fact.name: connectivity.shares(summary, fact) for fact in connectivity.FACTS if fact.name != "together"}
     if key is None or len(found["connected"]) < 2:
         return None
-    style = {name: Style(colour, "-") for name, colour in zip(found, plots.PALETTE, strict=False)}
+    style = {name: Style(colour, "-") for name, colour in zip(found, CLUSTERS, strict=False)}
     lines = {name: Curve(list(values), list(values.values())) for name, values in found.items()}
     return Drawing(
         f"graphs-against-{_slug(key)}",
@@ -134,7 +140,7 @@ def confusion_drawing(run: Run, clusters: ClusterMap | None) -> Drawing | None:
         "confusion",
         f"Clients of each found cluster (row) and true group (column), seed {clusters.seed}. A full diagonal is what "
         "one wants; a column with two numbers is a group that was torn apart, a row with two is a model that groups "
-        "share.",
+        "share, an empty row a group without a model of its own.",
         drawings.draw_confusions(counts),
     )
 
@@ -152,6 +158,8 @@ def sample_drawing(run: Run) -> Drawing | None:
 
 def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
     config = Config.of(run.config)
+    if config.data.factory is not None:
+        return []  # a report runs no code of the user's own
     seed, k = run.seeds[0], config.distributions
     owned = config.data.partition == "owner"
     few = config.data.model_copy(update={"samples_per_client": SAMPLES, "test_samples_per_client": 2})

@@ -6,7 +6,8 @@
     summary.json      the form of the folder, one row per finished or failed trial
     topology.json     the graph of each seed
     checkpoint/       <trial>/round-000120.safetensors and .json, the last two (`runs.store.checkpoints`)
-    models/           <trial>.safetensors, where asked for
+    models/           <trial>.safetensors, where asked for (`runs.store.models`)
+    tensorboard/, wandb/    what `--log` wrote (`runs.trackers`); export/, what `dfca export` did
     trace/            <trial>.jsonl: every event of a trial in virtual time, where asked for
     timeline/         <trial>.json: what the report draws as lanes, of the first seed in virtual time
     report.html       made from the above, its figures of virtual time also as figures/*.svg
@@ -35,17 +36,16 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import Point, Sweep, Trial
+from dfca.experiment.sweep import Point, Sweep, Trial, trial_name
 from dfca.files import NO_LINKS, Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
-from dfca.runs.store.metrics import MetricsFiles, read_metrics, without_nan
+from dfca.runs.store.metrics import MetricsFiles, count_lines, read_metrics, without_nan
 
 OURS = (
     "config.toml",
@@ -58,6 +58,9 @@ OURS = (
     "models",
     "trace",
     "timeline",
+    "tensorboard",
+    "wandb",
+    "export",
     "figures",
     "report.html",
 )
@@ -75,6 +78,11 @@ def check_form(folder: Path, summary: Mapping[str, Any], version: str = "unknown
         )
 
 
+def is_row(value: Any) -> bool:
+    """Return whether this is a row of a summary: of an algorithm and a seed."""
+    return isinstance(value, dict) and isinstance(value.get("algorithm"), str) and type(value.get("seed")) is int
+
+
 class RunFolder:
     """A folder that this process alone writes to, from `open_` until `close`.
 
@@ -87,6 +95,18 @@ class RunFolder:
         self.checkpoints = Checkpoints(path)
         self._lock: FileLock | None = None
         self._swept = swept
+
+    @classmethod
+    def locked(cls, path: str | Path, swept: bool) -> RunFolder:
+        """Take a folder that exists as it is, without preparing it for an experiment; `close` releases it.
+
+        Raises:
+            RunError: if another process writes to it, or it is no run folder.
+        """
+        folder = cls(Path(path), swept)
+        folder._refuse_strangers()
+        folder._take_lock()
+        return folder
 
     @classmethod
     def open_(cls, path: str | Path, experiment: Experiment, resume: bool = True) -> RunFolder:
@@ -135,8 +155,12 @@ class RunFolder:
     def summary(self) -> dict[str, Any]:
         """Read summary.json; without the file, the summary of a run that has finished no trial."""
         summary = self._read_json("summary.json", {"runs": []})
-        if not isinstance(summary.get("runs"), list):
-            raise RunError(f'{self.path / "summary.json"} has no list "runs"; restore the file or use --no-resume')
+        runs = summary.get("runs")
+        if not isinstance(runs, list) or not all(map(is_row, runs)):
+            raise RunError(
+                f'{self.path / "summary.json"} has no list "runs" of rows; restore it, or `dfca repair {self.path}` '
+                "moves it aside"
+            )
         return summary
 
     def check_form(self) -> None:
@@ -145,12 +169,18 @@ class RunFolder:
         check_form(self.path, self.summary(), environment.get("dfca", "unknown"))
 
     def finished(self) -> set[tuple[str, int, str]]:
-        """Return the keys of the finished trials."""
-        return {self.key_of(row) for row in self.rows()}
+        """Return the keys of the finished trials that have all their lines of metrics; the others are run again."""
+        return {self.key_of(row) for row in self.rows() if not self.lacks_lines(row)}
+
+    def lacks_lines(self, row: Mapping[str, Any]) -> bool:
+        """Return whether lines of metrics of a finished trial are missing or damaged; of old rows nobody knows."""
+        name = trial_name(*self.key_of(row))
+        return isinstance(row.get("lines"), int) and count_lines(self.path / METRICS / f"{name}.jsonl") < row["lines"]
 
     def finish(self, trial: Trial, row: Mapping[str, Any]) -> None:
-        """Put the row of a finished trial into the summary, then forget its checkpoints."""
-        self._put_row(trial, row)
+        """Put the row of a finished trial into the summary, with the number of its lines of metrics, then forget its
+        checkpoints."""
+        self._put_row(trial, {**row, "lines": self.metrics.count(trial)})
         self.checkpoints.forget(trial)
 
     def fail(self, trial: Trial, error: str) -> None:
@@ -169,13 +199,19 @@ class RunFolder:
             entry = {"digest": point.digest, **graph}
             atomic_write(self.path / "topology.json", json.dumps(without_nan(graphs | {name: entry})) + "\n")
 
-    def save_models(self, trial: Trial, bank: Tensor | Stream) -> None:
-        """Store the final bank of a trial, (models, N, P)."""
-        atomic_save(self.path / "models" / f"{trial.name}.safetensors", {"bank": bank})
+    def save_models(self, trial: Trial, bank: Stream, metadata: Mapping[str, str]) -> None:
+        """Store the final bank of a trial, (models, N, P), as `runs.store.models` names and describes it."""
+        atomic_save(self.path / "models" / f"{trial.name}.safetensors", {"bank": bank}, metadata)
 
     def has_models(self, trial: Trial) -> bool:
         """Return whether the final bank of a trial is stored."""
         return (self.path / "models" / f"{trial.name}.safetensors").exists()
+
+    def recorded_threads(self) -> int | None:
+        """Return how many threads the run began with; None where nothing, or no number, is recorded."""
+        stored = self._read_json("environment.json", {})
+        threads = stored.get("threads")
+        return threads if isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1 else None
 
     def store_environment(self, facts: Mapping[str, Any]) -> list[str]:
         """Store where the run takes place; return what has changed since its last part, in words.
@@ -276,7 +312,7 @@ class RunFolder:
             self._write_json("topology.json", {})
         old = self.summary()
         # What failed is tried again.
-        new = _head(experiment) | {"runs": [row for row in old["runs"] if "error" not in row]}
+        new = head_of(experiment) | {"runs": [row for row in old["runs"] if "error" not in row]}
         if old != new:
             self._write_json("summary.json", new)
 
@@ -330,20 +366,29 @@ class RunFolder:
             value = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return missing
-        except ValueError:
-            raise RunError(f"{path} is not JSON; restore the file or use --no-resume") from None
+        except (ValueError, RecursionError):
+            raise RunError(f"{path} is not JSON; restore it, or `dfca repair {self.path}` moves it aside") from None
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}; restore it or use --out") from error
         if not isinstance(value, dict):
-            raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; restore it or use --no-resume")
+            raise RunError(
+                f"{path} must hold a JSON object, got {type(value).__name__}; restore it, or `dfca repair {self.path}` "
+                "moves it aside"
+            )
         return value
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")
 
 
-def _head(experiment: Experiment) -> dict[str, Any]:
+def head_of(experiment: Experiment) -> dict[str, Any]:
     """Return what begins a summary."""
     head: dict[str, Any] = {"form": FORM, "experiment": experiment.name, "scale": experiment.scale}
     head["config_sha256"] = text_sha256(experiment.to_toml())
+    if experiment.changes:
+        head["changes"] = list(experiment.changes)
+    if experiment.folder is not None and any(point.config.imports for point in experiment.points):
+        head["modules"] = str(experiment.folder)  # for `dfca.load_run`, which makes modules again
     if experiment.sweep:
         return head | {"points": [point.facts() for point in experiment.points]}
     config = experiment.config

@@ -7,6 +7,8 @@ from typing import Any
 
 import networkx as nx
 
+from dfca.runs.store.metric import metric_key
+
 CURVES = (
     "accuracy",
     "all_models_accuracy",
@@ -31,7 +33,9 @@ def histories(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for (digest, algorithm, seed), lines in trials.items():
         record: dict[str, Any] = {"algorithm": algorithm, "seed": seed} | ({"digest": digest} if digest else {})
         record["round"] = [line["round"] for line in lines]
-        for measure in CURVES:
+        key = metric_key(lines[0])
+        own = () if key == "accuracy" else (key, f"all_models_{key}")
+        for measure in (*own, *CURVES):
             values = [_short(mean_of(line.get(measure))) for line in lines]
             if any(value is not None for value in values):
                 record[measure] = values

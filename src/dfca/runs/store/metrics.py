@@ -40,6 +40,10 @@ class MetricsFiles:
         """Write all lines of a trial, instead of those that are there."""
         _write_lines(self._path(trial), [{**trial.head, **each} for each in metrics])
 
+    def count(self, trial: Trial) -> int:
+        """Count the lines of a trial."""
+        return count_lines(self._path(trial))
+
     def prepare(self, swept: bool) -> None:
         """Make the folder, and divide the lines of a folder of version 0.1 into one file per trial.
 
@@ -84,6 +88,23 @@ def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> li
     return list(lines.values())
 
 
+def check_lines(path: Path) -> str | None:
+    """Return which line of a file is no line of metrics, None where all are, or only the last one was cut off."""
+    try:
+        _read_lines(path)
+    except RunError as error:
+        return str(error).partition(";")[0].removeprefix(f"{path}, ")
+    return None
+
+
+def count_lines(path: Path) -> int:
+    """Count the lines of a file of metrics; none where it is missing or has a damaged line."""
+    try:
+        return len(_read_lines(path))
+    except RunError:
+        return 0
+
+
 def without_nan(value: Any) -> Any:
     """Replace NaN and infinities, which JSON does not know, by null."""
     if isinstance(value, float):
@@ -106,13 +127,16 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             line = json.loads(text)
-            _ = line["algorithm"], line["seed"], line["round"], line.get("digest")
+            _ = hash((line["algorithm"], line["seed"], line["round"], line.get("digest"), line.get("time_s")))
+            if not isinstance(line["round"], int) or not isinstance(line.get("time_s") or 0.0, int | float):
+                raise ValueError("its round or its time is no number")
             found.append(line)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):
                 break
             raise RunError(
-                f"{path}, line {number}, is not a line of metrics; restore the file, or run again with --no-resume"
+                f"{path}, line {number}, is not a line of metrics; restore the file, or `dfca repair "
+                f"{path.parent.parent}` moves it aside and the same `dfca run` command computes it again"
             ) from None
     return found
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +17,12 @@ from typing import Any
 
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.load import read_stored
-from dfca.experiment.sweep import merge, nest
+from dfca.experiment.sweep import merge, nest, trial_name
 from dfca.files import text_sha256
-from dfca.runs.store.folder import check_form
+from dfca.runs.store.folder import check_form, is_row
 from dfca.runs.store.histories import graphs, histories
+from dfca.runs.store.metric import metric_key
 from dfca.runs.store.metrics import read_metrics
-
-MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Run:
         """Read the timelines of the finished trials in virtual time, each with the head of its row."""
         found = []
         for row in self.summary["runs"]:
-            tail = f"-{row['digest'][:12]}" if self.swept else ""
-            path = self.folder / "timeline" / f"{row['algorithm']}-{row['seed']}{tail}.json"
+            name = trial_name(row["algorithm"], row["seed"], row["digest"] if self.swept else "")
+            path = self.folder / "timeline" / f"{name}.json"
             if row.get("finished") and path.exists():
                 head = {key: row[key] for key in ("algorithm", "seed", "point") if key in row}
                 found.append(head | _read_json(path))
@@ -132,39 +133,47 @@ def load_run(run_folder: str | Path) -> Run:
     config_text = _read(folder / "config.toml")
     try:
         config = tomllib.loads(config_text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
     summary = _read_json(folder / "summary.json")
-    if not isinstance(summary.get("runs"), list):
-        raise RunError(f'{folder / "summary.json"} has no list "runs"; restore it or run again')
+    if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
+        raise RunError(
+            f'{folder / "summary.json"} has no list "runs" of rows; restore it, or use `dfca repair {folder}`'
+        )
     environment = _read_json(folder / "environment.json")
     check_form(folder, summary, environment.get("dfca", "unknown"))
-    metrics = _read_metrics(folder, summary)
-    run = Run(
-        folder=folder,
-        config=config,
-        config_text=config_text,
-        environment=environment,
-        summary=summary,
-        metrics=metrics,
-        topology=_read_json(folder / "topology.json"),
-    )
-    try:
+    with understood(folder):
+        metrics = _read_metrics(folder, summary)
+        run = Run(
+            folder=folder,
+            config=config,
+            config_text=config_text,
+            environment=environment,
+            summary=summary,
+            metrics=metrics,
+            topology=_read_json(folder / "topology.json"),
+        )
         _refuse_edited(run)
         summary["runs"] = _with_unfinished(summary, metrics, config)
         if not run.swept:
             summary.setdefault("clients", config.get("clients"))
         return replace(run, summary=summary | {"histories": histories(metrics), "graphs": graphs(run.topology)})
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise other_version(folder, error) from error
 
 
-def other_version(folder: Path, error: Exception) -> RunError:
-    """Make the error for a folder whose files cannot be understood."""
-    return RunError(
-        f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); "
-        "restore them or run again"
-    )
+@contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with files that cannot be understood into one sentence.
+
+    Raises:
+        RunError: instead of any error of a value that is missing or of another kind.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise RunError(
+            f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); restore "
+            f"them, or `dfca repair {folder}` moves them aside and the same `dfca run` command computes them again"
+        ) from error
 
 
 def _refuse_edited(run: Run) -> None:
@@ -176,9 +185,16 @@ def _refuse_edited(run: Run) -> None:
             "config; restore it, or use another folder for another config"
         )
     last = {(line["algorithm"], line["seed"], line.get("digest")): line for line in run.metrics}
+    lines = Counter((line["algorithm"], line["seed"], line.get("digest")) for line in run.metrics)
     for row in summary["runs"]:
-        line = last.get((row["algorithm"], row["seed"], row.get("digest") if run.swept else None))
-        for key in ("accuracy", "cluster_accuracy") if line is not None and row.get("finished") else ():
+        trial = row["algorithm"], row["seed"], row.get("digest") if run.swept else None
+        line = last.get(trial)
+        if row.get("finished") and isinstance(row.get("lines"), int) and lines[trial] < row["lines"]:
+            raise RunError(
+                f"{run.folder} lacks lines of metrics: {row['algorithm']}, seed {row['seed']}, has {lines[trial]} of "
+                f"{row['lines']}; restore the file, or the same `dfca run` command computes that trial again"
+            )
+        for key in (metric_key(row), "cluster_accuracy") if line is not None and row.get("finished") else ():
             if key in row and key in line and row[key] != line[key]:  # type: ignore[operator,index]
                 raise RunError(
                     f"{run.folder} was edited by hand: {key} of {row['algorithm']}, seed {row['seed']}, is {row[key]} "
@@ -207,7 +223,10 @@ def _with_unfinished(
         point = points.get(trial[2], {})
         known[trial] = {
             **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
-            **{name: line.get(name) for name in MEASURES},
+            **{
+                name: line.get(name)
+                for name in (metric_key(line), f"all_models_{metric_key(line)}", "cluster_accuracy")
+            },
             **({"point": point["point"], "digest": trial[2]} if points else {}),
             "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
             "rounds": line["round"],
@@ -236,10 +255,15 @@ def _read(path: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON ({error}); restore it or run again") from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(
+            f"{path} is not valid JSON ({error}); restore it, or `dfca repair {path.parent}` moves it aside"
+        ) from error
     if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; restore it or run again")
+        raise RunError(
+            f"{path} must hold a JSON object, got {type(value).__name__}; restore it, or `dfca repair {path.parent}` "
+            "moves it aside"
+        )
     return value
 
 

@@ -18,58 +18,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Any
 
 from dfca.errors import ConfigError
 from dfca.sim.events.world import Absence
 
+_STAY, _SWITCH = ("client", "begin_s", "end_s"), ("client", "time_s", "online")
 _WORDS = {"1": True, "true": True, "0": False, "false": False}
+_DEMANDS = {"client": "a number 0, 1, 2, ...", "online": "1 or 0 (true or false)"}
 
 Interval = tuple[float, float]
-
-
-def _no_truth(value: Any) -> Any:
-    """Refuse true and false where a number is meant, which pydantic takes for 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _truth(value: Any) -> Any:
-    """Translate 1, 0, true and false in any writing; pydantic would also take "yes" and 1.0."""
-    word = str(value).strip().lower() if isinstance(value, str | int) else ""
-    if word not in _WORDS:
-        raise ValueError
-    return _WORDS[word]
-
-
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    client: Annotated[int, Field(ge=0), BeforeValidator(_no_truth)]
-
-
-class _Stay(_Line):
-    """The client is there from begin_s to end_s, or to the end."""
-
-    begin_s: _Seconds
-    end_s: Annotated[_Seconds | None, BeforeValidator(lambda value: None if value == "" else value)]
-
-
-class _Switch(_Line):
-    """The client comes or goes."""
-
-    time_s: _Seconds
-    online: Annotated[bool, BeforeValidator(_truth)]
-
-
-_FORMS = (_Switch, _Stay)
-_DEMANDS = {"client": "a number 0, 1, 2, ...", "online": "1 or 0 (true or false)"}
 
 
 def read_availability(path: str | Path) -> tuple[Absence, ...]:
@@ -79,16 +37,17 @@ def read_availability(path: str | Path) -> tuple[Absence, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the availability trace {path}: {error}") from error
     stays: dict[int, list[Interval]] = {}
-    switched: dict[int, _Switch] = {}
+    switches: dict[int, tuple[float, bool]] = {}
     for number, row in _rows(path, text):
         where = f"{path}, line {number}"
-        line = _check(where, row)
-        mine = stays.setdefault(line.client, [])
-        if isinstance(line, _Switch):
-            _add_switch(where, mine, switched.get(line.client), line)
-            switched[line.client] = line
-        elif isinstance(line, _Stay):
-            _add_stay(where, mine, line)
+        form = _SWITCH if row.keys() >= set(_SWITCH) else _STAY
+        client, *values = (_read(where, name, row[name]) for name in form)
+        mine = stays.setdefault(client, [])
+        if form is _STAY:
+            _add_stay(where, client, mine, *values)
+        else:
+            _add_switch(where, client, mine, switches.get(client), *values)
+            switches[client] = (values[0], values[1])
     if not stays:
         raise ConfigError(f"{path} has no lines, so it says nothing about anybody; leave it out")
     return tuple(absence for client in sorted(stays) for absence in absences_of(client, stays[client]))
@@ -105,45 +64,46 @@ def absences_of(client: int, stays: Iterable[Interval]) -> Iterator[Absence]:
         yield Absence(client, gone, math.inf)
 
 
-def _check(where: str, row: dict[str, Any]) -> _Line:
-    """Check the values of a line."""
-    form = next(form for form in _FORMS if form.model_fields.keys() <= row.keys())
+def _read(where: str, name: str, value: Any) -> Any:
+    """Read one value of a line. Raises ConfigError where it is no such value."""
     try:
-        return form.model_validate(row)
-    except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        demand = _DEMANDS.get(name, ">= 0 and finite")
-        raise ConfigError(f"{where}: {name} must be {demand}, got {row[name]!r}") from None
+        if name == "online":
+            return _WORDS[str(value).strip().lower()]
+        if name == "end_s" and value in ("", None):
+            return math.inf
+        number = math.nan if isinstance(value, bool) else float(value)
+        if 0 <= number < math.inf and (name != "client" or number.is_integer()):
+            return int(number) if name == "client" else number
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ConfigError(f"{where}: {name} must be {_DEMANDS.get(name, '>= 0 and finite')}, got {value!r}")
 
 
-def _add_stay(where: str, stays: list[Interval], stay: _Stay) -> None:
-    begin, end = stay.begin_s, math.inf if stay.end_s is None else stay.end_s
+def _add_stay(where: str, client: int, stays: list[Interval], begin: float, end: float) -> None:
     if not begin < end:
         raise ConfigError(f"{where}: a stay must end after it begins ({begin:g} s), got end_s {end:g}")
     if stays and begin < stays[-1][1]:
         raise ConfigError(
-            f"{where}: client {stay.client} comes at {begin:g} s, before its stay until {stays[-1][1]:g} s is over; "
+            f"{where}: client {client} comes at {begin:g} s, before its stay until {stays[-1][1]:g} s is over; "
             "sort a client's lines by time and join those that overlap"
         )
     stays.append((begin, end))
 
 
-def _add_switch(where: str, stays: list[Interval], before: _Switch | None, switch: _Switch) -> None:
+def _add_switch(
+    where: str, client: int, stays: list[Interval], before: tuple[float, bool] | None, time: float, online: bool
+) -> None:
     """Add a switch to a client's stays: the last one is open while it is there."""
-    time = switch.time_s
-    if before is not None and time <= before.time_s:
+    if before is not None and time <= before[0]:
         raise ConfigError(
-            f"{where}: client {switch.client} switches at {time:g} s, not after its switch at {before.time_s:g} s; "
+            f"{where}: client {client} switches at {time:g} s, not after its switch at {before[0]:g} s; "
             "sort a client's lines by time"
         )
-    if before is not None and before.online == switch.online:
-        return
-    if switch.online:
+    if before is None:
+        stays += [(time, math.inf)] if online else [(0.0, time)] if time > 0 else []
+    elif online and not before[1]:
         stays.append((time, math.inf))
-    elif before is None:
-        if time > 0:
-            stays.append((0.0, time))
-    else:
+    elif before[1] and not online:
         stays[-1] = (stays[-1][0], time)
 
 
@@ -172,7 +132,7 @@ def _rows(path: str | Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _columns(path: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
     """Check that a line has the columns of one of the forms."""
-    if any(form.model_fields.keys() <= row.keys() for form in _FORMS):
+    if any(row.keys() >= set(form) for form in (_STAY, _SWITCH)):
         return row
-    known = " or ".join(", ".join(form.model_fields) for form in reversed(_FORMS))
+    known = f"{', '.join(_STAY)} or {', '.join(_SWITCH)}"
     raise ConfigError(f"{path}, line {number} has {', '.join(row) or 'nothing'}; an availability trace has {known}")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dfca.core.task import ACCURACY, Metric
 from dfca.peer.work import NOTES
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics
@@ -30,6 +31,7 @@ INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "rewire", "
 """What can go into a peer; "scored" is the end of a short job."""
 _SENDS = frozenset(("send", "answer", "repeat"))
 _STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch"))
+_new = tuple.__new__  # records are made in a third of the time: there are many
 _BOOKED = _SENDS | _STOPS | {"start", "warm", "return", "candidacy"}
 
 
@@ -113,21 +115,26 @@ class Books:
         for kind, peer, cluster, round, number in notes:
             kinds[kind] += 1
             if trace is not None:
-                trace.append(Record(time, kind, client, peer, cluster, round, number))
+                trace.append(_new(Record, (time, kind, client, peer, cluster, round, number)))
+            if kind == "hold":
+                continue
             if kind == "fold":
                 ages[int(number)] += 1
             elif kind in _BOOKED:
                 self._book(time, kind, client, cluster, number)
 
-    def note_sends(self, time: float, client: int, receivers: Sequence[int], cluster: int, round: int) -> None:
-        """Enter that one model leaves for some neighbours."""
+    def note_update(
+        self, time: float, kind: str, client: int, receivers: Sequence[int], cluster: int, round: int, number: int = -1
+    ) -> None:
+        """Enter what happens to an update on its way to some neighbours: "queue" or "send"; there are many."""
         if self.trace is not None or client == SERVER:
             for peer in receivers:
-                self.note(time, "send", client, peer, cluster, round, 1)
+                self.note(time, kind, client, peer, cluster, round, number)
             return
         self.time = time
-        self.kinds["send"] += len(receivers)
-        self._count(client, cluster, len(receivers))
+        self.kinds[kind] += len(receivers)
+        if kind == "send":
+            self._count(client, cluster, len(receivers))
 
     def _book(self, time: float, kind: str, client: int, cluster: int, number: float) -> None:
         if kind in _SENDS:
@@ -151,7 +158,8 @@ class Books:
     def _count(self, client: int, cluster: int, models: int) -> None:
         if cluster >= 0:
             self.sent_by_client[client] += models
-            self.sent_by_cluster += [0] * (cluster + 1 - len(self.sent_by_cluster))
+            if cluster >= len(self.sent_by_cluster):
+                self.sent_by_cluster += [0] * (cluster + 1 - len(self.sent_by_cluster))
             self.sent_by_cluster[cluster] += models
 
     def _stop(self, time: float, kind: str, client: int) -> None:
@@ -192,10 +200,13 @@ class Books:
         return sent.row(model_bytes)
 
     def times(self) -> dict[str, Any]:
-        """Return how the clients spent their time so far."""
+        """Return how the clients spent their time so far; fold_ages: the ages of all folded models, summed."""
         idle = self.idle_shares()
         return {
             "away": self.away,
+            "away_clients": [i for i, left in enumerate(self._left) if left == left],
+            "folds": sum(self.ages.values()),
+            "fold_ages": sum(age * number for age, number in self.ages.items()),
             "idle_share": sum(idle) / len(idle),
             "compute_s": sum(self.busy_s()),
             "multiplications": self.multiplications,
@@ -241,7 +252,10 @@ class EventResult:
     records: dict[str, int]
     rejected: int
     trace: list[Line] | None
+    metric: Metric = ACCURACY
 
-    def first(self, accuracy: float) -> dict[str, Any] | None:
-        """Return the first row of the metrics with the mean accuracy at or above a target; None: never."""
-        return next((row for row in self.metrics if row["accuracy"] >= accuracy), None)
+    def first(self, target: float) -> dict[str, Any] | None:
+        """Return the first row of the metrics whose mean score is as good as a target; None: never."""
+        key = self.metric.key
+        rows = (row for row in self.metrics if row[key] is not None and self.metric.reached(row[key], target))
+        return next(rows, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 from typing import Any
 
 CHANGE, NOTICE, FINISH, DEPART, DELIVER = range(5)
@@ -24,14 +24,14 @@ class Clock:
 
     def push(self, time: float, kind: int, *payload: Any) -> None:
         """Plan an event."""
-        self.made += 1
+        self.made = made = self.made + 1
         if kind == CHANGE:
             self.changes += 1
-        heapq.heappush(self.queue, (time, kind, self.made, *payload))
+        heappush(self.queue, (time, kind, made, *payload))
 
     def pop(self) -> Event:
         """Take the next event out."""
-        event = heapq.heappop(self.queue)
+        event = heappop(self.queue)
         if event[1] == CHANGE:
             self.changes -= 1
         return event

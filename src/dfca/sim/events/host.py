@@ -10,20 +10,22 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dfca.core.client import rules_of
 from dfca.peer.machine import Machine
-from dfca.peer.messages import LARGE, Update, scalars
+from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Score, Train
+from dfca.peer.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
@@ -32,6 +34,10 @@ from dfca.sim.metrics_table import Metrics
 from dfca.sim.setting import Setting
 
 _LARGE = frozenset(LARGE)
+_AGE = Update._fields.index("age_s")
+_LIED_ABOUT = frozenset((Update, Copy, BankCopy, Report))
+"""Messages with a model that is the sender's own."""
+_new = tuple.__new__
 SHORT = frozenset((Score, Draw))
 """Jobs that take no time."""
 _FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
@@ -47,7 +53,7 @@ class PeerHost:
     """
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
-        self.options, self.pool, self.books = options, pool, books
+        self.options, self.pool, self.books, self.liars = options, pool, books, pool.liars
         self.metrics = Metrics()
         self.peers: list[Machine | None] = [None] * len(options)
         self.now = 0.0
@@ -58,7 +64,7 @@ class PeerHost:
         self.short: list[tuple[int, Machine, Job]] = []
         self.wakes = [math.inf] * len(options)
         self.due: set[int] = set()
-        self._touched: set[int] = set()
+        self.touched: set[int] = set()
         self._timers: list[tuple[float, int]] = []
         self.noted: deque[tuple[str, int, int, int, float]] | None = None
         self.send: Callable[[int, tuple[int, ...], Any, int], None]
@@ -85,20 +91,20 @@ class PeerHost:
         """Hand peers what has arrived; places: which of its receivers it has reached."""
         sender, receivers, message, number, _, _, waited_s, _, _ = parcel
         if waited_s and type(message) is Update:
-            message = message._replace(age_s=message.age_s + waited_s)
-        peers, now, trace = self.peers, self.now, self.books.trace
+            message = _new(Update, (*message[:_AGE], message.age_s + waited_s, *message[_AGE + 1 :]))
+        peers, now, trace, touch = self.peers, self.now, self.books.trace, self.touched.add
         can_wait = trace is None and self.noted is None
         for place in places:
             i = receivers[place]
-            if trace is not None:
-                trace.append(Input(now, "receive", i, sender, number + place, waited_s, broken))
-            if broken:
-                message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
             peer = peers[i]
             assert peer is not None
+            if trace is not None:
+                trace.append(_new(Input, (now, "receive", i, sender, number + place, waited_s, broken)))
+            if broken:
+                message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
             peer.receive(sender, message, now)
             if can_wait and peer.quiet:
-                self._touched.add(i)  # what it notes can wait until the end of this instant
+                touch(i)  # what it notes can wait
             else:
                 self._drain(i, peer)
 
@@ -115,7 +121,26 @@ class PeerHost:
 
     def _do(self, orders: Sequence[Order]) -> list[tuple[int, Job, Any]]:
         self.calls += 1
-        return [(order.client, order.job, each) for order, each in zip(orders, self.pool.execute(orders), strict=True)]
+        results = self.pool.execute(orders)
+        if self.liars is not None and self.liars.lie_about_losses:
+            results = [self._claimed(order, each) for order, each in zip(orders, results, strict=True)]
+        return [(order.client, order.job, each) for order, each in zip(orders, results, strict=True)]
+
+    def _claimed(self, order: Order, result: Any) -> Any:
+        """Return what a client that lies about losses claims came of a job."""
+        i, peer, liars = order.client, self.peers[order.client], self.liars
+        assert liars is not None
+        if i not in liars:
+            return result
+        if isinstance(result, Warm):
+            return result._replace(losses=Losses(*(torch.zeros_like(each) for each in result.losses)))
+        if isinstance(result, Losses) and isinstance(order.job, Score) and isinstance(peer, Peer):
+            mine = [peer.own] if peer.warm is None else [peer.warm.model]
+            own = [any(each is not None and torch.equal(model, each) for each in mine) for model in order.job.models]
+            result = Losses(*(each.clone() for each in result))
+            for losses in result:
+                liars.claim_(losses, own)
+        return result
 
     def finish(self, i: int, job: Job, result: Any) -> None:
         """Hand a peer what came of its job."""
@@ -136,7 +161,7 @@ class PeerHost:
         self.refused += peer.refused.total()
         self.wakes[i] = math.inf
         self.due.discard(i)
-        if keeps and isinstance(peer, Peer) and peer.bank is not None:
+        if keeps and isinstance(peer, Peer) and (peer.bank is not None or peer.own is not None):
             self.saved[i] = peer.save()
         else:
             self.pool.empty(i)
@@ -149,13 +174,7 @@ class PeerHost:
         return peer
 
     def _make(self, i: int) -> Machine:
-        """Make a peer, which has yet to begin."""
-        options, allocate = self.options[i], partial(self.pool.allocate, i)
-        peer: Machine
-        if options.rules.exchange == "server":
-            peer = (Server if i == SERVER else ServerClient)(options, allocate, self.lives[i])
-        else:
-            peer = Peer(options, allocate, self.lives[i], self.saved[i])
+        peer = make_machine(self.options[i], partial(self.pool.allocate, i), self.lives[i], self.saved[i])
         self.peers[i] = peer
         return peer
 
@@ -172,7 +191,7 @@ class PeerHost:
                 self.short.append((i, peer, job))
             else:
                 self.begun(i, job)
-        self._touched.add(i)  # when it is to be woken may have changed
+        self.touched.add(i)  # when it is to be woken may have changed
 
     def _send(self, i: int, messages: Sequence[tuple[int, Any]]) -> None:
         """Hand messages over; those in a row that are the same object go as one, to several neighbours."""
@@ -182,6 +201,8 @@ class PeerHost:
             end = begin + 1
             while end < len(messages) and messages[end][1] is message:
                 end += 1
+            if self.liars is not None and type(message) in _LIED_ABOUT and i in self.liars:
+                message = self._told(i, message)
             if type(message) is Update:
                 self.books.scalars += (end - begin) * (2 * len(message.offers) + len(message.freshness))
             elif type(message) not in _LARGE:
@@ -190,54 +211,72 @@ class PeerHost:
             self.sent[i] += end - begin
             begin = end
 
+    def _told(self, i: int, message: Any) -> Any:
+        """Return what a liar sends in place of a message with a model of its own."""
+        true, liars = message.message, self.liars
+        if true is None:
+            return message
+        assert liars is not None
+        if true.offer is None and true.cluster == self.pool.assigned[i]:
+            liars.note_first(i, true.model)
+        now = true.round - (true.offer is not None)  # a copy is as of the round that its sender has ended
+        return message._replace(message=replace(true, model=liars.tell(i, true.cluster, now, true.model)))
+
     def _enter_notes(self, i: int, notes: Sequence[tuple[str, int, int, int, float]]) -> None:
         if notes:
             self.books.enter(self.now, i, notes)
             if self.noted is not None:
                 self.noted += notes
 
+    def enter_notes(self) -> None:
+        """Enter what the peers have noted and kept for themselves since."""
+        for i, peer in enumerate(self.peers):
+            if peer is not None:
+                self._enter_notes(SERVER if i == self.books.clients else i, peer.take_notes())
+
     def _plan_wakes(self) -> None:
         """Ask the peers into which something went when they are to be woken: once, however much it was."""
-        touched, self._touched = self._touched, set()
+        touched, self.touched, now = self.touched, set(), self.now
         for i in touched:
             peer = self.peers[i]
             if peer is None:
                 continue
-            self._enter_notes(i, peer.take_notes())
             wake = peer.next_wake()
             if wake is None:
                 self.wakes[i] = math.inf
-            elif wake <= self.now:
+            elif wake <= now:
                 self.wakes[i] = wake
                 self.due.add(i)
             elif wake != self.wakes[i]:
                 self.wakes[i] = wake
                 heapq.heappush(self._timers, (wake, i))
 
-    def is_due(self) -> bool:
-        """Return whether somebody is to be woken, or a short job is to be done, before time goes on."""
-        self._plan_wakes()
-        return bool(self.due or self.short)
-
     def next_timer(self) -> float:
         """Return when the next peer is to be woken; inf for never."""
-        self._plan_wakes()
+        if self.touched:
+            self._plan_wakes()
         timers = self._timers
         while timers and self.wakes[timers[0][1]] != timers[0][0]:
-            heapq.heappop(timers)
+            heapq.heappop(timers)  # planned before the peer changed its time
         return timers[0][0] if timers else math.inf
 
     def take_due(self) -> list[int]:
         """Take out the peers that are to be woken now, in ascending order."""
-        while self.next_timer() <= self.now:
-            self.due.add(heapq.heappop(self._timers)[1])
+        if self.touched:
+            self._plan_wakes()
+        now, timers = self.now, self._timers
+        while timers and timers[0][0] <= now:
+            self.due.add(heapq.heappop(timers)[1])
+        if not self.due:
+            return []
         due, self.due = self.due, set()
-        return sorted(i for i in due if self.wakes[i] <= self.now)
+        return sorted([i for i in due if self.wakes[i] <= now])
 
     # The whole.
 
     def evaluate(self) -> dict[str, Any]:
         """Score everybody, and add the row to the metrics."""
+        self.enter_notes()
         self.books.note(self.now, "evaluate", SERVER)
         row = self.pool.evaluate(self.books, self.sizes())
         self.metrics.append(row)
@@ -278,6 +317,7 @@ class PeerHost:
 
     def result(self) -> EventResult:
         """Sum up what happened so far."""
+        self.enter_notes()
         books, pool, clients = self.books, self.pool, self.books.clients
         present = [peer for peer in self.peers if peer is not None]
         return EventResult(
@@ -292,6 +332,7 @@ class PeerHost:
             records=dict(books.kinds),
             rejected=self.refused + sum(peer.refused.total() for peer in present),
             trace=books.trace,
+            metric=pool.setting.learns.metric,
         )
 
     def state(self) -> dict[str, Any]:
@@ -305,7 +346,7 @@ class PeerHost:
         for name in _FACTS:
             setattr(self, name, state[name])
         self.metrics[:] = state["metrics"]
-        self._timers, self.due, self._touched = [], set(), set()
+        self._timers, self.due, self.touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):
             i = SERVER if i == self.books.clients else i
             self.peers[i] = None
@@ -315,6 +356,15 @@ class PeerHost:
                 self._drain(i, peer)
 
 
+def make_machine(
+    options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0, saved: Saved | None = None
+) -> Machine:
+    """Make a participant of the kind that the options ask for, which has yet to begin."""
+    if options.rules.exchange != "server":
+        return Peer(options, allocate, incarnation, saved)
+    return (Server if options.id == SERVER else ServerClient)(options, allocate, incarnation)
+
+
 def peer_options(
     setting: Setting, pool: ClientPool, near: Sequence[Sequence[int]], **changes: Any
 ) -> list[PeerOptions]:
@@ -322,9 +372,10 @@ def peer_options(
     algorithm, clients = setting.algorithm, setting.clients
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
     staleness = changes.pop("staleness", None) or Staleness()
+    rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
     return [
         PeerOptions(
-            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), algorithm, setting.weights, setting.share),
+            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), *rules),
             neighbours=tuple(near[i]),
             size=pool.size,
             dtype=setting.dtype,
@@ -333,7 +384,7 @@ def peer_options(
             clusters=setting.clusters if pool.elects else pool.models,
             aggregation=setting.aggregation,  # type: ignore[arg-type]
             participation=setting.participation,
-            election=algorithm.election,
+            election=setting.election,
             revives=algorithm.revives and not pool.dry,
             staleness=staleness,
             **changes,

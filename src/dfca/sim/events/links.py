@@ -85,7 +85,7 @@ class Links:
         self.clients = len(books.sent_by_client)
         self.retry_s = self.link.retry_s
         self.ends: Ends
-        self._bandwidths = self.link.bandwidths(self.clients)
+        self._bandwidths = [*self.link.bandwidths(self.clients), math.inf]  # a server's, which is not shared, last
         self._fails = bool(self.faults.loss or self.faults.corruption)
         self._ordered = self._fails or self.link.spread > 0
         self._plain = not (self._ordered or self.faults.duplication)  # what leaves together arrives together
@@ -98,6 +98,7 @@ class Links:
         self.sending = [0] * len(near)
         self.arrivals: dict[tuple[int, int], float] = {}
         self._sides: list[list[int]] = []
+        self._last_epochs: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(-1, (), ())] * len(near)
 
     # Up and down.
 
@@ -189,16 +190,17 @@ class Links:
 
     def send(self, i: int, receivers: tuple[int, ...], message: Any, number: int) -> None:
         """Take over a message to some neighbours, with numbers from `number` on; those out of reach do not get it."""
-        live, large = self.live, type(message) in _LARGE
-        epochs = tuple([live.get((i, peer), 0) for peer in receivers])
-        if self._plain and 0 not in epochs and (not large or (type(message) is Update and self._unlimited(i))):
+        large, epochs = type(message) in _LARGE, self._epochs_of(i, receivers)
+        at_once = not large or (type(message) is Update and self._bandwidths[i] == math.inf)
+        if self._plain and at_once and 0 not in epochs:
             parcel = _new(Parcel, (i, receivers, message, number, epochs, self.clock.now, 0.0, 0, self.epochs))
             if large:
-                self._note_departure(parcel)
+                self._note_update("send", parcel, 1)
             self.clock.push(self.clock.now + self.link.latency_s, DELIVER, parcel, False)
             return
-        for place, (peer, epoch) in enumerate(zip(receivers, epochs, strict=True)):
-            parcel = Parcel(i, (peer,), message, number + place, (epoch,), self.clock.now)
+        for peer, epoch in zip(receivers, epochs, strict=True):
+            parcel = _new(Parcel, (i, (peer,), message, number, (epoch,), self.clock.now, 0.0, 0, -1))
+            number += 1
             if not large:
                 if epoch:
                     self._send_small(parcel)
@@ -209,9 +211,13 @@ class Links:
                     self._note("answer", parcel)
                 self._enqueue(parcel)
 
-    def _unlimited(self, i: int) -> bool:
-        """Return whether nothing waits for an uplink; a server's is not shared."""
-        return i == SERVER or self._bandwidths[i] == math.inf
+    def _epochs_of(self, i: int, receivers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the epochs of the links to some neighbours, 0 where one is down; most messages go to the same ones."""
+        changes, whom, known = self._last_epochs[i]
+        if changes != self.epochs or whom != receivers:
+            known = tuple([self.live.get((i, peer), 0) for peer in receivers])
+            self._last_epochs[i] = (self.epochs, receivers, known)
+        return known
 
     def _send_small(self, parcel: Parcel) -> None:
         link = parcel.link
@@ -249,15 +255,18 @@ class Links:
     def _enqueue(self, parcel: Parcel) -> None:
         """Hand a model to the uplink, behind what waits there."""
         i, message = parcel.sender, parcel.message
-        if self._unlimited(i):
+        if self._bandwidths[i] == math.inf:
             self._travel(parcel)
             return
-        cluster = message.message.cluster if isinstance(message, Update) else -1
-        key = (parcel.receivers[0], cluster, 0 if cluster >= 0 else parcel.number)
+        (peer,) = parcel.receivers
+        key = (peer, message.message.cluster, 0) if type(message) is Update else (peer, -1, parcel.number)
         outbox = self.outboxes[i]
         if key in outbox:
             self._note("overtaken", outbox[key])
-        self._note("queue", parcel)
+        if type(message) is Update:
+            self._note_update("queue", parcel)
+        else:
+            self._note("queue", parcel)
         outbox[key] = parcel
         if not self.sending[i]:
             self._next_departure(i)
@@ -267,34 +276,37 @@ class Links:
         self.sending[i] = 0
         if outbox:
             parcel = outbox.pop(next(iter(outbox)))
-            size = models(parcel.message) * self.model_bytes + 8 * len(getattr(parcel.message, "offers", ()))
+            message, size = parcel.message, self.model_bytes
+            size = size + 8 * len(message.offers) if type(message) is Update else size * models(message)
             clock.push(clock.now + size / self._bandwidths[i], DEPART, parcel, False)
             self.sending[i] = clock.made
 
     def on_depart(self, event: Event) -> None:
         """Move a model off the uplink, or begin to repeat one."""
         parcel, again = event[3], event[4]
-        i = parcel.sender
-        up = self.live.get(parcel.link) == parcel.epochs[0]
+        i, (peer,), message, number, epochs, since, _, tries, _ = parcel
+        up = self.live.get((i, peer)) == epochs[0]
         if again:
             if up:
                 self._enqueue(parcel)
-            return
-        if self.sending[i] != event[2]:
-            return  # its sender has left
-        if up:
-            self._travel(parcel._replace(waited_s=self.clock.now - parcel.since))
-        else:
-            self._lose(parcel)
-        self._next_departure(i)
+        elif self.sending[i] == event[2]:  # else its sender has left
+            if up:
+                waited_s = self.clock.now - since
+                self._travel(_new(Parcel, (i, (peer,), message, number, epochs, since, waited_s, tries, -1)))
+            else:
+                self._lose(parcel)
+            self._next_departure(i)
 
     # On the way.
 
     def _travel(self, parcel: Parcel) -> None:
         """Put a model on its way, through what the world does to it."""
-        (i, peer), message, number, tries = parcel.link, parcel.message, parcel.number, parcel.tries
+        i, (peer,), message, number, _, _, _, tries, _ = parcel
         clock, seed, faults = self.clock, self.seed, self.faults
-        self._note_departure(parcel)
+        if type(message) is Update:
+            self._note_update("send", parcel, 1)
+        else:
+            self._note_departure(parcel)
         delay = self.link.latency(seed, i, peer, number + tries * 1_000_003)
         if i == SERVER:
             delay += models(message) * self.model_bytes / self._bandwidths[peer]
@@ -325,7 +337,9 @@ class Links:
         """Deliver a message, but over links that have gone down since it left."""
         parcel, broken = event[3], event[4]
         places: Sequence[int] = range(len(parcel.receivers))
-        if parcel.changes != self.epochs:  # else all its links are as they were
+        if parcel.changes == self.epochs:
+            pass  # all its links are as they were
+        elif len(places) > 1 or self.live.get(parcel.link) != parcel.epochs[0]:
             ends = zip(parcel.receivers, parcel.epochs, strict=True)
             up = [self.live.get((parcel.sender, peer)) == epoch for peer, epoch in ends]
             if type(parcel.message) in _LARGE:
@@ -348,11 +362,15 @@ class Links:
             i, peer = peer, i
         self.books.note(self.clock.now, kind, i, peer, *_about(parcel.message), number)
 
+    def _note_update(self, kind: str, parcel: Parcel, number: int = -1) -> None:
+        inner = parcel.message.message
+        self.books.note_update(
+            self.clock.now, kind, parcel.sender, parcel.receivers, inner.cluster, inner.round, number
+        )
+
     def _note_departure(self, parcel: Parcel) -> None:
         message = parcel.message
-        if type(message) is Update:
-            self.books.note_sends(self.clock.now, parcel.sender, parcel.receivers, *_about(message))
-        elif isinstance(message, Candidate | Centre):
+        if isinstance(message, Candidate | Centre):
             self._note("candidacy", parcel)
         elif parcel.tries:
             self._note("repeat", parcel, number=models(message))
@@ -374,7 +392,7 @@ def _about(message: Any) -> tuple[int, int]:
     """Return the cluster and the round that a message is about, -1 where there is none."""
     if type(message) is Candidate or type(message) is Centre:
         return -1, -1
-    inner = None if type(message) is Served else message.message
+    inner: Message | None = None if type(message) is Served else message.message
     return (-1, message.round) if inner is None else (inner.cluster, inner.round)
 
 

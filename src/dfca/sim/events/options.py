@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dfca.errors import ConfigError
 from dfca.peer.staleness import Staleness
-from dfca.sim.events.books import Line
+
+if TYPE_CHECKING:
+    from dfca.sim.events.books import Line
 
 MAX_EVENTS = 100_000_000
 """A run ends here at the latest: no setting may run for ever."""

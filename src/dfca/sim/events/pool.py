@@ -23,11 +23,12 @@ from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
 from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
-from dfca.sim.engine import Needs, Task
+from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
+from dfca.sim.planned import work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts
@@ -54,6 +55,7 @@ class ClientPool:
         self.setting, self.seed, self.dry, algorithm = setting, setting.seed, dry, setting.algorithm
         self.start = Start(setting)
         self.flat, self.engine, self.shared = self.start.flat, self.start.engine, self.start.shared
+        self.liars = self.start.liars
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
         self._divided: dict[int | None, _Divided] = {}
@@ -94,7 +96,8 @@ class ClientPool:
         return self.start.storage
 
     def empty(self, client: int) -> None:
-        """Take a client's models away."""
+        """Take a client's models away, and what it remembers."""
+        self.start.forget(client)
         if not self.shared:
             self.banks[:, client] = 0
 
@@ -139,6 +142,8 @@ class ClientPool:
         who = () if shared else (max(0, client),)
         drawn = [initial(self.flat, setting.make_model, self.seed, "init", j, *who) for j in range(models)]
         found = torch.stack(drawn).to(setting.device)
+        if self.start.layout is not None:
+            self.start.layout.spread_(found, 0)
         if shared:
             self._drawn = found
         return found
@@ -176,25 +181,35 @@ class ClientPool:
             if samples is None and algorithm.needs == "samples":
                 samples = torch.zeros(1, self.start.train.sizes[client], device=bank.device)
             known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
-            return algorithm.choose(View(means, partial(stream, self.seed, "choose", client, round), samples, known))
+            memory = None if self.start.memory is None else self.start.memory[client]
+            random = partial(stream, self.seed, "choose", client, round)
+            return algorithm.decide(View(means, random, samples, known, memory))
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         task = Task(banks, self.start.train, choose, round, needs, in_place=not self.shared)
-        found = {}
-        for done in self.engine.work(task, places):
-            lowest = done.losses.nan_to_num(nan=float("inf")).min(dim=1).values.tolist()
+        found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
+        for done in work(self.engine, task, places, self.start.stages, algorithm.trains == "all"):
+            self._remember(places, done)
+            lowest = done.losses.nan_to_num(nan=math.inf).min(dim=1).values.tolist() if looks else []
             for row, position in enumerate(done.positions):
                 model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
-                loss = float("inf") if needs == "nothing" else lowest[row]
+                loss = lowest[row] if looks else math.inf
                 found[places[position]] = Trained(done.choices[row].cluster, bool(done.fine[row]), model, loss)
         return found
+
+    def _remember(self, places: Sequence[int], done: TrainedChunk) -> None:
+        """Take in what clients remember from now on."""
+        for position, choice in zip(done.positions, done.choices, strict=True):
+            if self.start.memory is not None and choice.memory is not None:
+                self.start.memory[places[position]] = choice.memory.to(self.start.memory)
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
         offsets, local = self.start.train.offsets, self.setting.local
+        steps = self.setting.algorithm.steps(local.steps, models)
         samples = offsets[client + 1] - offsets[client]
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
-        return (looked + 3 * local.steps * min(samples, local.batch_size or samples)) * self.flat.size
+        return (looked + 3 * steps * min(samples, local.batch_size or samples)) * self.flat.size
 
     def _warm_up(self, orders: Sequence[Order]) -> list[Warm]:
         """Train models from the common start, for runs of clients that follow one another."""
@@ -210,6 +225,9 @@ class ClientPool:
             for model in own:
                 if not model.isfinite().all():
                     model.copy_(start)  # diverged: it stands with the start
+            if self.liars is not None:
+                for client, model in zip(run, own, strict=True):
+                    model.copy_(self.liars.tell_warm(client, stage, model))
             bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in parts[1:])
             for client, *each in zip(run, own, bids, votes, strict=True):
                 found[client, stage] = Warm(each[0], Losses(each[1], each[2]))
@@ -282,7 +300,7 @@ class ClientPool:
                 "round": books.rounds_done,
                 **self._evaluator.score_holders(banks, torch.tensor(self.assigned), holding),
                 "changed": self.changed,
-                **books.traffic(self.size * banks.element_size(), len(banks)),
+                **books.traffic(self.start.sent_size * banks.element_size(), len(banks)),
                 "election": None,
             }
         self.changed = 0
@@ -291,13 +309,26 @@ class ClientPool:
 
     def notes(self, models: int) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models: the most that a client holds."""
-        return notes_of(self.start, self._evaluator, models, self.diverged)
+        found = notes_of(self.start, self._evaluator, models, self.diverged)
+        name = self.setting.algorithm.name
+        if self.setting.last_steps != 0:
+            found = (*found, f"{name} runs without its personal last step in virtual time, where it is not built yet")
+        if self.setting.merging is not None and not self.dry:
+            found = (
+                *found,
+                "clusters are not merged in virtual time: the verdict of the election decides how many there are",
+            )
+        return found
 
     # Checkpoints.
 
     def state(self) -> dict[str, Any]:
         """Return everything that a checkpoint needs, but the banks."""
-        return {name: getattr(self, name) for name in _FACTS}
+        facts = {name: getattr(self, name) for name in _FACTS}
+        memory = self.start.memory
+        if self.liars is not None:
+            facts["stale"] = self.liars.stale
+        return facts if memory is None else {**facts, "memory": memory.clone()}
 
     def restore(self, state: dict[str, Any], banks: Tensor) -> None:
         """Continue from what `state` returned."""
@@ -305,6 +336,9 @@ class ClientPool:
             self.drift()
         for name in _FACTS:
             setattr(self, name, state[name])
+        if self.liars is not None:
+            self.liars.stale = state["stale"]
+        self.start.memory = state.get("memory")
         self.banks = self._storage.open(len(banks))
         self.banks.copy_(banks)
 

@@ -18,11 +18,9 @@ from torch import Tensor
 from dfca.errors import ConfigError, unknown
 from dfca.peer.machine import Machine
 from dfca.peer.options import PeerOptions
-from dfca.peer.peer import Peer
-from dfca.peer.server import Server, ServerClient
 from dfca.peer.work import Job, Ready
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
-from dfca.sim.events.host import PeerHost
+from dfca.sim.events.host import PeerHost, make_machine
 from dfca.sim.events.links import Parcel
 from dfca.sim.events.world import SERVER, check_clients
 
@@ -162,6 +160,20 @@ class _Replay:
         )
 
 
+def growing_memory(size: int, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """Return what a peer that is driven alone takes its memory from: the models that it holds stay when it grows."""
+    held = torch.zeros(0, size, dtype=dtype)
+
+    def allocate(models: int) -> Tensor:
+        nonlocal held
+        grown = torch.zeros(models, size, dtype=dtype)
+        grown[: len(held)] = held[:models]
+        held = grown
+        return held
+
+    return allocate
+
+
 def replay_peer(
     options: PeerOptions,
     inputs: Iterable[tuple[Any, ...]],
@@ -175,17 +187,7 @@ def replay_peer(
     and the message; rewire: the neighbours; finished: the number of the job among all that the peer asked for, and the
     result; wake: nothing.
     """
-    memory: dict[int, Tensor] = {}
-
-    def grow(models: int) -> Tensor:
-        old, new = memory.get(0), torch.zeros(models, options.size, dtype=options.dtype)
-        if old is not None:
-            new[: len(old)] = old[:models]
-        memory[0] = new
-        return new
-
-    make = Peer if options.rules.exchange != "server" else Server if options.id == SERVER else ServerClient
-    peer: Machine = machine or make(options, allocate or grow)
+    peer = machine or make_machine(options, allocate or growing_memory(options.size, options.dtype))
     jobs: list[Job] = []
     outputs = []
     for now, kind, *rest in inputs:

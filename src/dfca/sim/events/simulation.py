@@ -33,7 +33,7 @@ from dfca.errors import ConfigError, RunError
 from dfca.peer.work import Job, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
-from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, FINISH, Clock, Event
+from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.options import EventOptions
@@ -57,9 +57,23 @@ class EventSimulation:
     def __init__(self, setting: Setting, world: World | None = None, options: EventOptions | None = None) -> None:
         self.options = options = options or EventOptions()
         self.setting, self.world, clients = setting, world or World(), setting.clients
+        if setting.personal_steps:
+            raise ConfigError(
+                f"virtual time has no personal last step yet, got personal.steps = {setting.personal_steps!r}; "
+                "set it to 0, or leave [world] out"
+            )
+        if setting.quiet_rounds:
+            raise ConfigError(
+                f"virtual time has no quiet rounds yet, got mixing.quiet_rounds = {setting.quiet_rounds}; set it to 0"
+            )
         self.until_s = math.inf if options.until_s is None else options.until_s
+        if setting.algorithm.peers is not None:
+            raise ConfigError(
+                f"{setting.algorithm.name} chooses its peers by the losses of their models, which no peer in virtual "
+                "time can ask for; run it in rounds, without a world"
+            )
         self.pool = ClientPool(setting, options.dry)
-        self.model_bytes = self.pool.flat.size * FLOAT_BYTES
+        self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
         self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
         self.clock, self.books = Clock(), Books(clients, options.trace)
@@ -135,17 +149,20 @@ class EventSimulation:
         before = self.books.rounds_done
         if not self.handled:
             self._begin()
-        while not self._is_over():
-            time = min(self._next_time(), self._due_s)
-            self.clock.now = self.host.now = time
+        while not self._is_over(time := self._next_time()):
+            self.clock.now = self.host.now = min(time, self._due_s)
             self._handle_instant()
-            row = self._evaluate() if self._is_evaluated() else None
-            self._drift()
+            due = self.clock.now >= self._due_s or self.books.finished >= self._due
+            row = self._evaluate() if due and self._is_evaluated() else None
+            if self._drifter is not None:
+                self.host.drift(self._drifter)
+                self._drifter = None
             if row is not None:
                 return row
             if self.books.rounds_done > before:
                 return None
         self.done = True
+        self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
         return None if self._scored_at == self.books.kinds.total() else self._evaluate()
 
@@ -162,6 +179,7 @@ class EventSimulation:
 
         A trace that nobody has taken is among the facts.
         """
+        self.host.enter_notes()
         banks = self.pool.fill(self.host.sizes())
         packer = Packer(banks)
         clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
@@ -181,7 +199,7 @@ class EventSimulation:
         stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
         if stored[1:] != fresh[1:]:
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        self.pool.restore(Unpacker({}).unpack(facts["pool"]), tensors["bank"])
+        self.pool.restore(Unpacker(tensors).unpack(facts["pool"]), tensors["bank"])
         unpacker = Unpacker(tensors, self.pool.banks)
         own = unpacker.unpack(facts["own"])
         for name in _FACTS:
@@ -235,15 +253,17 @@ class EventSimulation:
         self.handled = 1
 
     def _next_time(self) -> float:
-        if self.host.is_due():
+        timer, queue = self.host.next_timer(), self.clock.queue
+        if self.host.due or self.host.short:
             return self.clock.now
-        queue = self.clock.queue
-        return min(queue[0][0] if queue else math.inf, self.host.next_timer())
+        return min(queue[0][0], timer) if queue else timer
 
-    def _is_over(self) -> bool:
-        """Return whether the run has ended; raises RunError where nobody can go on."""
-        time = self._next_time()
-        if not self.clock.live and not self.host.is_due() and self._all_done():
+    def _is_over(self, time: float) -> bool:
+        """Return whether the run has ended, where `time` is next; raises RunError where nobody can go on."""
+        if self.clock.live:
+            if time <= self.until_s:
+                return False
+        elif not (self.host.due or self.host.short) and self._all_done():
             return True
         if time == math.inf:
             self._diagnose()
@@ -258,34 +278,45 @@ class EventSimulation:
         )
 
     def _handle_instant(self) -> None:
-        """Handle everything of this time."""
-        clock, host, now = self.clock, self.host, self.clock.now
-        queue, deliver = clock.queue, self.links.on_deliver
+        """Handle everything of this time; and of the next, while all that happens is that messages travel."""
+        clock, host, queue, end_s = self.clock, self.host, self.clock.queue, min(self._due_s, self.until_s)
+        deliver, depart, most = self.links.on_deliver, self.links.on_depart, self.options.max_events
+        quiet, asked, other_s = True, False, 0.0
         while True:
+            now = clock.now
             while queue and queue[0][0] <= now:
-                if queue[0][1] == DELIVER:  # nearly all events are deliveries
-                    event = heappop(queue)
-                    self._count(len(event[3].receivers))
-                    deliver(event)
-                else:
+                if queue[0][1] < DEPART:
+                    quiet = False
                     self._handle(clock.pop())
+                    continue
+                event = heappop(queue)
+                self.handled += len(event[3].receivers)
+                if self.handled > most:
+                    self._count(0)
+                elif event[1] == DEPART:
+                    depart(event)
+                else:
+                    deliver(event)
             if host.short:
+                quiet = False
                 for each in host.do_short_jobs():
                     host.finish(*each)
-                continue
-            due = host.take_due()
-            if not due:
+            elif host.touched or not asked:
+                due = host.take_due()
+                asked, other_s = not due, min(end_s, host.next_timer())
+                quiet = quiet and asked
+                for i in due:
+                    self._count()
+                    host.feed(i, "wake")
+            elif quiet and queue and queue[0][0] < other_s and queue[0][1] >= DEPART:
+                clock.now = host.now = queue[0][0]  # nobody else has anything to do before
+            else:
                 return
-            for i in due:
-                self._count()
-                host.feed(i, "wake")
 
     def _handle(self, event: Event) -> None:
         self._count()
         kind = event[1]
-        if kind == DEPART:
-            self.links.on_depart(event)
-        elif kind == FINISH:
+        if kind == FINISH:
             self._on_finish(event)
         elif kind == CHANGE:
             self._on_change(event)
@@ -308,7 +339,8 @@ class EventSimulation:
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
         else:
             round: int = job.round  # type: ignore[union-attr]
-            seconds = self._step_s[i] * max(1, local.steps) * compute.noise(self.setting.seed, i, round)
+            steps = self.setting.algorithm.steps(local.steps, self.pool.models)
+            seconds = self._step_s[i] * max(1, steps) * compute.noise(self.setting.seed, i, round)
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
@@ -340,11 +372,6 @@ class EventSimulation:
         row = self.host.evaluate()
         self._scored_at = self.books.kinds.total()
         return row
-
-    def _drift(self) -> None:
-        if self._drifter is not None:
-            self.host.drift(self._drifter)
-            self._drifter = None
 
     # Who is there.
 

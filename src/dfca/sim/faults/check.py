@@ -8,11 +8,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dfca.core.client import Rules
 from dfca.peer.peer import Peer
-from dfca.peer.work import Job
+from dfca.sim.events.replay import growing_memory, replay_peer
 from dfca.sim.faults.run import FaultRun
 from dfca.sim.faults.tiny import SIZE, Violation
 from dfca.sim.faults.world import FaultWorld
@@ -34,28 +33,12 @@ def check_world(world: FaultWorld) -> str | None:
 def replay(run: FaultRun, i: int) -> None:
     """Drive the inputs of a peer's last life again: the same bits."""
     peer, (_, options, life, saved) = run.peers[i], run.inputs[0]
-    banks: dict[int, Tensor] = {}
-
-    def allocate(models: int) -> Tensor:
-        bank, old = torch.zeros(models, SIZE, dtype=torch.float64), banks.get(0)
-        if old is not None:
-            bank[: min(models, len(old))] = old[:models]
-        banks[0] = bank
-        return bank
-
     bare = Rules(**{each.name: getattr(options.rules, each.name) for each in fields(Rules)})
-    twin, jobs = Peer(replace(options, rules=bare), allocate, life, saved), list[Job]()
-    for what, arguments, now in run.inputs[1:]:
-        if what == "begin":
-            twin.begin(now, *arguments)
-        elif what == "finished":
-            number, result = arguments
-            if number >= len(jobs):
-                raise Violation(f"the replay of peer {i} asks for less work")
-            twin.finished(jobs[number], result, now)
-        else:
-            getattr(twin, what)(*arguments, now)
-        jobs += twin.ready().work
+    twin = Peer(replace(options, rules=bare), growing_memory(SIZE, torch.float64), life, saved)
+    try:
+        replay_peer(options, [(now, what, *arguments) for what, arguments, now in run.inputs[1:]], machine=twin)
+    except IndexError:
+        raise Violation(f"the replay of peer {i} asks for less work") from None
     same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)
     if not same or peer.round != twin.round or getattr(peer, "lineage", None) != twin.lineage:
         raise Violation(f"the replay of peer {i} gives other models")

@@ -20,15 +20,15 @@ from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
-from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved
 from dfca.peer.work import Job, Rest, Train, WarmUp
+from dfca.sim.events.host import make_machine
+from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER
 from dfca.sim.faults.bad_input import corrupt, garble, lie
 from dfca.sim.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
 from dfca.sim.faults.world import FAULTS_S, Crash, FaultWorld
 
-"""Faults stop at this time."""
 CALM_S = 6000.0
 """So long after that everything must be well."""
 MORE_ROUNDS = 2
@@ -77,7 +77,7 @@ class FaultRun:
         self.lives: dict[int, int] = dict.fromkeys(self.ids, -1)
         self.saves: dict[int, list[Saved]] = {i: [] for i in self.ids}
         self.wakes: dict[int, float] = {}
-        self.banks: dict[int, Tensor] = {}
+        self.memory: dict[int, Callable[[int], Tensor]] = {}
         self.links = {frozenset(edge): Link() for edge in self.graph.edges}
         self.known: dict[tuple[int, int], int] = {}
         self.away: set[int] = set()
@@ -107,7 +107,15 @@ class FaultRun:
         exchange = {"local": "none", "ifca": "server"}.get(world.algorithm, "gossip")
         share = "relay" if world.algorithm == "dfca" else "trained" if exchange != "gossip" else world.share
         degree = self.graph.degree(i)
-        rules = CheckedRules(i, degree, exchange, world.weights, share, lambda: self.peers[i], self.made)  # type: ignore[arg-type]
+        rules = CheckedRules(
+            i,
+            degree,
+            exchange,  # type: ignore[arg-type]
+            world.weights,  # type: ignore[arg-type]
+            share,  # type: ignore[arg-type]
+            peer=lambda: self.peers[i],
+            made=self.made,
+        )
         elected = self._start == "elected"
         return PeerOptions(
             rules,
@@ -239,26 +247,10 @@ class FaultRun:
 
     # Peers.
 
-    def _allocate(self, i: int) -> Callable[[int], Tensor]:
-        def allocate(models: int) -> Tensor:
-            bank, old = torch.zeros(models, SIZE, dtype=torch.float64), self.banks.get(i)
-            if old is not None:
-                bank[: min(models, len(old))] = old[:models]
-            self.banks[i] = bank
-            return bank
-
-        return allocate
-
     def _born(self, i: int, saved: Saved | None, late: bool) -> None:
         self.lives[i] += 1
-        self.banks.pop(i, None)
-        if i == SERVER:
-            peer: Machine = Server(self.options(i), self._allocate(i), self.lives[i])
-        elif self.server:
-            peer = ServerClient(self.options(i), self._allocate(i), self.lives[i])
-        else:
-            peer = Peer(self.options(i), self._allocate(i), self.lives[i], saved)
-        self.peers[i] = peer
+        self.memory[i] = growing_memory(SIZE, torch.float64)
+        self.peers[i] = peer = make_machine(self.options(i), self.memory[i], self.lives[i], saved)
         self.away.discard(i)
         if i == self.log_of:
             self.inputs, self.jobs = [("born", peer.options, self.lives[i], saved)], []
@@ -336,7 +328,7 @@ class FaultRun:
         peer = self.peers.get(i)
         if not isinstance(peer, Peer) or i == self.log_of:
             return
-        twin = Peer(peer.options, self._allocate(i), peer.incarnation)
+        twin = Peer(peer.options, self.memory[i], peer.incarnation)
         twin.restore(peer.state_of())
         self.peers[i], wake = twin, twin.next_wake()
         self.wakes[i] = math.inf if wake is None else wake

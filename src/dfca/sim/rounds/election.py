@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.peer.messages import Call
 from dfca.sim.engine import Engine
+from dfca.sim.liars import Liars
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.shards import PIECE_BYTES, Shards, members_of
 from dfca.sim.start import take_parts
@@ -47,7 +48,7 @@ class ElectionResult:
 @dataclass(frozen=True)
 class ElectionSetup:
     """What all elections of a simulation share: start (P,), which all warm up from; data, the samples of the members of
-    this rank."""
+    this rank; liars, if there are any."""
 
     engine: Engine
     start: Tensor
@@ -55,6 +56,7 @@ class ElectionSetup:
     seed: int
     options: ElectionOptions
     shards: Shards
+    liars: Liars | None = None
 
 
 class TurnResult(NamedTuple):
@@ -69,13 +71,14 @@ class TurnResult(NamedTuple):
 class Limits(NamedTuple):
     """When an election ends: after `room` accepted candidates, or `patience` refused in a row.
 
-    fill: accept by bids alone from then on, until there are so many. held: the centres that were
-    held before (`core.election.decide`).
+    fill: accept by bids alone from then on, until there are so many. held: the centres that were held before
+    (`core.election.decide`). unasked: so many are accepted first, whatever the verdicts.
     """
 
     room: int
     fill: bool = False
     held: int = 0
+    unasked: int = 0
 
 
 class Electorate:
@@ -92,6 +95,7 @@ class Electorate:
         self._engine, self._shards, members = setup.engine, setup.shards, setup.shards.members
         self._here = [position for position, client in enumerate(self.ids) if client in members]
         self._rows = [self.ids[position] - members.start for position in self._here]
+        self._stage = round
         when = () if round is None else (round,)
         with self._shards.agreed():
             parts = [
@@ -107,24 +111,35 @@ class Electorate:
             some = range(begin, min(len(self._rows), begin + rows))
             losses = self._engine.sample_losses(self._warm_up(some)[None], members_of(self._bidding, some))
             self._own_losses += [each[0] for each in losses]
+        for _, mine in self._claimants(self._own_losses):
+            mine.zero_()
         self._on_bids: list[Tensor] = []
         self._on_votes: list[Tensor] = []
         self._new: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.centres = 0
         self.cost = ElectionCost(graph, setup.seed, setup.options, call)
 
-    def use_banks(self, banks: Tensor) -> None:
-        """Take the clients' own models as centres: banks (m, L, P) of the members of this rank."""
+    def use_banks(self, banks: Tensor, slots: Sequence[int]) -> None:
+        """Take the clients' own models of some clusters as centres: banks (m, L, P) of the members of this rank."""
         place = None if len(self._rows) == banks.shape[1] else self._rows
         self._on_bids, self._on_votes = (
-            self._engine.sample_losses(banks, part, place) if self._rows else []
+            [
+                torch.cat(each)
+                for each in zip(
+                    *(self._engine.sample_losses(banks[j : j + 1], part, place) for j in slots), strict=True
+                )
+            ]
+            if self._rows
+            else []
             for part in (self._bidding, self._voting)
         )
-        self.centres = len(banks)
+        for each in (self._on_bids, self._on_votes):
+            self._claim_(each, None)
+        self.centres = len(slots)
 
-    def open(self, model: Tensor) -> None:
-        """Take one model as the first centre."""
-        self._look(model)
+    def open(self, model: Tensor, position: int) -> None:
+        """Take one model as the first centre; position: whose it is."""
+        self._look(model, position)
         self._on_bids, self._on_votes = self._new
         self.centres = 1
 
@@ -144,14 +159,14 @@ class Electorate:
         bids = self._gather(mine, 1)
         return {position: bids[position][0] for position in sorted(standing)}
 
-    def votes(self, model: Tensor) -> list[Vote]:
-        """Gather the votes of all clients on a candidate's model."""
-        self._look(model)
-        mine = []
+    def votes(self, model: Tensor, candidate: int) -> list[Vote]:
+        """Gather the votes of all clients on the model of a candidate, by its position."""
+        self._look(model, candidate)
+        mine, bounded = [], self._setup.options.bounded
         for centres, own, new_bid, on_votes, new_vote in zip(
             self._on_bids, self._own_losses, self._new[0], self._on_votes, self._new[1], strict=True
         ):
-            vote = cast(centres, own, new_bid[0], on_votes, new_vote[0])
+            vote = cast(centres, own, new_bid[0], on_votes, new_vote[0], bounded)
             mine.append([vote.follows, vote.gain, vote.left, vote.samples, *vote.totals, *vote.squares])
         rows, c = self._gather(mine, 4 + 2 * self.centres), self.centres
         return [
@@ -162,22 +177,22 @@ class Electorate:
         """Hold turns among those that stand, one candidate each, until the limits are reached."""
         held: list[TurnResult] = []
         fresh, refused, accepted, misses = set(standing), set[int](), 0, 0
-        patience = self._setup.options.patience
+        patience = self._setup.options.among(len(self.ids)).patience
         while accepted < limits.room:
-            forced = misses >= patience
-            candidates = fresh | refused if forced else fresh
-            if forced and not (limits.fill and candidates):
+            over = misses >= patience
+            candidates = fresh | refused if over else fresh
+            if over and not (limits.fill and candidates):
                 break
             if not candidates:  # everybody has stood
                 misses = patience
                 continue
-            held.append(self._turn(candidates, forced, limits.held))
+            held.append(self._turn(candidates, over or accepted < limits.unasked, limits.held))
             position = held[-1].position
             fresh.discard(position)
             if held[-1].turn.accepted:
                 accepted += 1
                 refused.discard(position)
-                misses = misses if forced else 0
+                misses = misses if over else 0
             else:
                 refused.add(position)
                 misses += 1
@@ -188,7 +203,7 @@ class Electorate:
         bids = self.bids(candidates)
         candidate = max(bids, key=lambda position: (bids[position], -position))
         model = self.model(candidate)
-        found = verdict(self.votes(model), candidate, self._setup.options, held)
+        found = verdict(self.votes(model, candidate), candidate, self._setup.options, held)
         scalars = self.cost.turn([self.ids[p] for p in candidates], self.ids[candidate], self.centres)
         turn = TurnRecord(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
         if turn.accepted:  # the losses of the model that was voted on are those of one more centre
@@ -197,10 +212,25 @@ class Electorate:
             self.centres += 1
         return TurnResult(candidate, model, turn, scalars)
 
-    def _look(self, model: Tensor) -> None:
-        """Compute the losses per sample of one model at every client: tensors (1, n_i)."""
+    def _look(self, model: Tensor, position: int) -> None:
+        """Compute the losses per sample of one client's model at every client: tensors (1, n_i)."""
         bank, losses = model[None, None], self._engine.sample_losses
         self._new = losses(bank, self._bidding), losses(bank, self._voting)
+        for each in self._new:
+            self._claim_(each, position)
+
+    def _claim_(self, losses: Sequence[Tensor], position: int | None) -> None:
+        """Let clients that lie about losses claim theirs; position: whose models they are of, None: those of banks."""
+        for place, mine in self._claimants(losses):
+            assert self._setup.liars is not None
+            self._setup.liars.claim_(mine, [place == position] * len(mine))
+
+    def _claimants(self, losses: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """List the clients that lie about losses, by position, with their losses."""
+        liars = self._setup.liars
+        if liars is None or not liars.lie_about_losses:
+            return []
+        return [(p, mine) for p, mine in zip(self._here, losses, strict=True) if self.ids[p] in liars]
 
     def _gather(self, mine: list[list[float]], width: int) -> list[list[float]]:
         """Gather numbers of all clients, one row each."""
@@ -218,23 +248,28 @@ class Electorate:
         for model in own:
             if not model.isfinite().all():
                 model.copy_(start)  # diverged: it stands with the start
+        if (liars := self._setup.liars) is not None:
+            for place, model in zip(some, own, strict=True):
+                model.copy_(liars.tell_warm(self.ids[self._here[place]], self._stage, model))
         return own
 
 
-def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None) -> ElectionResult:
+def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None, unasked: int = 0) -> ElectionResult:
     """Elect centres among the clients of one connected graph.
 
     With `clusters` given that many centres are elected as long as there are candidates; with None the verdicts decide
-    when to stop.
+    when to stop. unasked: so many are elected in any case, by the highest bids.
     """
     clients, seed = Electorate(setup, graph), setup.seed
     ids = clients.ids
     first = min(range(len(ids)), key=lambda position: (lot(seed, ids[position]), ids[position]))
     centre = clients.model(first)
-    clients.open(centre)
-    most = min(setup.options.most if clusters is None else clusters, len(ids))
-    held = clients.hold_turns({*range(len(ids))} - {first}, Limits(most - 1, fill=clusters is not None))
+    clients.open(centre, first)
+    most = min(max(unasked, setup.options.most) if clusters is None else clusters, len(ids))
+    held = clients.hold_turns(
+        {*range(len(ids))} - {first}, Limits(most - 1, clusters is not None, unasked=max(0, unasked - 1))
+    )
     turns = (TurnRecord(ids[first], 0.0, 0, 0.0, accepted=True), *(each.turn for each in held))
-    scalars = clients.cost.wave + clients.cost.turn(ids, ids[first], centres=0) + sum(each.scalars for each in held)
+    scalars = clients.cost.wave + sum(each.scalars for each in held)  # the first centre follows the wave
     centres = [centre, *(each.model for each in held if each.turn.accepted)]
     return ElectionResult(torch.stack(centres), turns, len(turns) * (len(ids) - 1), scalars)

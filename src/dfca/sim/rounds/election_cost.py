@@ -25,7 +25,7 @@ class ElectionCost:
     def __init__(self, graph: nx.Graph, seed: int, options: ElectionOptions, call: Call | None = None) -> None:
         self.clients = len(graph)
         peers, self.wave = _play_wave(graph, seed, options, call)
-        self.wave += (self.clients - 1) * scalars(Open(_KEY, 0, ()))
+        self.wave += (self.clients - 1) * scalars(Open(_KEY, 0, (), 0 if call is None else None))
         self._parents = {i: peer.parent for i, peer in peers.items()}
         self._depths: dict[int, int] = {}
         for i in peers:

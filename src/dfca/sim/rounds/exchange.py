@@ -9,48 +9,62 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.client import share_rule, weight_rule
+from dfca.core.client import robust_rule, share_rule, weight_rule
+from dfca.core.merging import Plan
 from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
+from dfca.core.parts import Layout, cut
 from dfca.core.relay import MANY, MAX_AGE, NEVER
 from dfca.core.rng import stream
+from dfca.core.robust import RECENT, RobustMixer, shift
 from dfca.metrics import Drift
+from dfca.sim.liars import Liars
 from dfca.sim.setting import Setting
-from dfca.sim.shards import ExchangePlan, Shards, is_in
+from dfca.sim.shards import ExchangePlan, Mix, Shards, is_in
 from dfca.sim.traffic import Traffic
 
-PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder]]
-"""What travels in a round, and what it does to this rank's clients."""
+PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer, tuple[slice, ...] | None]]
+"""What travels in a round, what it does to this rank's clients, and to which columns of their models; None: to all."""
 
 
 class Sent(NamedTuple):
     """Who takes part in a round: receivers (N,) bool; senders (N,) bool, those with a model to send; assignments (N,),
-    the clusters that they trained; the round."""
+    the clusters that they trained; the round; open (m, N) bool, the clusters of each client that are not closed."""
 
     receivers: Tensor
     senders: Tensor
     assignments: Tensor
     now: int
+    open: Tensor
 
     @classmethod
-    def of(cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int) -> Sent:
+    def of(cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int, open: Tensor) -> Sent:
         """Describe a round in which the clients `present` receive."""
         receivers = torch.zeros_like(senders)
         receivers[list(present)] = True
-        return cls(receivers, senders, assignments, now)
+        return cls(receivers, senders, assignments, now, open)
 
 
 class Exchange:
     """The messages of all rounds so far; every rank keeps the same books.
 
     edges (2, E): the graph as (receiver, sender) in order, each edge in both directions. traffic: what was sent.
-    stamps, origins, folded (m, N): what `core.relay` remembers of each copy.
+    stamps, origins, folded (m, N): what `core.relay` remembers of each copy. distances (m, N, RECENT): what
+    `core.robust` does, NaN where there is nothing yet.
     """
 
-    def __init__(self, setting: Setting, models: int, shards: Shards) -> None:
-        self.graph, self.seed, self.shards = setting.graph, setting.seed, shards
+    def __init__(
+        self,
+        setting: Setting,
+        models: int,
+        shards: Shards,
+        layout: Layout | None = None,
+        liars: Liars | None = None,
+    ) -> None:
+        self.graph, self.seed, self.shards, self.layout = setting.graph, setting.seed, shards, layout
         self.weights = weight_rule(setting.algorithm, setting.weights)
         self.share = share_rule(setting.algorithm, setting.share)
-        self.sequential = setting.aggregation == "sequential"
+        self.robust, self.liars = robust_rule(setting.algorithm, setting.robust), liars
+        self.sequential = setting.aggregation == "sequential" and self.robust == "none"
         clients = len(self.graph)
         links = nx.to_scipy_sparse_array(self.graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
         edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
@@ -60,6 +74,7 @@ class Exchange:
         self.stamps = torch.full((models, clients), NEVER)
         self.origins = torch.full((models, clients), MANY)
         self.folded = torch.full((models, clients), NEVER)
+        self.distances = _no_distances(models, clients)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return what a checkpoint needs: tensors, and numbers."""
@@ -71,6 +86,10 @@ class Exchange:
             "origins": self.origins,
             "folded": self.folded,
         }
+        if self.robust != "none":
+            tensors["distances"] = self.distances
+        if self.liars is not None:
+            tensors |= {f"stale.{client}": model for client, model in self.liars.stale.items()}
         return tensors, {
             "server_messages": traffic.server_messages,
             "start_messages": traffic.start_messages,
@@ -89,6 +108,11 @@ class Exchange:
         self.stamps = tensors["stamps"].clone()
         self.origins = tensors["origins"].clone()
         self.folded = tensors["folded"].clone()
+        if self.robust != "none":
+            self.distances = tensors["distances"].clone()
+        if self.liars is not None:
+            stale = {client: tensors.get(f"stale.{client}") for client in self.liars.ids}
+            self.liars.stale = {client: model.clone() for client, model in stale.items() if model is not None}
 
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
@@ -98,7 +122,33 @@ class Exchange:
             self.stamps = torch.cat([self.stamps, torch.full((1, clients), NEVER)])
             self.origins = torch.cat([self.origins, torch.full((1, clients), MANY)])
             self.folded = torch.cat([self.folded, torch.full((1, clients), NEVER)])
+            self.distances = torch.cat([self.distances, _no_distances(1, clients)])
         self.stamps[slot], self.origins[slot], self.folded[slot] = NEVER, MANY, NEVER
+        self.distances[slot] = float("nan")
+
+    def merge_(self, plan: Plan, clients: Sequence[int]) -> None:
+        """Note what becomes of the copies of some clients where clusters are merged and closed (`core.merging`)."""
+        for into, closed, *_ in plan.merges:
+            for known in (self.stamps, self.folded):
+                known[into, clients] = torch.maximum(known[into, clients], known[closed, clients])
+            self.origins[into, clients] = MANY
+            if 0 in clients:  # of parts of the graph that have nothing to do with each other, those of one count
+                self.traffic.messages_by_cluster[into] += self.traffic.messages_by_cluster[closed]
+            self.distances[into, clients] = float("nan")
+        for j in plan.closed:
+            self.stamps[j, clients], self.origins[j, clients], self.folded[j, clients] = NEVER, MANY, NEVER
+            self.distances[j, clients] = float("nan")
+
+    def renumber_(self, orders: Sequence[tuple[Sequence[int], Sequence[int]]], clusters: int) -> None:
+        """Put the clusters of each part of the graph, (clients, order), into an order, and keep the first of them."""
+        for clients, order in orders:
+            for known in (self.stamps, self.origins, self.folded, self.distances):
+                known[:, clients] = known[order][:, clients]
+        traffic = self.traffic.messages_by_cluster[orders[0][1]]
+        self.traffic.messages_by_cluster = traffic[:clusters].clone()
+        self.stamps, self.origins, self.folded, self.distances = (
+            known[:clusters].clone() for known in (self.stamps, self.origins, self.folded, self.distances)
+        )
 
     def upload(self, present: Sequence[int], senders: Tensor, assignments: Tensor) -> None:
         """Count a round with a server: one model from each client, all models back."""
@@ -110,26 +160,67 @@ class Exchange:
 
         `drift` sees every block of a bank before and after it is mixed.
         """
-        rounds = self._plan_all(banks, sent.receivers) if self.share == "all" else self._plan(banks, sent)
-        plans, mixers = [plan for plan, _ in rounds], [mixer for _, mixer in rounds]
+        rounds = self._plan_all(banks, sent) if self.share == "all" else self._plan(banks, sent)
+        plans = [plan for plan, _, _ in rounds]
+        lie_ = self._lies(banks, plans, sent)
+        if self.robust != "none":
+            self._measure(banks, rounds, lie_)
 
         def mix_(number: int, columns: slice, incoming: Tensor) -> None:
-            cluster = plans[number].cluster
-            block = banks[cluster, :, columns]
-            if drift is not None:
-                drift.before(cluster, columns, block)
-            mixers[number].apply_(block, incoming)
-            if drift is not None:
-                drift.after(cluster, columns, block)
+            (cluster, _), mixer, chosen = rounds[number]
+            lie_(number, columns, incoming)
+            for some in (columns,) if chosen is None else cut(chosen, columns):
+                block = banks[cluster, :, some]
+                if drift is not None:
+                    drift.before(cluster, some, block)
+                mixer.apply_(block, incoming[:, some.start - columns.start : some.stop - columns.start])
+                if drift is not None:
+                    drift.after(cluster, some, block)
 
         self.shards.exchange(banks, plans, mix_)
 
+    def _lies(self, banks: Tensor, plans: Sequence[ExchangePlan], sent: Sent) -> Mix:
+        """Make what replaces the models that liars hold by those that they send."""
+        liars = self.liars
+        if liars is None or not liars.lie_about_models:
+            return lambda number, columns, incoming: None
+        for client in liars.ids:
+            if sent.senders[client]:
+                liars.note_first(client, banks[sent.assignments[client], client])
+        sources = [self.shards.order(plan.needs[self.shards.rank]).tolist() for plan in plans]
+
+        def lie_(number: int, columns: slice, incoming: Tensor) -> None:
+            liars.tell_(incoming, sources[number], plans[number].cluster, sent.now, (columns, banks.shape[2]))
+
+        return lie_
+
+    def _measure(self, banks: Tensor, rounds: PlannedMixing, lie_: Mix) -> None:
+        """Measure how far all that travels is from its receivers' copies, and fix the weights of robust folds."""
+        robust = [(plan, mixer) for plan, mixer, _ in rounds if isinstance(mixer, RobustMixer)]
+        plans = [plan for plan, _ in robust]
+
+        def measure(number: int, columns: slice, incoming: Tensor) -> None:
+            lie_(number, columns, incoming)
+            robust[number][1].measure(columns, banks[plans[number].cluster, :, columns], incoming)
+
+        self.shards.exchange(banks, plans, measure)
+        here = slice(self.shards.members.start, self.shards.members.stop)
+        for plan, mixer in robust:
+            recent = self.distances[plan.cluster]
+            medians = self.shards.gather(mixer.settle(recent[here], banks[plan.cluster]))
+            self.distances[plan.cluster] = shift(recent, medians)
+
     def _plan(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Find what everybody receives of every cluster that travels this round, and count it."""
-        receivers, senders, assignments, now = sent
+        receivers, senders, assignments, now, open = sent
         self.traffic.count(torch.where(senders, self.degrees, 0), assignments)
         orders = self._arrivals(senders, receivers, now) if self.sequential and self.weights == "uniform" else None
-        rounds = []
+        rounds: PlannedMixing = []
+        if self.layout is not None and self.layout.common:
+            links = self._links(senders, receivers, {})
+            everywhere = range(len(banks)) if len(links.sender) else ()
+            rounds += [(*self._prepare(j, banks, links, orders), self.layout.common) for j in everywhere]
+        indexed = None if self.layout is None else self.layout.indexed
         for j in range(len(banks)):
             trainers = senders & (assignments == j)
             sources = self._relay_sources(j, banks[j], trainers, receivers, now) if self.share == "relay" else {}
@@ -137,21 +228,23 @@ class Exchange:
                 continue
             links = self._links(trainers, receivers, sources)
             if len(links.sender):
-                rounds.append(self._prepare(j, banks, links, None if sources else orders))
+                rounds.append((*self._prepare(j, banks, links, None if sources else orders), indexed))
             if self.share == "relay":
                 self._stamp(j, trainers, receivers, sources, now)
         if self.share == "relay":
-            self.traffic.scalars += 2 * len(banks) * int(self.degrees[receivers].sum())
+            self.traffic.scalars += 2 * int((self.degrees * open.sum(dim=0))[receivers].sum())
         return rounds
 
-    def _plan_all(self, banks: Tensor, receivers: Tensor) -> PlannedMixing:
+    def _plan_all(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Send all models of every client of the round to all neighbours."""
-        rounds = []
+        rounds: PlannedMixing = []
+        receivers = sent.receivers
         for j in range(len(banks)):
-            finite = self.shards.gather(torch.stack([torch.isfinite(model).all() for model in banks[j]])) & receivers
+            finite = self.shards.gather(torch.stack([torch.isfinite(model).all() for model in banks[j]]))
+            finite &= receivers & sent.open[j]
             links = self._links(finite, receivers, {})
             if len(links.sender):
-                rounds.append(self._prepare(j, banks, links, None))
+                rounds.append((*self._prepare(j, banks, links, None), None))
             self.traffic.count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))
         return rounds
 
@@ -167,7 +260,7 @@ class Exchange:
 
     def _prepare(
         self, j: int, banks: Tensor, links: WeightedLinks, orders: Sequence[Sequence[int]] | None
-    ) -> tuple[ExchangePlan, Mixer | Folder]:
+    ) -> tuple[ExchangePlan, Mixer | Folder | RobustMixer]:
         """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
         shards = self.shards
         inside = [is_in(shards.of_rank(rank), links.receiver) for rank in range(shards.ranks)]
@@ -176,7 +269,10 @@ class Exchange:
         plan = ExchangePlan(j, needs)
         if orders is None:
             mine = WeightedLinks(*(part[inside[shards.rank]] for part in links))
-            return plan, Mixer(mine, sources, shards.members.start, banks.shape[1], banks.dtype, banks.device)
+            first, held = shards.members.start, self.liars is None or not self.liars.lie_about_models
+            if self.robust != "none":
+                return plan, RobustMixer(mine, sources, first, self.robust, held)
+            return plan, Mixer(mine, sources, first, banks.shape[1], banks.dtype, banks.device, held)
         row = {client: position for position, client in enumerate(sources.tolist())}
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
@@ -230,3 +326,7 @@ class Exchange:
             shuffled = torch.randperm(len(sources), generator=stream(self.seed, "arrival", i, now)).tolist()
             orders.append([sources[position] for position in shuffled])
         return orders
+
+
+def _no_distances(models: int, clients: int) -> Tensor:
+    return torch.full((models, clients, RECENT), float("nan"), dtype=torch.float64)

@@ -6,10 +6,11 @@ does; this file does the same for N of them with closed forms and batched calls.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +21,22 @@ from torch import Tensor, nn
 from dfca import metrics
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import participates
+from dfca.core.merging import merge_
+from dfca.core.personal import release_round
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.memory import explain_oom
-from dfca.sim.engine import Needs, Task, TrainedChunk
+from dfca.sim.engine import Engine, Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.notes import notes_of
+from dfca.sim.personal import LastStep
+from dfca.sim.planned import work
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
 from dfca.sim.rounds.exchange import Exchange, Sent
+from dfca.sim.rounds.merging import Merging
 from dfca.sim.rounds.revival import Revival
+from dfca.sim.rounds.selection import Selection
 from dfca.sim.setting import Setting
 from dfca.sim.shards import Shards, pieces, within
 from dfca.sim.start import Start
@@ -47,14 +54,19 @@ class Simulation:
 
     def __init__(self, setting: Setting, shards: Shards | None = None) -> None:
         self.setting = setting
-        self.start = Start(setting, shards)
+        release = release_round(setting.last_steps, setting.rounds)
+        self.start = Start(setting, shards, hold_out=release is not None or setting.merging is not None)
+        self.last_step = LastStep(self.start)
         self.shards, self.members, self.shared = self.start.shards, self.start.members, self.start.shared
         self.flat, self.engine = self.start.flat, self.start.engine
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.elections: list[ElectionResult] = []
+        self.merging: Merging | None = None
         with self._timed("start"), explain_oom():
             self.banks = self._make_banks()
-        self.exchange = Exchange(setting, self.models, self.shards)
+        self.exchange = Exchange(setting, self.models, self.shards, self.start.layout, self.start.liars)
+        choice = setting.algorithm.peers
+        self.selection = None if choice is None else Selection(self.start, choice)
         self.traffic.start_messages = sum(result.models_sent for result in self.elections)
         self.traffic.scalars = sum(result.scalars_sent for result in self.elections)
         self.revival = Revival(setting.clients, self.models) if setting.algorithm.revives else None
@@ -88,7 +100,10 @@ class Simulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return notes_of(self.start, self.evaluator, self.models, self.diverged)
+        if self.merging is None:
+            return notes_of(self.start, self.evaluator, self.models, self.diverged)
+        opened, left = max(len(result.centres) for result in self.elections), self.models if self.merging.over else 0
+        return notes_of(self.start, self.evaluator, opened, self.diverged, left)
 
     @property
     def done(self) -> bool:
@@ -106,6 +121,13 @@ class Simulation:
             raise ConfigError(f"cluster must be in 0..{self.models - 1}, got {chosen}")
         return self.flat.to_module(self.banks[chosen, self._row(client)])
 
+    def personal_model(self, client: int) -> nn.Module:
+        """Make the module that a client deploys after the last round: with its personal last step, if it takes one."""
+        place = client - self.members.start
+        self._row(client)  # raises where it is none of ours
+        deployed = self.evaluator.deploy(self.banks, self._known_losses())[2]([place])
+        return self.flat.to_module(self.last_step.take(deployed, [place])[0])
+
     def step(self) -> dict[str, Any] | None:
         """Do one round; returns the metrics where the round is evaluated.
 
@@ -118,6 +140,9 @@ class Simulation:
         setting, now = self.setting, self.round
         if setting.drift is not None and now == setting.drift[0]:
             self._drift()
+        if now == self.last_step.release:
+            with self._timed("start"):
+                self._pick_last_step()
         present = [i for i in range(setting.clients) if participates(setting.seed, i, now, setting.participation)]
         here = within(self.members, present)
         due = (now + 1) % setting.evaluate_every == 0 or now + 1 == setting.rounds
@@ -126,8 +151,10 @@ class Simulation:
             senders = self._gather(present, here, means, choices, fine)
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
-        if self.revival is not None:
-            with self._timed("start"):
+        with self._timed("start"):
+            if self.merging is not None and self.merging.is_due(now + 1):
+                self._merge(self.merging, now + 1)
+            if self.revival is not None:
                 self._revive(now)
         self.round = now + 1
         if not due:
@@ -135,7 +162,7 @@ class Simulation:
         final = now + 1 == setting.rounds
         if setting.algorithm.needs == "losses":
             with self._timed("evaluate" if final else "assign"):  # the next round assigns by the same losses
-                self._losses = self.engine.losses(self.banks, self.train)
+                self._losses = self._all_losses()
         with self._timed("evaluate"):
             found = self._evaluate(self.evaluator.scope(self.models, final))
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
@@ -148,7 +175,11 @@ class Simulation:
         tensors, facts = self.exchange.state()
         if self.revival is not None:
             tensors = {**tensors, **self.revival.state()}
-        return {**tensors, "bank": self.banks, "assignments": self.assignments}, {
+        if self.merging is not None:
+            tensors = {**tensors, **self.merging.state()}
+        if self.start.memory is not None:
+            tensors = {**tensors, "memory": self.start.memory}
+        return {**tensors, **self.last_step.state(), "bank": self.banks, "assignments": self.assignments}, {
             **facts,
             "round": self.round,
             "changed": self.changed,
@@ -157,6 +188,8 @@ class Simulation:
             "highest_loss": str(self.evaluator.highest_loss),  # JSON has no infinity
             "seconds": dict(self.seconds),
             "losses_known": self._losses is not None,
+            **({} if self.merging is None else {"merges": list(self.merging.log)}),
+            **({} if self.selection is None else {"chosen": self.selection.chosen, "alike": self.selection.alike}),
         }
 
     def bank_shape(self) -> tuple[int, int, int]:
@@ -182,19 +215,27 @@ class Simulation:
         self.exchange.restore(small, facts)
         if self.revival is not None:
             self.revival.restore(small)
+        self.last_step.restore(small)
+        if self.merging is not None:
+            self.merging.restore(small, facts["merges"])
+        if self.start.memory is not None:
+            self.start.memory = small["memory"].clone()
+        if self.selection is not None:
+            self.selection.chosen, self.selection.alike = facts["chosen"], facts["alike"]
         self.round, self.changed, self.diverged = facts["round"], facts["changed"], set(facts["diverged"])
         self.seconds = dict(facts["seconds"])
         self.evaluator.high_losses = set(facts.get("high_losses", ()))  # since version 0.2
         self.evaluator.highest_loss = float(facts.get("highest_loss", 0.0))
         if self.setting.drift is not None and self.round > self.setting.drift[0]:
             self._drift()
+        self._hold_out(self.round)
         # an uninterrupted run would go on with the losses of its evaluation: so does this one, bit by bit
-        self._losses = self.engine.losses(self.banks, self.train) if facts["losses_known"] else None
+        self._losses = self._all_losses() if facts["losses_known"] else None
 
     def _restore_banks(self, bank: Tensor | None, stored: tuple[int, ...]) -> None:
         """Copy the banks of a checkpoint, of that shape, which the first rank has."""
         fresh = self.bank_shape()
-        if stored[1:] != fresh[1:] or (stored != fresh and self.revival is None):
+        if stored[1:] != fresh[1:] or (stored != fresh and self.revival is None and self.merging is None):
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
         if stored != fresh:
             self.banks = self._open(stored[0])
@@ -215,9 +256,18 @@ class Simulation:
         most = algorithm.election.most if algorithm.revives else None
         if algorithm.start != "elected":
             return self.start.draw_banks(self.start.drawn_models(), most)
-        components, setup = self._components(), self._election_setup()
-        self.elections = [elect(setup, self.setting.graph.subgraph(part), self.setting.clusters) for part in components]
-        banks = self.start.make_banks(max(len(result.centres) for result in self.elections), most)
+        components, setup, merging = self._components(), self._election_setup(), self.setting.merging
+        graphs = [self.setting.graph.subgraph(part) for part in components]
+        self.elections = [
+            elect(setup, graph, self.setting.clusters)
+            if merging is None
+            else elect(setup, graph, None, merging.opened(len(graph)))
+            for graph in graphs
+        ]
+        centres = [len(result.centres) for result in self.elections]
+        if merging is not None:
+            self.merging = Merging(self.start, merging, components, centres)
+        banks = self.start.make_banks(max(centres), most)
         for part, result in zip(components, self.elections, strict=True):
             for j, models in enumerate(banks):  # where a component has fewer centres, its first fills the empty places
                 models[within(self.members, part)] = result.centres[j if j < len(result.centres) else 0]
@@ -229,8 +279,8 @@ class Simulation:
 
     def _election_setup(self) -> ElectionSetup:
         setting, start = self.setting, self.start
-        options = setting.algorithm.election
-        return ElectionSetup(self.engine, start.initial_model(), start.train, setting.seed, options, self.shards)
+        given = start.initial_model(), start.train, setting.seed, setting.election, self.shards, start.liars
+        return ElectionSetup(self.engine, *given)
 
     def _drift(self) -> None:
         """Replace the samples of all clients by those of the later split."""
@@ -240,16 +290,27 @@ class Simulation:
         self.evaluator.use_split(split)
         self._losses = None
 
+    def _pick_last_step(self) -> None:
+        """Pick the steps of the personal last step on the samples held out so far; then train on all of them."""
+        _, picks, deployed = self.evaluator.deploy(self.banks, self._known_losses())
+        self.traffic.scalars += self.last_step.pick(deployed, picks)
+        self.start.release()
+        self._losses = None
+
     def _revive(self, now: int) -> None:
         """Watch for lost clusters and new distributions; open the centres that an election accepts."""
         revival, graph = self.revival, self.setting.graph
         assert revival is not None
-        if not revival.calls_election(self.assignments, self.setting.algorithm.election, now):
+        merging = self.merging
+        # While surveys go on nobody is elected into a cluster that has lost its followers: they close it.
+        closed = set() if merging is None else merging.everywhere if merging.over else range(len(self.banks))
+        if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed):
             return
         setup, slots = self._election_setup(), set()
         for part in self._components():
             rows = within(self.members, part)
-            opened, cost = revival.elect(setup, graph.subgraph(part), self.banks, now)
+            shut = set(range(len(self.banks))) - set(merging.slots(part)) if merging is not None else ()
+            opened, cost = revival.elect(setup, graph.subgraph(part), self.banks, now, shut)
             self.traffic.start_messages += cost.models_sent
             self.traffic.scalars += cost.scalars_sent
             for slot, centre in opened:
@@ -258,10 +319,70 @@ class Simulation:
                     self.banks[slot] = self.banks[0]  # elsewhere a twin that no one picks
                 self.banks[slot, rows] = centre
                 slots.add(slot)
+                if merging is not None:
+                    merging.reopen(slot, part, now + 1)
         for slot in sorted(slots):
             self.exchange.open_cluster_(slot)
         revival.close(now, len(self.banks), sorted(slots))
+        self._hold_out(now + 1)
         self._losses = None
+
+    def _merge(self, merging: Merging, now: int) -> None:
+        """Survey which clusters are worth their data, after so many rounds, and merge those that are not."""
+        plans, scalars = merging.survey(self.banks, self.assignments, now)
+        self.traffic.scalars += scalars
+        for part, plan in zip(merging.parts, plans, strict=True):
+            rows = within(self.members, part)
+            for merge in plan.merges:
+                for row in rows:  # one at a time, for a bank may be larger than the memory
+                    models = torch.stack([self.banks[merge.into, row], self.banks[merge.closed, row]])
+                    merge_(models, [merge._replace(into=0, closed=1)])
+                    self.banks[merge.into, row] = models[0]
+                self.assignments[[i for i in part if self.assignments[i] == merge.closed]] = merge.into
+            self.exchange.merge_(plan, part)
+        if merging.over:
+            self._renumber(merging)
+        if self.revival is not None:
+            self.revival.forget_losses()
+        self._hold_out(now)
+        self._losses = None
+
+    def _renumber(self, merging: Merging) -> None:
+        """Number the clusters that are left anew, and drop the models of the others."""
+        orders, clusters = merging.renumber(), len(merging.closed)
+        for part, order in orders:
+            for row in within(self.members, part):
+                self.banks[:, row] = self.banks[order, row]
+            place = torch.tensor(order).argsort()
+            some = [i for i in part if self.assignments[i] >= 0]
+            self.assignments[some] = place[self.assignments[some]]
+        self.banks = self._open(clusters)
+        self.exchange.renumber_([(list(part), order) for part, order in orders], clusters)
+        if self.revival is not None:
+            self.revival.renumber(clusters)
+
+    def _hold_out(self, done: int) -> None:
+        """Hold samples out of training as long as a survey or the pick of the last step, after so many rounds, needs
+        them."""
+        surveys, release = self.merging is not None and not self.merging.over, self.last_step.release
+        self.start.hold(surveys or (release is not None and done <= release))
+
+    def _all_losses(self) -> Tensor:
+        """Compute the losses of all models of the members on their training samples, (L, m); infinite where closed."""
+        merging = self.merging
+        if merging is None:
+            return self.engine.losses(self.banks, self.train)
+        found = self.engine.losses(self.banks, self.train, closed=merging.everywhere)
+        return found.masked_fill(self._shut(self.members), math.inf)
+
+    def _known_losses(self) -> Tensor | None:
+        """Return the losses where they are known, or some models are closed: the evaluator computes any others."""
+        return self._all_losses() if self._losses is None and self.merging is not None else self._losses
+
+    def _shut(self, clients: Sequence[int]) -> Tensor:
+        """Return which models of some clients are closed: (C, m) bool."""
+        assert self.merging is not None
+        return self.merging.closed[:, list(clients)].T.to(self.banks.device)
 
     def _components(self) -> list[list[int]]:
         return sorted(sorted(part) for part in nx.connected_components(self.setting.graph))
@@ -279,8 +400,9 @@ class Simulation:
         sums = torch.zeros_like(self.banks[:, 0]) if self.shared else None
         counts = torch.zeros(self.models, dtype=torch.int64)
         choose = partial(self._choose, here, now)
-        task = Task(self.banks, self.train, choose, now, needs, known, self.members.start, in_place=not self.shared)
-        for done in self.engine.work(task, here):
+        closed = self.merging.everywhere if self.merging is not None else ()
+        task = Task(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
+        for done in self._local_work(task, here):
             some = slice(done.positions[0], done.positions[-1] + 1)
             means[some], found[some] = done.losses.to(means), torch.tensor(done.fine)
             choices += done.choices
@@ -294,29 +416,54 @@ class Simulation:
                     self.banks[j, 0] = sums[j] / count
         return means, choices, found
 
+    def _local_work(self, task: Task, here: Sequence[int]) -> Iterator[TrainedChunk]:
+        """Choose and train; in quiet rounds, choose and take no step."""
+        engine, stages, every = self.engine, self.start.stages, self.setting.algorithm.trains == "all"
+        if task.round >= self.setting.quiet_from:
+            engine = Engine(self.flat, replace(engine.local, steps=0), engine.seed, engine.how)
+            stages = stages and tuple(stage._replace(options=replace(stage.options, steps=0)) for stage in stages)
+        return work(engine, task, here, stages, every)
+
     def _choose(self, here: Sequence[int], now: int, position: int, means: Tensor, samples: Tensor | None) -> Choice:
         """Choose the model that the member at a place of `here` trains."""
         algorithm, client = self.setting.algorithm, self.members[here[position]]
+        if self.merging is not None and len(self.merging.parts) > 1:  # else the engine knows what is closed
+            means = means.masked_fill(self._shut([client])[0].to(means.device), math.inf)
         truth = None
         if algorithm.informed:
             assert self.start.truth is not None  # Setting checked it
             truth = int(self.start.truth[client])
         if samples is None and algorithm.needs == "samples":
             samples = torch.zeros(1, self.train.sizes[here[position]], device=self.banks.device)
-        return algorithm.choose(View(means, partial(stream, self.setting.seed, "choose", client, now), samples, truth))
+        memory = None if self.start.memory is None else self.start.memory[client]
+        random = partial(stream, self.setting.seed, "choose", client, now)
+        return algorithm.decide(View(means, random, samples, truth, memory))
 
     def _store(self, done: TrainedChunk, here: Sequence[int], sums: Tensor | None, counts: Tensor) -> None:
         """Write trained models to the banks, or add them to a server's sums; an update that diverged is undone."""
+        layout = self.start.layout
         if done.vectors is None:
+            for position, choice, fine in zip(done.positions, done.choices, done.fine, strict=True):
+                if fine and layout is not None:
+                    layout.spread_(self.banks[:, here[position]], choice.cluster)
             return
         for position, choice, vector, fine in zip(done.positions, done.choices, done.vectors, done.fine, strict=True):
             if not fine:
                 continue
-            if sums is None:
-                self.banks[choice.cluster, here[position]] = vector
-            else:
+            if sums is not None:
+                if self.start.liars is not None:
+                    client = self.members[here[position]]
+                    if client in self.start.liars:
+                        self.start.liars.note_first(client, vector)
+                    vector = self.start.liars.tell(client, choice.cluster, self.round, vector)
                 sums[choice.cluster] += vector
                 counts[choice.cluster] += 1
+            elif vector.dim() == 2:
+                self.banks[:, here[position]] = vector
+            else:
+                self.banks[choice.cluster, here[position]] = vector
+                if layout is not None:
+                    layout.spread_(self.banks[:, here[position]], choice.cluster)
 
     def _known(self, here: Sequence[int]) -> tuple[Tensor | None, Needs]:
         """Return the losses that the last evaluation has left, and what the clients need to see of their models."""
@@ -324,18 +471,23 @@ class Simulation:
         kept, self._losses = self._losses, None
         if needs == "nothing" or (self.models == 1 and self.revival is None):
             return None, "nothing"
+        if self.merging is not None and not self.merging.over:
+            return self.merging.losses(self.banks)[list(here)], needs
         return (None if kept is None or needs != "losses" else kept[list(here)]), needs
 
     def _gather(
         self, present: Sequence[int], here: Sequence[int], means: Tensor, choices: Sequence[Choice], fine: Tensor
     ) -> Tensor:
         """Gather what all clients of the round chose, and who has a model to send, (N,) bool."""
+        if self.merging is not None and len(self.merging.parts) > 1:
+            means = means.masked_fill(self._shut([self.members[place] for place in here]).to(means.device), math.inf)
         mine = torch.zeros(len(self.members), 3, dtype=torch.float64)
         mine[here, 0] = torch.tensor([choice.cluster for choice in choices], dtype=torch.float64)
         mine[here, 1] = fine.double()
         if self.revival is not None:
             mine[here, 2] = means.cpu().double().nan_to_num(nan=float("inf")).min(dim=1).values
         chosen, sent, lowest_losses = self.shards.gather(mine).T
+        self._remember(here, choices)
         if self.revival is not None:
             self.revival.watch(lowest_losses, present)
         before, after = self.assignments[present], chosen[present].long()
@@ -345,6 +497,17 @@ class Simulation:
         senders: Tensor = sent > 0
         return senders
 
+    def _remember(self, here: Sequence[int], choices: Sequence[Choice]) -> None:
+        """Take in what the clients of the round remember from now on; all ranks know it of all."""
+        memory = self.start.memory
+        if memory is None:
+            return
+        mine = memory[self.members.start : self.members.stop].clone()
+        for place, choice in zip(here, choices, strict=True):
+            if choice.memory is not None:
+                mine[place] = choice.memory.to(mine)
+        self.start.memory = self.shards.gather(mine)
+
     def _exchange(self, present: Sequence[int], senders: Tensor, now: int, measure: bool) -> list[float]:
         """Send and mix; returns how far the averages drifted by it, if measured."""
         kind = self.setting.algorithm.exchange
@@ -353,18 +516,35 @@ class Simulation:
         if kind != "gossip":
             return [0.0] * self.models if measure else []
         drift = metrics.Drift(self.banks, self.setting.clients) if measure else None
-        self.exchange.gossip_(self.banks, Sent.of(present, senders, self.assignments, now), drift)
+        every = torch.ones(self.models, self.setting.clients, dtype=torch.bool)
+        sent = Sent.of(present, senders, self.assignments, now, every if self.merging is None else ~self.merging.closed)
+        if self.selection is None:
+            self.exchange.gossip_(self.banks, sent, drift)
+        else:
+            self.selection.exchange_(self.banks, sent, self.traffic, drift)
         return [] if drift is None else drift.result(self.shards.sum).tolist()
 
     def _evaluate(self, scope: Scope | None = None) -> dict[str, Any]:
         """Score the state after a round."""
-        scores = self.evaluator.score(self.banks, self.assignments, scope, self._losses)
+        key, merging = self.setting.learns.metric.key, self.merging
+        last_step = self.last_step if self.done and self.last_step.active else None
+        closed = None if merging is None else merging.closed
+        scores = self.evaluator.score(self.banks, self.assignments, scope, self._known_losses(), last_step, closed)
+        before = scores.before if self.evaluator.honest is None else scores.before[self.evaluator.honest]
+        before = before[~before.isnan()].mean()
         return {
             "round": self.round,
             **scores.row,
+            **({f"{key}_before_personal": float(before)} if self.last_step.active else {}),
             "changed": self.changed,
-            **self.traffic.row(self.flat.size * self.banks.element_size()),
+            **self.traffic.row(self.start.sent_size * self.banks.element_size()),
+            **({} if self.selection is None else self.selection.row()),
             "election": [asdict(turn) for turn in self.elections[0].turns] if self.elections else None,
+            **({} if merging is None else {"merges": merging.log}),
+            # at the end everybody is scored; who exports a model wants to know its score
+            **({f"{key}_by_client": scores.by_client.tolist()} if self.done else {}),
+            **({f"{key}_before_personal_by_client": scores.before.tolist()} if last_step else {}),
+            **(last_step.row() if last_step else {}),
         }
 
     @contextmanager

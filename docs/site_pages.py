@@ -1,0 +1,151 @@
+"""Make the pages of the docs site that are no files of docs/: a hook of mkdocs (`make site`).
+
+README.md and its sisters are at the root of the repository, where the code host shows them; here they become pages, and
+links between them and docs/ are rewritten. The page of the API names what `dfca.__all__` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": "index.md", "DESIGN.md": "design.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES |= {"CHANGELOG.md": "changelog.md"}
+KEYS = re.compile(r"<!-- keys -->\n(.*?)<!-- end keys -->", re.DOTALL)
+GROUPS = {
+    "Run": ("simulate", "Result", "Comparison", "Metrics", "load_run", "StoredRun"),
+    "Data and graphs": (
+        "Split",
+        "ClientData",
+        "split_from",
+        "make_split",
+        "DataOptions",
+        "make_graph",
+        "TopologyOptions",
+    ),
+    "Models and tasks": ("mlp", "cnn", "cnn1d", "Task", "make_task"),
+    "Algorithms": ("ALGORITHMS", "Algorithm", "View", "Choice", "LocalOptions", "lowest"),
+    "One simulation, step by step": ("Setting", "Simulation"),
+    "Errors": ("DfcaError", "DfcaWarning"),
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here."""
+    for source, target in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, target, content=relink(text, ".")))
+    files.append(File.generated(config, "api.md", content=api_page(public_names())))
+    (keys,) = KEYS.findall((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))
+    files.append(File.generated(config, "keys.md", content=keys_page(keys)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrite the links of a page of docs/ that lead out of it; the long table of keys is a page of its own here."""
+    if page.file.src_uri in PAGES.values():
+        return markdown
+    return KEYS.sub("They have a page of their own: [Keys of experiment files](keys.md).", relink(markdown, "docs"))
+
+
+def relink(text: str, folder: str) -> str:
+    """Rewrite the links of a file in `folder` of the repository as links between pages of the site.
+
+    >>> relink("[a](docs/deploy.md#upgrades) [b](#here)", ".")
+    '[a](deploy.md#upgrades) [b](#here)'
+    >>> relink("[a](../README.md) [b](deploy.md)", "docs")
+    '[a](index.md) [b](deploy.md)'
+    """
+
+    def target(found: re.Match[str]) -> str:
+        path, anchor = found[2], found[3]
+        place = posixpath.normpath(posixpath.join(folder, path))
+        page = PAGES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else path)
+        return f"{found[1]}{page}{anchor})"
+
+    return re.sub(r"(\]\()(?![a-z]+:|/)([^)#\s]+)((?:#[^)\s]*)?)\)", target, text)
+
+
+class ParameterLists(griffe.Extension):
+    """Show a paragraph "name: what it is. other: ..." of a docstring as a list, for parameters and fields."""
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Rewrite the docstring of a function."""
+        if func.docstring:
+            func.docstring.value = list_names(func.docstring.value, [each.name.strip("*") for each in func.parameters])
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Rewrite the docstring of a class."""
+        if cls.docstring:
+            cls.docstring.value = list_names(cls.docstring.value, list(cls.members))
+
+
+def list_names(docstring: str, names: list[str]) -> str:
+    """Write the paragraphs that begin with a name and a colon as lists.
+
+    >>> list_names("Do it.\\n\\na: one. b, c: two: a; b.", ["a", "b", "c"])
+    'Do it.\\n\\n- `a`: one.\\n- `b, c`: two: a; b.'
+    """
+    if not names:
+        return docstring
+    name = "|".join(map(re.escape, names))
+    begins = re.compile(rf"(?:^|(?<=\. ))((?:{name})(?:, (?:{name}))*): ")
+    paragraphs = docstring.split("\n\n")
+    for number, paragraph in enumerate(paragraphs):
+        line = " ".join(paragraph.split())
+        if begins.match(line):
+            paragraphs[number] = begins.sub(r"\n- `\1`: ", line).strip().replace(" \n", "\n")
+    return "\n\n".join(paragraphs)
+
+
+def public_names() -> list[str]:
+    """Read the public names from `dfca/__init__.py`, without importing torch."""
+    tree = ast.parse((ROOT / "src" / "dfca" / "__init__.py").read_text(encoding="utf-8"))
+    (homes,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOMES"
+    )
+    return [name for names in ast.literal_eval(homes).values() for name in names]
+
+
+def keys_page(table: str) -> str:
+    """Write the page of all keys: one table for each table of an experiment file."""
+    head, line, *rows = table.strip().splitlines()
+    tables: dict[str, list[str]] = {}
+    for row in rows:
+        name = re.match(r"\| `([^`]+)`", row)
+        assert name, row
+        tables.setdefault(name[1].partition(".")[0] if "." in name[1] else "", []).append(row)
+    lines = [
+        "# Keys of experiment files",
+        "",
+        "`dfca options [PREFIX]` prints the same. [Experiment files](experiments.md)",
+    ]
+    lines[-1] += " explains how files are written. `[]` marks the tables of a list."
+    for name, found in tables.items():
+        lines += ["", f"## `[{name}]`" if name else "## The top of the file", "", head, line, *found]
+    return "\n".join(lines) + "\n"
+
+
+def api_page(names: list[str]) -> str:
+    """Write the page of the API: all public names, in groups, with a last group for names that have none."""
+    known = {name for group in GROUPS.values() for name in group}
+    groups = GROUPS | {"More": tuple(name for name in names if name not in known)}
+    lines = [
+        "# Python API",
+        "",
+        "All public names of `import dfca`. [From Python](python.md) shows how they fit together.",
+    ]
+    for title, members in groups.items():
+        shown = [name for name in members if name in names]
+        if shown:
+            lines += ["", f"## {title}", *(f"\n::: dfca.{name}" for name in shown)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""Check what `simulate` is called with: the same bounds and sentences as those of an experiment file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import networkx as nx
+from pydantic import BaseModel, Field, ValidationError
+
+from dfca import algorithms
+from dfca.core.algorithm import Algorithm
+from dfca.core.local import LocalOptions
+from dfca.errors import ConfigError, DfcaError
+from dfca.experiment.config import LiarsConfig
+from dfca.experiment.load import find_device
+from dfca.experiment.problems import explain
+from dfca.experiment.variants import label_of
+from dfca.experiment.world import ClockConfig, Section, WorldConfig
+from dfca.sim.choices import LiarOptions
+from dfca.sim.events.world import World
+from dfca.topology import TopologyOptions, check_graph, make_graph
+
+Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or a networkx graph
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Numbers(Section):
+    """The numbers of a simulation, with their bounds."""
+
+    rounds: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    clusters: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
+    steps: int = Field(5, ge=0)
+    learning_rate: float = Field(0.1, gt=0)
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    participation: float = Field(1.0, gt=0, le=1)
+    evaluate_every: int = Field(10, ge=1)
+    evaluation_samples: int = Field(200, ge=2)
+    device: str = Field("cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
+
+    def local(self) -> LocalOptions:
+        """Return how clients train."""
+        batch = None if self.batch_size in (None, "full") else int(self.batch_size)
+        return LocalOptions(self.steps, self.learning_rate, batch, self.momentum, self.weight_decay)
+
+    def k(self) -> int | None:
+        """Return the number of clusters; None: it is found."""
+        return None if self.clusters in (None, "auto") else int(self.clusters)
+
+
+def check_numbers(**values: Any) -> Numbers:
+    """Check the numbers; those of numpy and torch count as Python's.
+
+    Raises ConfigError with every problem in one sentence.
+    """
+    found = checked(Numbers, {key: _plain(value) for key, value in values.items()})
+    try:
+        device = find_device(found.device)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("use --device auto", 'use device="auto"')) from None
+    return found.model_copy(update={"device": device})
+
+
+def checked(model: type[Model], values: Mapping[str, Any], prefix: str = "") -> Model:
+    """Check values by a table of the experiment file.
+
+    Raises ConfigError with every problem in one sentence.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(f"{prefix}{explain(error, model)}") from None
+
+
+def to_algorithm(algorithm: Any) -> Algorithm:
+    """Accept a record, a name, "module:function", a function that makes a record, or a name with options.
+
+    {"name": "fedavg", "momentum": 0.9, "label": "fedavg, momentum 0.9"}: so the same one can stand in a table twice.
+    """
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if isinstance(algorithm, Mapping):
+        label, options = label_of(algorithm)
+        return replace(algorithms.get(algorithm["name"], **options), name=label)
+    if isinstance(algorithm, str):
+        return algorithms.get(algorithm)
+    if callable(algorithm):
+        made = algorithm()
+        if isinstance(made, Algorithm):
+            return made
+        raise ConfigError(f"algorithm is a function that must return an Algorithm, got {type(made).__name__}")
+    raise ConfigError(f'algorithm must be a name such as "dfca", an Algorithm, or a list of these, got {algorithm!r}')
+
+
+def to_graph(topology: Topology, clients: int, seed: int) -> nx.Graph:
+    """Accept a graph over 0..N-1, a name, "module:function", options, or a function of (clients, seed)."""
+    graph = topology
+    if callable(graph) and not isinstance(graph, nx.Graph):
+        try:
+            graph = graph(clients, seed)
+        except DfcaError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"topology is a function that failed with {type(error).__name__}: {error}; it is called as "
+                f"make(clients, seed), here make({clients}, {seed})"
+            ) from error
+        if not isinstance(graph, nx.Graph):
+            raise ConfigError(f"topology is a function that must return a networkx graph, got {type(graph).__name__}")
+    if isinstance(graph, nx.Graph):
+        check_graph(graph, clients)
+        return graph
+    if isinstance(graph, str):
+        graph = {"name": graph}
+    if isinstance(graph, Mapping):
+        graph = checked(TopologyOptions, graph, "topology: ")
+    if not isinstance(graph, TopologyOptions):
+        raise ConfigError(
+            f'topology must be a name such as "ring", options such as {{"name": "erdos-renyi", "p": 0.2}}, or a '
+            f"networkx graph, got {topology!r}"
+        )
+    return make_graph(graph, clients, seed)
+
+
+def to_world(world: World | Mapping[str, Any] | str, clients: int) -> World:
+    """Accept a world, the name of a preset, or what the table `[world]` of an experiment file has."""
+    if isinstance(world, World):
+        return world
+    if isinstance(world, str):
+        world = {"preset": world}
+    if not isinstance(world, Mapping):
+        raise ConfigError(f'world must be a name such as "wifi", a table, or a World, got {world!r}')
+    return checked(WorldConfig, world, "world: ").over(clients)
+
+
+def to_clock(clock: Mapping[str, Any] | ClockConfig | None) -> ClockConfig:
+    """Accept what the table `[clock]` of an experiment file has."""
+    if isinstance(clock, ClockConfig):
+        return clock
+    if clock is not None and not isinstance(clock, Mapping):
+        raise ConfigError(f'clock must be a table such as {{"until_s": 600}}, got {clock!r}')
+    return checked(ClockConfig, clock or {}, "clock: ")
+
+
+def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
+    """Accept what the table `[liars]` of an experiment file has."""
+    if isinstance(liars, LiarOptions):
+        return liars
+    if not isinstance(liars, Mapping):
+        raise ConfigError(f'liars must be a table such as {{"share": 0.2, "kind": "noise"}}, got {liars!r}')
+    return checked(LiarsConfig, liars, "liars: ").options()
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of numpy or torch into Python's."""
+    try:
+        return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
+    except (ValueError, RuntimeError):  # an array
+        return value

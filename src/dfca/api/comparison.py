@@ -1,0 +1,192 @@
+"""Several results side by side: algorithms with mean and spread over seeds, and their differences, paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dfca import algorithms
+from dfca.api.result import Result
+from dfca.core.task import Metric
+from dfca.errors import ConfigError
+from dfca.notebook import mean_and_spread, table, text_table
+from dfca.paired import BEYOND_CHANCE, Compared, choose_reference, compare, explanation, verdict_line
+from dfca.runs.store.metric import metric_of
+from dfca.sim.notes import diverged_clients
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Comparison:
+    """The results of several algorithms and seeds, in their order.
+
+    `comparison["ifca"]` is the result of the first seed, `comparison["ifca", 1]` that of seed 1.
+    """
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self.results = tuple(results)
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The names of the algorithms."""
+        return list(dict.fromkeys(result.algorithm for result in self.results))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds."""
+        return list(dict.fromkeys(result.seed for result in self.results))
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Result:
+        name, seed = (key, self.seeds[0]) if isinstance(key, str) else key
+        for result in self.results:
+            if (result.algorithm, result.seed) == (name, seed):
+                return result
+        raise ConfigError(
+            f"no result of {name!r} with seed {seed}; there are {', '.join(self.algorithms)} with seeds "
+            f"{', '.join(map(str, self.seeds))}"
+        )
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """All rows of all results, with the columns algorithm and seed first."""
+        import pandas as pd
+
+        frames = []
+        for result in self.results:
+            frame = result.metrics.to_pandas()
+            frame.insert(0, "seed", result.seed)
+            frame.insert(0, "algorithm", result.algorithm)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
+
+    @property
+    def reference(self) -> str | None:
+        """What the others are compared with: dfca where it is there, else the best; None for one algorithm."""
+        bounds = {result.algorithm for result in self.results if _is_informed(result)}
+        return choose_reference(self._scores(), self._higher_is_better, bounds)
+
+    @property
+    def differences(self) -> dict[str, Compared]:
+        """How each algorithm differs from `reference`: paired by seed, with the verdict after Holm's correction."""
+        reference = self.reference
+        return {} if reference is None else compare(self._scores(), reference, self._higher_is_better)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Make the comparison: a row per algorithm, the mean and spread (sample standard deviation) over seeds.
+
+        Columns are pairs, ("accuracy", "mean") and ("accuracy", "std"), so `comparison.to_pandas()["accuracy"]` is a
+        table of its own. ("difference", ...) is that of the score to an algorithm ("to"), paired by seed: "mean", the
+        95 % interval "low" to "high", "p" before correction, the "seeds", and the "verdict" after Holm's correction.
+        """
+        import pandas as pd
+
+        last = self.metrics.groupby(["algorithm", "seed"], sort=False).tail(1)
+        names = [name for name in self._measures() if name in last]
+        made = last.groupby("algorithm", sort=False)[names].agg(["mean", "std"])
+        reference, found = self.reference, self.differences
+        if not found:
+            return made
+        rows = {name: _columns(reference, found.get(name)) for name in made.index}
+        return pd.concat([made, pd.DataFrame.from_dict(rows, orient="index")], axis=1)
+
+    def __repr__(self) -> str:
+        columns, rows = self._cells()
+        return "\n".join([text_table(columns, rows), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        columns, rows = self._cells()
+        seeds = len(self.seeds)
+        title = f"{len(self.algorithms)} algorithms, {seeds} seed{'' if seeds == 1 else 's'}"
+        spread = ("mean ± standard deviation over seeds",) if seeds > 1 else ()
+        return table(title, columns, rows, (*spread, *self._notes()))
+
+    def _measures(self) -> list[str]:
+        key = self.results[0].metrics.metric
+        return [key, f"all_models_{key}", "cluster_accuracy", "live_clusters", "bytes_sent"]
+
+    @property
+    def _higher_is_better(self) -> bool:
+        result = self.results[0]
+        learns: Metric | None = None if result.simulation is None else result.simulation.setting.learns.metric
+        return metric_of(result.metrics[-1]).higher_is_better if learns is None else learns.higher_is_better
+
+    def _scores(self) -> dict[str, dict[int, float | None]]:
+        scores: dict[str, dict[int, float | None]] = {}
+        for result in self.results:
+            scores.setdefault(result.algorithm, {})[result.seed] = result.metrics[-1].get(result.metrics.metric)
+        return scores
+
+    def _diverged(self) -> dict[str, int]:
+        """Count the seeds in which training diverged, by algorithm."""
+        counts: dict[str, int] = {}
+        for result in self.results:
+            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.metrics[-1]["assignments"])):
+                counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
+        return counts
+
+    def _notes(self) -> list[str]:
+        """Say how the differences are to be read, which are beyond chance, and who diverged."""
+        reference, found, diverged = self.reference or "", self.differences, self._diverged()
+        key = self.results[0].metrics.metric
+        notes = explanation(reference, found.values(), key, self._higher_is_better)
+        if line := verdict_line(reference, found, dict.fromkeys(diverged, " ‡")):
+            notes.append(line)
+        if diverged:
+            told = ", ".join(f"{name} in {number} of {len(self.seeds)} seeds" for name, number in diverged.items())
+            notes.append(f"‡ diverged: {told}; such a row shows a learning rate that is too high, not the method")
+        return notes
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        last: dict[str, list[dict[str, Any]]] = {}
+        for result in self.results:
+            last.setdefault(result.algorithm, []).append(result.metrics[-1])
+        key, found, diverged = self.results[0].metrics.metric, self.differences, self._diverged()
+        names = {key: key, f"all_models_{key}": "all models", "cluster_accuracy": "right cluster"}
+        shown = [name for name in names if any(row.get(name) is not None for rows in last.values() for row in rows)]
+        cells = [
+            [
+                f"{name} ‡" if name in diverged else name,
+                *(mean_and_spread([row.get(measure) for row in rows]) for measure in shown),
+            ]
+            for name, rows in last.items()
+        ]
+        columns = ["algorithm", *(names[each] for each in shown)]
+        if found:
+            for row, name in zip(cells, last, strict=True):
+                row.insert(2, _difference(found.get(name)))
+            columns.insert(2, f"minus {self.reference}")
+        return columns, cells
+
+
+def _difference(compared: Compared | None) -> str:
+    """Write a difference to the reference.
+
+    >>> from dfca.paired import Difference
+    >>> _difference(Compared(Difference(-0.0214, 0.0081, 0.001, 5), "worse")), _difference(None)
+    ('−0.021 ± 0.008†', '–')
+    """
+    if compared is None:
+        return "–"
+    mean, half = compared.difference[:2]
+    text = f"{mean:+.3f}".replace("-", "−") + (f" ± {half:.3f}" if half is not None else "")
+    return text + (BEYOND_CHANCE if compared.beyond_chance else "")
+
+
+def _columns(reference: str | None, compared: Compared | None) -> dict[tuple[str, str], Any]:
+    mean, half, p, seeds = (None,) * 4 if compared is None else compared.difference
+    low, high = (None, None) if mean is None or half is None else (mean - half, mean + half)
+    values = {"to": reference, "mean": mean, "low": low, "high": high, "p": p, "seeds": seeds}
+    values["verdict"] = None if compared is None else compared.verdict
+    return {("difference", name): value for name, value in values.items()}
+
+
+def _is_informed(result: Result) -> bool:
+    name = algorithms.base_of(result.algorithm)
+    return name in algorithms.ALGORITHMS and algorithms.get(name).informed

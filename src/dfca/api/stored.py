@@ -1,0 +1,288 @@
+"""Read a run folder from Python: `load_run` gives its config, metrics, assignments and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from dfca import algorithms
+from dfca.api.exporting import Exportable, Format, check_format, holders
+from dfca.core.params import FlatModel
+from dfca.data.registry import SOURCES
+from dfca.errors import ConfigError, DfcaError, RunError, unknown
+from dfca.experiment.sweep import label_of, trial_name
+from dfca.imports import look_in
+from dfca.models import ModelOptions, make_factory
+from dfca.notebook import mean_and_spread, number, table, text_table
+from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
+from dfca.runs.store.reading import Run
+from dfca.runs.store.reading import load_run as read_run
+from dfca.sim.metrics_table import Metrics, frame_of, plain_scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load_run(folder: str | Path) -> StoredRun:
+    """Read a run folder, finished or not, of `dfca run` or `dfca swarm`.
+
+    Raises RunError where it is none, or a file is missing or damaged.
+    """
+    return StoredRun(read_run(folder))
+
+
+@dataclass(frozen=True, repr=False)
+class StoredRun:
+    """What a run folder holds. Its tables are pandas DataFrames, made when they are first asked for."""
+
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self.run.folder
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The complete config; of a sweep its base, with the tables of the sweep."""
+        return self.run.config
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The algorithms that have begun."""
+        return self.run.algorithms
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were asked for."""
+        return self.run.seeds
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """Every evaluated round of every trial: algorithm, seed, the keys that a sweep varies, round, accuracy, ..."""
+        return frame_of([_flat_point(line) for line in self.run.metrics])
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """A row per trial: its last scores, what it sent, how long it took, whether it is finished."""
+        return frame_of([_flat_point(row) for row in self.run.summary["runs"]])
+
+    @cached_property
+    def assignments(self) -> pd.DataFrame:
+        """The last cluster of each client of each trial, and its true one (None where nobody knows)."""
+        last: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line in self.run.metrics:
+            last[line["algorithm"], line["seed"], line.get("digest")] = line
+        rows = []
+        for line in last.values():
+            true = self._true_clusters(line)
+            head = {"algorithm": line["algorithm"], "seed": line["seed"], **(line.get("point") or {})}
+            for client, cluster in enumerate(line["assignments"]):
+                own = None if true is None else true[client]
+                rows.append({**head, "round": line["round"], "client": client, "cluster": cluster, "true_cluster": own})
+        import pandas as pd
+
+        return pd.DataFrame(rows)
+
+    def bank(
+        self, client: int, algorithm: str | None = None, seed: int | None = None, point: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        """Read all models that a client holds, (k, P); the run must have been made with --save-models."""
+        return self._models(self._row(algorithm, seed, point)).bank(client)
+
+    def model(
+        self,
+        client: int,
+        cluster: int | None = None,
+        algorithm: str | None = None,
+        seed: int | None = None,
+        point: Mapping[str, Any] | None = None,
+    ) -> nn.Module:
+        """Make a module, ready to deploy, from one of a client's models; by default the one that fits it best.
+
+        algorithm, seed, point: which trial; the first where they are not given. A model of the user's own is imported,
+        which runs its code.
+
+        Raises RunError where the run has no models, ConfigError for a client, cluster or trial that is not there.
+        """
+        row = self._row(algorithm, seed, point)
+        stored = self._models(row)
+        chosen = self._assignment(row, client) if cluster is None else cluster
+        vector = stored.vector(client, chosen)
+        return self._flat(stored).to_module(vector)
+
+    def export(
+        self,
+        folder: str | Path,
+        format: Format = "safetensors",
+        client: int | None = None,
+        cluster: int | None = None,
+        algorithm: str | None = None,
+        seed: int | None = None,
+        point: Mapping[str, Any] | None = None,
+    ) -> list[Path]:
+        """Write models as files, as `Result.export` does, and return their paths."""
+        check_format(format)
+        row = self._row(algorithm, seed, point)
+        stored = self._models(row)
+        flat, line = self._flat(stored), self._last_line(row)
+        key = Metrics([line]).metric
+        own, shape = plain_scores(line, key), self._shape(stored)
+        written = []
+        for holder, j in holders(line["assignments"], client, cluster):
+            deployed = line["assignments"][holder] == j and len(own) > holder and not _is_personal(row["algorithm"])
+            facts = {
+                "algorithm": row["algorithm"],
+                "seed": row["seed"],
+                "cluster": j,
+                "client": holder,
+                "by_client": client is not None,
+                key: own[holder] if deployed else None,
+                "round": line["round"],
+                "classes": self._classes(stored),
+                "model": self._model_options(stored),
+                "point": label_of(row["point"]) if row.get("point") else None,
+                "experiment": self.run.summary.get("experiment"),
+            }
+            vector = stored.vector(holder, j)
+            written.append(Exportable(flat, vector, facts, shape).write(Path(folder), format))
+        return written
+
+    def __repr__(self) -> str:
+        finished, asked = self.run.trial_counts
+        name = self.run.summary.get("experiment", self.folder.name)
+        head = f"StoredRun({name}, {self.folder}: {finished} of {asked} trials finished)"
+        columns, rows = self._cells()
+        return f"{head}\n{text_table(columns, rows)}" if rows else head
+
+    def _repr_html_(self) -> str:
+        finished, asked = self.run.trial_counts
+        title = f"{self.run.summary.get('experiment', self.folder.name)}: {finished} of {asked} trials finished"
+        return table(title, *self._cells(), notes=(str(self.folder),))
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Make a row per algorithm (and point): mean and spread over seeds."""
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in self.run.summary["runs"]:
+            groups.setdefault((label_of(row["point"]) if row.get("point") else "", row["algorithm"]), []).append(row)
+        key = Metrics([{**(self.run.metrics[0] if self.run.metrics else {})}]).metric
+        swept = [["point"]] if self.run.swept else []
+        columns = [*(name for part in swept for name in part), "algorithm", "seeds", key, "right cluster"]
+        rows = [
+            [
+                *([point or "base"] if self.run.swept else []),
+                name,
+                number(len(some)),
+                mean_and_spread([row.get(key) for row in some]),
+                mean_and_spread([row.get("cluster_accuracy") for row in some]),
+            ]
+            for (point, name), some in groups.items()
+        ]
+        return columns, rows
+
+    def _row(self, algorithm: str | None, seed: int | None, point: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Find the row of a trial; the first of those that fit."""
+        rows = self.run.summary["runs"]
+        if not rows:
+            raise RunError(f"{self.folder} has no trial yet; wait for the first evaluation")
+        if algorithm is not None and algorithm not in self.algorithms:
+            raise unknown("algorithm of this run", algorithm, self.algorithms)
+        wanted = dict(point or {})
+        for row in rows:
+            here = row.get("point") or {}
+            if algorithm not in (None, row["algorithm"]) or seed not in (None, row["seed"]):
+                continue
+            if all(here.get(name) == value for name, value in wanted.items()):
+                return dict(row)
+        known = "; ".join(
+            f"{row['algorithm']}, seed {row['seed']}" + (f", {label_of(row['point'])}" if row.get("point") else "")
+            for row in rows[:8]
+        )
+        raise ConfigError(f"{self.folder} has no trial of algorithm {algorithm}, seed {seed}, {wanted}; it has {known}")
+
+    def _models(self, row: Mapping[str, Any]) -> StoredModels:
+        name = trial_name(row["algorithm"], row["seed"], row["digest"] if self.run.swept else "")
+        shared = False
+        if (name_ := algorithms.base_of(row["algorithm"])) in algorithms.ALGORITHMS:
+            shared = algorithms.get(name_).exchange == "server"
+        return StoredModels.open(self.folder / FOLDER / f"{name}.safetensors", shared)
+
+    def _flat(self, stored: StoredModels) -> FlatModel:
+        if (place := self.run.summary.get("modules")) and Path(place).is_dir():
+            look_in(place)
+        options = ModelOptions.model_validate(self._model_options(stored))
+        shape = self._shape(stored)
+        if shape is None:
+            raise RunError(f"{stored.path} is of a model of several inputs; read its named tensors by safetensors")
+        flat = FlatModel(make_factory(options, tuple(shape), self._classes(stored))())
+        wanted = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
+        if stored.facts and stored.facts["parameters"] != wanted:
+            raise RunError(
+                f"{stored.path} holds another model than its config makes now ({stored.facts['parameters'][0]} against "
+                f"{wanted[0]}); has model.factory changed? Its tensors are named: read them by safetensors"
+            )
+        return flat
+
+    def _model_options(self, stored: StoredModels) -> dict[str, Any]:
+        if stored.facts:
+            options: dict[str, Any] = stored.facts["model"]
+            return options
+        return {key: value for key, value in (self.config.get("model") or {}).items() if key in ARCHITECTURE}
+
+    def _shape(self, stored: StoredModels) -> list[int] | None:
+        if stored.facts:
+            shape: list[int] | None = stored.facts["shape"]
+            return shape
+        return list(self._source().shape)
+
+    def _classes(self, stored: StoredModels) -> int:
+        return int(stored.facts["classes"]) if stored.facts else self._source().classes
+
+    def _source(self) -> Any:
+        name = (self.config.get("data") or {}).get("name", "digits")
+        if name not in SOURCES:
+            raise RunError(f"the models of {self.folder} do not say what samples they take; run it again")
+        return SOURCES[name]
+
+    def _last_line(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        digest = row.get("digest") if self.run.swept else None
+        lines = [
+            line
+            for line in self.run.metrics
+            if (line["algorithm"], line["seed"]) == (row["algorithm"], row["seed"]) and line.get("digest") == digest
+        ]
+        if not lines:
+            raise RunError(f"{self.folder} has no metrics of {row['algorithm']}, seed {row['seed']}; run it again")
+        return lines[-1]
+
+    def _assignment(self, row: Mapping[str, Any], client: int) -> int:
+        own = self._last_line(row)["assignments"]
+        if not 0 <= client < len(own):
+            raise ConfigError(f"client must be in 0..{len(own) - 1}, got {client}")
+        return int(own[client])
+
+    def _true_clusters(self, line: Mapping[str, Any]) -> list[int] | None:
+        graphs = self.run.topology
+        name = f"{label_of(line['point'])}/{line['seed']}" if line.get("point") is not None else str(line["seed"])
+        true: list[int] | None = (graphs.get(name) or {}).get("clusters")
+        return true
+
+
+def _flat_point(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the keys that a sweep varies beside the others, and leave the digest out."""
+    rest = {key: value for key, value in record.items() if key not in ("point", "digest", "algorithm", "seed")}
+    head = {key: record[key] for key in ("algorithm", "seed") if key in record}
+    return {**head, **(record.get("point") or {}), **rest}
+
+
+def _is_personal(algorithm: str) -> bool:
+    """Return whether clients deploy another model than one of their bank, so that its score is not theirs."""
+    try:
+        return algorithms.get(algorithms.base_of(algorithm)).personal is not None
+    except DfcaError:
+        return False

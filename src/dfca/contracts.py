@@ -1,0 +1,171 @@
+"""What every algorithm must keep, for tests of yours too.
+
+    def test_mine_keeps_the_contracts():
+        check_algorithm("my_module:mine")
+
+A toy world of six clients in two clusters is run through the simulator and through the clients themselves
+(`dfca.testing`), in double precision; it takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import networkx as nx
+import torch
+from torch import Tensor, nn
+
+from dfca import algorithms
+from dfca.core.algorithm import Algorithm
+from dfca.core.client import Client, ClientState, Message
+from dfca.core.local import LocalOptions
+from dfca.core.parts import layout_of
+from dfca.data.clients import Split
+from dfca.errors import DfcaError
+from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.setting import Setting
+from dfca.testing import lockstep, make_clients, stack
+
+CLIENTS, CLUSTERS = 6, 2
+
+
+class ContractError(AssertionError):
+    """An algorithm breaks a contract; the message says which, and what to look at."""
+
+
+def check_algorithm(algorithm: Algorithm | Callable[[], Algorithm] | str) -> None:
+    """Run an algorithm through every contract: a record, a function that makes one, a name or "module:function".
+
+    Raises:
+        ContractError: naming the contract that it breaks.
+        ConfigError: where it is no algorithm.
+    """
+    record = algorithm
+    if not isinstance(record, Algorithm):
+        record = algorithms.get(record) if isinstance(record, str) else record()
+    if not isinstance(record, Algorithm):
+        raise ContractError(f"an algorithm must be an Algorithm, got {type(record).__name__}")
+    for contract in CONTRACTS:
+        try:
+            contract(record)
+        except Exception as error:  # an algorithm of the user's own raises what it likes
+            about = "" if isinstance(error, DfcaError) else f"{contract.__doc__} "
+            name = contract.__name__.replace("_", " ").strip()
+            raise ContractError(f"{record.name} breaks the contract {name!r}: {about}{error}".rstrip()) from error
+
+
+def make_setting(algorithm: Algorithm, **changes: object) -> Setting:
+    """Make the toy world: labels are one linear rule per cluster, separable and clearly different."""
+    generator = torch.Generator().manual_seed(0)
+    rules = torch.randn(CLUSTERS, 4, 3, generator=generator, dtype=torch.float64)
+
+    def draw(count: int, cluster: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+        return x, (x @ rules[cluster]).argmax(dim=1)
+
+    truth = [i % CLUSTERS for i in range(CLIENTS)]
+    train, test = ([draw(count, cluster) for cluster in truth] for count in (12, 8))
+    setting = Setting(
+        split=Split.of_clients(train, test, clusters=truth, classes=3),
+        graph=nx.cycle_graph(CLIENTS),
+        make_model=lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        algorithm=algorithm,
+        clusters=CLUSTERS,
+        rounds=4,
+        seed=3,
+        local=LocalOptions(steps=2, learning_rate=0.2),
+        evaluate_every=2,
+        dtype=torch.float64,
+        personal_steps=0,  # not part of a round, and many steps
+    )
+    return replace(setting, **changes)  # type: ignore[arg-type]
+
+
+def _same_seed_same_bits(algorithm: Algorithm) -> None:
+    """The same seed gives the same models; draw only from view.random()."""
+    one, two = (_finish(make_setting(algorithm)) for _ in range(2))
+    assert torch.equal(one.banks, two.banks)
+    assert one.assignments.tolist() == two.assignments.tolist()
+
+
+def _inputs_stay_as_they_are(algorithm: Algorithm) -> None:
+    """Samples, graph and losses are read, never written."""
+    setting = make_setting(algorithm)
+    x, edges = setting.split.train.x.clone(), list(setting.graph.edges)
+    _finish(setting)
+    assert torch.equal(setting.split.train.x, x)
+    assert list(setting.graph.edges) == edges
+
+
+def _simulator_and_clients_agree(algorithm: Algorithm) -> None:
+    """The vectorised simulator computes what the clients do one by one; `choose` may look at its view only."""
+    setting = make_setting(algorithm)
+    torch.testing.assert_close(_banks_of_all(_finish(setting)), stack(lockstep(setting)), rtol=1e-8, atol=1e-8)
+
+
+def _only_what_the_record_says_is_trained(algorithm: Algorithm) -> None:
+    """A round changes the chosen model, or all where the record says so; of the others the common body alone."""
+    for client, before in _begun(algorithm):
+        after, messages = client.start_round(before)
+        layout = layout_of(client.model, algorithm)
+        for j, expected in enumerate(before.bank.clone()):
+            if algorithm.trains == "all" or j == after.assignment:
+                continue
+            for columns in () if layout is None else layout.common:
+                expected[columns] = after.bank[after.assignment, columns]
+            assert torch.equal(expected, after.bank[j]), f"model {j} changed too"
+        for message in messages:
+            for columns in () if layout is None else layout.private:
+                assert not message.model[columns].any(), "a head that is private was sent"
+
+
+def _what_is_received_cannot_harm(algorithm: Algorithm) -> None:
+    """Messages that are not finite, of another shape or of an unknown cluster change nothing."""
+    client, state = next(_begun(algorithm))
+    poison = state.bank[0].clone()
+    poison[3] = float("nan")
+    for message in (
+        Message(1, 0, 0, 2, poison),
+        Message(1, 0, 0, 2, state.bank[0][:-1]),
+        Message(1, len(state.bank), 0, 2, state.bank[0]),
+    ):
+        assert torch.equal(client.rules.receive(state, message).bank, state.bank)
+
+
+def _training_helps(algorithm: Algorithm) -> None:
+    """After 24 rounds on a complete graph the models are better than after 6."""
+    setting = make_setting(algorithm, rounds=24, evaluate_every=6, graph=nx.complete_graph(CLIENTS))
+    simulation = Simulation(setting)
+    steps = (simulation.step() for _ in range(setting.rounds))
+    rows = [row for row in steps if row is not None]
+    better = rows[-1]["train_loss"] < 0.95 * rows[0]["train_loss"] or rows[-1]["accuracy"] > rows[0]["accuracy"]
+    assert better, f"the training loss went from {rows[0]['train_loss']:.3f} to {rows[-1]['train_loss']:.3f}"
+
+
+CONTRACTS: tuple[Callable[[Algorithm], None], ...] = (
+    _same_seed_same_bits,
+    _inputs_stay_as_they_are,
+    _simulator_and_clients_agree,
+    _only_what_the_record_says_is_trained,
+    _what_is_received_cannot_harm,
+    _training_helps,
+)
+
+
+def _begun(algorithm: Algorithm) -> Iterator[tuple[Client, ClientState]]:
+    setting = make_setting(algorithm)
+    simulation = Simulation(setting)
+    for client in make_clients(setting):
+        yield client, ClientState.of(simulation.bank(client.id), client.first_memory(simulation.models))
+
+
+def _finish(setting: Setting) -> Simulation:
+    simulation = Simulation(setting)
+    while not simulation.done:
+        simulation.step()
+    return simulation
+
+
+def _banks_of_all(simulation: Simulation) -> Tensor:
+    return simulation.banks.expand(-1, CLIENTS, -1)

@@ -1,0 +1,255 @@
+"""Which clusters are worth the data that they take away from the others, and the merging of those that are not.
+
+An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
+where clients have few samples. So more centres are elected than needed, and while training goes on the clients survey
+every few rounds which two clusters would do better as one. Every client i holds out a fifth of its samples
+(`core.holdout`); with model j of its bank after `steps` plain personal steps on the others, and the loss below:
+
+  M_ij     = mean loss of that model on the held-out samples of i
+  B_ab     = ((mean of M_ib - M_ia over the followers i of a) + (mean of M_ia - M_ib over those of b)) / 2
+  c        = mean over clusters j of n_j (held-out - training loss of the plain model j at its followers) / 2
+  worth_ab = n_a n_b / (n_a + n_b) * B_ab / c                              n_j: training samples of the followers of j
+
+One model for both costs its n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a +
+n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps
+first, for what a client can adapt by itself (a skew of labels) needs no cluster.
+
+Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
+its other ones keeps a client where it is, right or wrong.
+
+Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
+followers is closed. Where the number of clusters is given they are merged down to it. Merging needs no message beyond
+the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A
+closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
+gaps; a later election may open others.
+
+The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
+punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
+Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from operator import add as plus
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.core.election import SCALE, fixed
+from dfca.core.inputs import Samples
+from dfca.core.local import infer, local_steps
+from dfca.core.options import LocalOptions
+from dfca.core.options import MergeOptions as MergeOptions
+from dfca.core.params import FlatModel
+from dfca.core.task import NO_TOKEN, Task
+
+SMALLEST_COST = 1e-9
+"""What one more model costs at least."""
+LATEST = 0.75
+"""After this share of the rounds no survey is held: what is left trains on all samples."""
+
+
+class Observation(NamedTuple):
+    """What one client says in a survey.
+
+    follows: the cluster that it trains; samples: how many it trains with; losses: M_ij for every cluster that is open,
+    in ascending order; optimism: how much higher the loss of the plain model that it follows is on the held-out
+    samples than on the others. A client that holds nothing out has no losses, and no optimism.
+    """
+
+    follows: int
+    samples: int
+    losses: tuple[float, ...] = ()
+    optimism: float = math.nan
+
+
+class Survey(NamedTuple):
+    """What some clients say of the k clusters that are open, summed; losses in fixed point, so that any order of adding
+    gives the same.
+
+    slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
+    (k,): followers that have losses; excess (k * k,): sum of M_ib - M_ia over the voters i of a, row by row; optimism
+    (k,): the sum over the voters.
+    """
+
+    slots: tuple[int, ...]
+    followers: tuple[int, ...]
+    samples: tuple[int, ...]
+    voters: tuple[int, ...]
+    excess: tuple[int, ...]
+    optimism: tuple[int, ...]
+
+
+class Merge(NamedTuple):
+    """Two clusters that become one: `closed` joins `into` with the weight `share`."""
+
+    into: int
+    closed: int
+    share: float
+    worth: float
+
+
+class Plan(NamedTuple):
+    """What a survey decides: which clusters are merged, and which have no followers and are closed."""
+
+    merges: tuple[Merge, ...] = ()
+    empty: tuple[int, ...] = ()
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """The clusters that are closed by it."""
+        return tuple(sorted((*self.empty, *(merge.closed for merge in self.merges))))
+
+
+def nothing(slots: Sequence[int]) -> Survey:
+    """Survey nobody, where these clusters are open."""
+    zeros = (0,) * len(slots)
+    return Survey(tuple(slots), zeros, zeros, zeros, zeros * len(slots), zeros)
+
+
+def count(slots: Sequence[int], said: Observation) -> Survey:
+    """Count what one client says; one whose numbers are not finite has no vote, and one that follows no open cluster
+    says nothing."""
+    empty = nothing(slots)
+    if said.follows not in slots:
+        return empty
+    place, k = slots.index(said.follows), len(slots)
+
+    def at(value: int) -> tuple[int, ...]:
+        return tuple(value if j == place else 0 for j in range(k))
+
+    counted = empty._replace(followers=at(1), samples=at(said.samples))
+    if len(said.losses) != k or not all(map(math.isfinite, (*said.losses, said.optimism))):
+        return counted
+    row = [fixed(loss - said.losses[place]) for loss in said.losses]
+    excess = [0] * (place * k) + row + [0] * ((k - 1 - place) * k)
+    return counted._replace(voters=at(1), excess=tuple(excess), optimism=at(fixed(said.optimism)))
+
+
+def add(one: Survey, other: Survey) -> Survey:
+    """Add what two groups of clients say of the same clusters."""
+    sums = (tuple(map(plus, a, b)) for a, b in zip(one[1:], other[1:], strict=True))
+    return Survey(one.slots, *sums)
+
+
+def total(slots: Sequence[int], said: Iterable[Observation]) -> Survey:
+    """Count what all clients say."""
+    found = nothing(slots)
+    for each in said:
+        found = add(found, count(slots, each))
+    return found
+
+
+def worths(survey: Survey) -> dict[tuple[int, int], float]:
+    """Compute the worth of every pair of clusters that have followers; 0 where nobody has anything to say for it."""
+    used = [place for place, many in enumerate(survey.followers) if many]
+    costs = [survey.samples[j] * survey.optimism[j] / SCALE / survey.voters[j] / 2 for j in used if survey.voters[j]]
+    cost = max(SMALLEST_COST, sum(costs) / len(costs)) if costs else SMALLEST_COST
+    k, found = len(survey.slots), {}
+    for a, b in combinations(used, 2):
+        sides = [survey.excess[i * k + j] / SCALE / survey.voters[i] for i, j in ((a, b), (b, a)) if survey.voters[i]]
+        bias = sum(sides) / len(sides) if sides else 0.0
+        n, m = survey.samples[a], survey.samples[b]
+        found[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
+    return found
+
+
+def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -> Plan:
+    """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
+    it.
+
+    Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
+    only they, for the worth of what comes of it is not known yet.
+    """
+    room = len(survey.slots) - (1 if clusters is None else clusters)
+    empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
+    empty = empty[len(empty) - max(0, min(room, len(empty))) :]
+    room -= len(empty)
+    samples = dict(zip(survey.slots, survey.samples, strict=True))
+    found = sorted((worth, pair) for pair, worth in worths(survey).items())
+    merges: list[Merge] = []
+    taken: set[int] = set()
+    for worth, (a, b) in found:
+        forced = clusters is not None and not merges
+        if len(merges) >= room or (worth >= options.worth and not forced):
+            break
+        if taken.isdisjoint((a, b)):
+            taken |= {a, b}
+            merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
+    return Plan(tuple(merges), tuple(empty))
+
+
+def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
+    """Merge models in place: bank (m, ..., P). One that is not finite is left out."""
+    for into, closed, share, _ in merges:
+        kept, joining = bank[into], bank[closed]
+        merged = torch.lerp(kept, joining, share)
+        sound = joining.isfinite().all(dim=-1, keepdim=True)
+        kept.copy_(torch.where(sound, torch.where(kept.isfinite().all(dim=-1, keepdim=True), merged, joining), kept))
+
+
+def order_of(clusters: int, closed: Collection[int]) -> list[int]:
+    """Number clusters anew after the last survey: those that are open first. Returns which one becomes 0, 1, ..."""
+    return sorted(range(clusters), key=lambda j: (j in closed, j))
+
+
+def judge(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean loss that clusters are judged by: outputs (C, n, ...), y (C, n, ...) -> (C,) in double
+    precision; NaN where there are no samples."""
+    if task.targets == "classes":
+        each = _brier(outputs, y)
+    elif task.targets == "tokens":
+        counts = y != NO_TOKEN
+        each = (_brier(outputs, y.clamp_min(0)) * counts).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
+    elif task.targets in ("labels", "numbers"):
+        values = outputs.double().sigmoid() if task.targets == "labels" else outputs.double()
+        each = (values.reshape(y.shape) - y).square().flatten(1)
+    else:
+        each = task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+    return each.double().mean(dim=1)
+
+
+def observe(
+    model: FlatModel,
+    bank: Tensor,
+    slots: Sequence[int],
+    follows: int,
+    train: tuple[Samples, Tensor],
+    held: tuple[Samples, Tensor],
+    local: LocalOptions,
+) -> Observation:
+    """Observe what one client says: bank (m, P); the samples that it trains with and those that it holds out; local:
+    its personal steps (`personal_steps`)."""
+    n = len(train[1])
+    if follows not in slots or not len(held[1]):
+        return Observation(follows, n)
+
+    def loss(vector: Tensor, x: Samples, y: Tensor) -> float:
+        with torch.no_grad():
+            return float(judge(model.task, infer(model, vector, x, "score")[None], y[None]))
+
+    losses = tuple(loss(local_steps(model, bank[j], *train, local), *held) for j in slots)
+    return Observation(follows, n, losses, loss(bank[follows], *held) - loss(bank[follows], *train))
+
+
+def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:
+    """Make the options of the personal steps before a model is judged: full batches, no momentum."""
+    return replace(local, steps=options.steps, batch_size=None, momentum=0.0)
+
+
+def _brier(outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute |p - onehot(y)|^2 / 2 = (1 - 2 p_y + |p|^2) / 2 with p = softmax(z): (..., classes), (...) -> (...)."""
+    p = outputs.double().softmax(dim=-1)
+    right = p.gather(-1, y[..., None])[..., 0]
+    return (1 - 2 * right + p.square().sum(dim=-1)) / 2
+
+
+def is_due(now: int, options: MergeOptions, since: int, rounds: int) -> bool:
+    """Return whether a survey is held after `now` rounds, where clusters were opened after `since` of them."""
+    age = now - since - options.first
+    return age >= 0 and age % options.every == 0 and now <= LATEST * rounds

@@ -1,0 +1,124 @@
+"""Options of clients and elections as plain records, and names of rules: reading an experiment does not need torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dfca.errors import ConfigError
+
+WeightRule = Literal["uniform", "metropolis"]
+WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
+Share = Literal["trained", "all", "relay"]
+SHARES: tuple[Share, ...] = ("trained", "all", "relay")
+RobustRule = Literal["none", "clip", "trimmed", "median"]
+ROBUST_RULES: tuple[RobustRule, ...] = ("none", "clip", "trimmed", "median")
+LIAR_SHARE = 0.2
+"""Robust folds and elections are made for liars up to this share."""
+PersonalSteps = int | Literal["auto"]
+MOST_PERSONAL_STEPS = 10_000
+
+
+def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
+    """Refuse what is no number of personal steps (`core.personal`).
+
+    Raises ConfigError.
+    """
+    number = isinstance(steps, int) and not isinstance(steps, bool) and 0 <= steps <= MOST_PERSONAL_STEPS
+    if not number and steps != "auto":
+        raise ConfigError(f'{key} must be "auto" or an integer in 0..{MOST_PERSONAL_STEPS}, got {steps!r}')
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
+
+    batch_size None is the paper's full batch. With mini-batches, `steps` still counts gradient steps; the batches run
+    through fresh permutations of the client's samples.
+    """
+
+    steps: int = 5
+    learning_rate: float = 0.1
+    batch_size: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"local.steps must be >= 0, got {self.steps}")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"local.learning_rate must be > 0, got {self.learning_rate}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f'local.batch_size must be >= 1 or "full", got {self.batch_size}')
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"local.weight_decay must be >= 0, got {self.weight_decay}")
+
+    def batch_of(self, samples: int) -> int | None:
+        """Return how many of a client's samples a step takes; None: all."""
+        return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
+
+
+@dataclass(frozen=True)
+class ElectionOptions:
+    """How centres are elected.
+
+    warmup_steps: local steps of every client before the election. level: error rate of one verdict. support: clients
+    that a new centre must help, its own included. patience: rejected candidates in a row that end the election.
+    most: largest number of clusters that an automatic election opens. bounded: votes are bounded and candidates that
+    stand in vain are borne, so that a share LIAR_SHARE of liars does not decide (`core.election`).
+    """
+
+    warmup_steps: int = 50
+    level: float = 0.001
+    support: int = 2
+    patience: int = 5
+    most: int = 16
+    bounded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 1:
+            raise ConfigError(f"warmup_steps must be >= 1, got {self.warmup_steps}")
+        if not 0 < self.level < 0.5:
+            raise ConfigError(f"level must be in (0, 0.5), got {self.level}")
+        for name, value in (("support", self.support), ("patience", self.patience), ("most", self.most)):
+            if value < 1:
+                raise ConfigError(f"{name} must be >= 1, got {value}")
+
+    def among(self, voters: int) -> ElectionOptions:
+        """Return the options of an election of so many voters: where votes are bounded, liars may stand in vain too."""
+        return replace(self, patience=self.patience + self.liars(voters)) if self.bounded else self
+
+    def liars(self, voters: int) -> int:
+        """Return how many of so many voters may lie: none where votes are not bounded."""
+        return math.ceil(LIAR_SHARE * voters) if self.bounded else 0
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """How clusters that are not worth their data are merged while training goes on (`core.merging`).
+
+    opens: clusters that the election opens before it asks for verdicts, at most one for 3 clients. first: rounds of
+    training before the first survey. every: rounds between two surveys. worth: clusters worth less are merged. steps:
+    personal steps before a model is judged.
+    """
+
+    opens: int = 8
+    first: int = 10
+    every: int = 2
+    worth: float = 0.5
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        for name, fewest in (("opens", 2), ("first", 1), ("every", 1), ("steps", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < fewest:
+                raise ConfigError(f"{name} of merging must be an integer >= {fewest}, got {value!r}")
+        if not self.worth > 0:
+            raise ConfigError(f"worth of merging must be > 0, got {self.worth!r}")
+
+    def opened(self, clients: int) -> int:
+        """Count the clusters that so many clients open: with fewer than 3 each, nobody could tell what one is worth."""
+        return min(self.opens, max(2, clients // 3))

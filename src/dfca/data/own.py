@@ -1,0 +1,254 @@
+"""Data of the user's own as a `Split`: lists of samples per client, arrays, partitions of flwr-datasets, or a function.
+
+    split_from(source)     source is one of
+      Split                        as it is
+      [client, client, ...]        samples of each client; a share of each is held out for testing
+      (train, test[, clusters])    two such lists, and the true cluster of each client where it is known
+      {"train": ..., "test": ..., "clusters": ..., "classes": ..., "task": ...}    by name; only train must be there
+      (x, y)                       arrays with the clients first: x (N, n, *shape), y (N, n)
+      (x, y, owner)                arrays of all samples, x (n, *shape), y (n,), and the client of each, owner (n,)
+      FederatedDataset             of flwr-datasets: anything with load_partition(i) that returns Hugging Face datasets
+
+The samples of one client are a pair (x, y) of arrays, a map-style torch Dataset, or a Hugging Face dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from dfca.core.rng import stream
+from dfca.core.task import CLASSIFICATION, Task
+from dfca.data.clients import Split
+from dfca.errors import ConfigError, DataError, DfcaError
+from dfca.imports import import_function
+
+INPUTS = ("image", "img", "x", "features", "input", "inputs", "data", "text")  # usual names of columns
+LABELS = ("label", "labels", "y", "target", "fine_label", "character", "class")
+Columns = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """How much of each client's samples is kept for testing where there is no test part, and by which seed."""
+
+    share: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"test_share must be > 0 and < 1, got {self.share}")
+
+
+def split_from(
+    source: Any,
+    *,
+    clients: int | None = None,
+    columns: Columns | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    task: str | Task | None = None,
+) -> Split:
+    """Make a split of data of your own; this file says of what.
+
+    clients: how many there must be; of a FederatedDataset, how many partitions to take (all, if not given).
+    columns: the names of the input and the label in Hugging Face datasets, ("image", "label"), where they are others
+    than the usual ones. task: what is learned, where the source does not say; classification if not given.
+
+    Raises DataError for what is no such data, or has another number of clients.
+    """
+    if isinstance(source, Split):
+        split = source
+    else:
+        parts = _to_parts(source, clients, columns)
+        split = _from_parts(parts, HoldOut(test_share, seed), columns, parts.task or task or CLASSIFICATION)
+    if clients is not None and split.train.clients != clients:
+        raise DataError(
+            f"the data is of {split.train.clients} clients and {clients} are asked for; set clients = "
+            f"{split.train.clients}, or give the samples of {clients}"
+        )
+    return split
+
+
+def call_factory(name: str, clients: int, seed: int, test_share: float, task: Task | None = None) -> Split:
+    """Call the function that `data.factory` names, as make(clients, seed), and make a split of what it returns.
+
+    Raises ConfigError where it cannot be imported, DataError where it fails or its result is no data.
+    """
+    make = import_function(name, "data.factory")
+    try:
+        made = make(clients, seed)
+    except DfcaError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f'data.factory "{name}" failed with {type(error).__name__}: {error}; it is called as make(clients, seed), '
+            f"here make({clients}, {seed})"
+        ) from error
+    try:
+        return split_from(made, clients=clients, test_share=test_share, seed=seed, task=task)
+    except DfcaError as error:
+        raise DataError(f'data.factory "{name}": {error}') from error
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The samples of each client, before they are checked and joined."""
+
+    train: Sequence[Any]
+    test: Sequence[Any] | None = None
+    clusters: Any = None
+    classes: int | None = None
+    task: str | Task | None = None
+
+
+def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Parts:
+    if hasattr(source, "load_partition"):
+        return _of_partitions(source, clients, columns)
+    if isinstance(source, Mapping):
+        if "train" not in source or (strange := set(source) - {"train", "test", "clusters", "classes", "task"}):
+            raise DataError(
+                f"data by name has the keys train, test, clusters, classes and task, got {', '.join(map(str, source))}"
+                + ("; train is missing" if "train" not in source else f"; {sorted(map(str, strange))[0]} is unknown")
+            )
+        return _Parts(**source)
+    if isinstance(source, tuple) and len(source) in (2, 3) and all(_is_array(part) for part in source):
+        return _of_arrays(*map(_numpy, source))
+    if isinstance(source, tuple) and len(source) in (2, 3) and all(isinstance(part, list) for part in source[:2]):
+        return _Parts(*source)
+    if isinstance(source, list):
+        return _Parts(source)
+    raise DataError(
+        f"cannot make clients of a {type(source).__name__}; give a dfca.Split, a list with the samples of each client, "
+        "(train, test) of two such lists, arrays (x, y) with the clients first, or (x, y, owner)"
+    )
+
+
+def _from_parts(parts: _Parts, hold_out: HoldOut, columns: Columns | None, task: str | Task) -> Split:
+    train = [_samples(each, columns) for each in parts.train]
+    if parts.test is not None:
+        test = [_samples(each, columns) for each in parts.test]
+        return Split.of_clients(train, test, parts.clusters, parts.classes, task)
+    pairs = [_divide(each, hold_out, client) for client, each in enumerate(train)]
+    kept, held = [one for one, _ in pairs], [other for _, other in pairs]
+    return Split.of_clients(kept, held, parts.clusters, parts.classes, task)
+
+
+def _of_arrays(x: np.ndarray, y: np.ndarray, owner: np.ndarray | None = None) -> _Parts:
+    if owner is None:
+        if y.ndim < 2 or x.shape[:2] != y.shape[:2]:
+            raise DataError(
+                f"arrays (x, y) have the clients first, x (clients, samples, ...) and y (clients, samples), got "
+                f"{x.shape} and {y.shape}; for one row per sample give (x, y, owner)"
+            )
+        return _Parts(list(zip(x, y, strict=True)))
+    if owner.shape != (len(x),) or len(y) != len(x):
+        raise DataError(
+            f"arrays (x, y, owner) have one row per sample, got {x.shape}, {y.shape} and {owner.shape}; owner is the "
+            "client of each sample"
+        )
+    names = np.unique(owner)  # sorted: client 0 is the first of them
+    return _Parts([(x[owner == name], y[owner == name]) for name in names])
+
+
+def _of_partitions(source: Any, clients: int | None, columns: Columns | None) -> _Parts:
+    """Take partitions of flwr-datasets: `load_partition(i)` is a Hugging Face dataset."""
+    if clients is None:
+        partitioners = getattr(source, "partitioners", None) or {}
+        numbers = [each.num_partitions for each in partitioners.values()]
+        if len(numbers) != 1:
+            raise DataError(f"the FederatedDataset has {len(numbers)} partitioners; say how many clients there are")
+        clients = int(numbers[0])
+    datasets = [source.load_partition(i) for i in range(clients)]
+    label = _columns_of(datasets[0], columns)[1]
+    feature = (getattr(datasets[0], "features", None) or {}).get(label)
+    return _Parts(datasets, classes=getattr(feature, "num_classes", None))
+
+
+def _samples(client: Any, columns: Columns | None) -> Any:
+    """Turn a Hugging Face dataset into a pair of arrays; leave everything else to `Split.of_clients`."""
+    if not hasattr(client, "column_names"):
+        return client
+    inputs, label = _columns_of(client, columns)
+    return _stack([_channels_first(each) for each in client[inputs]], inputs), np.asarray(list(client[label]))
+
+
+def _columns_of(dataset: Any, columns: Columns | None) -> Columns:
+    names = list(dataset.column_names)
+    if columns is not None:
+        if missing := [name for name in columns if name not in names]:
+            raise DataError(f'the dataset has no column "{missing[0]}"; its columns: {", ".join(names)}')
+        return columns
+    label = next((name for name in LABELS if name in names), None)
+    rest = [name for name in names if name != label]
+    inputs = rest[0] if len(rest) == 1 else next((name for name in INPUTS if name in rest), None)
+    if label is None or inputs is None:
+        raise DataError(
+            f"which columns are the input and the label? The dataset has {', '.join(names)}; give "
+            'columns=("image", "label")'
+        )
+    return inputs, label
+
+
+def _channels_first(value: Any) -> np.ndarray:
+    """Turn a sample into an array; images of Pillow, (h, w) or (h, w, c), become (c, h, w)."""
+    array = np.asarray(value)
+    if not hasattr(value, "getbands"):
+        return array
+    return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+
+
+def _stack(arrays: list[np.ndarray], column: str) -> np.ndarray:
+    if len({array.shape for array in arrays}) > 1:
+        raise DataError(f'samples of column "{column}" must have equal shapes; resize or pad them')
+    return np.stack(arrays) if arrays else np.empty((0,))
+
+
+def _divide(samples: Any, hold_out: HoldOut, client: int) -> tuple[Any, Any]:
+    """Hold out a share of one client's samples, drawn by lot: at least one, and one stays."""
+    take, count = _taker(samples, client)
+    if count < 2:
+        raise DataError(
+            f"client {client} has {count} samples, and one of each client is held out for testing; give it at least 2, "
+            "or give the test samples too"
+        )
+    order = torch.randperm(count, generator=stream(hold_out.seed, "hold-out", client)).tolist()
+    held = min(count - 1, max(1, round(hold_out.share * count)))
+    return take(sorted(order[held:])), take(sorted(order[:held]))
+
+
+def _taker(samples: Any, client: int) -> tuple[Callable[[list[int]], Any], int]:
+    """Return how to take some of the samples, and how many there are."""
+    if isinstance(samples, tuple | list) and len(samples) == 2 and not isinstance(samples, Dataset):
+        x, y = samples
+        y = y if _is_array(y) else np.asarray(y)
+        return lambda rows: (_take(x, rows), _take(y, rows)), len(y)
+    if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
+        return lambda rows: Subset(samples, rows), len(samples)
+    raise DataError(
+        f"client {client} is a {type(samples).__name__}; give a pair (x, y), a map-style torch Dataset, or a Hugging "
+        "Face dataset"
+    )
+
+
+def _take(x: Any, rows: list[int]) -> Any:
+    """Take rows of an array, or of each array of a tuple or dict of inputs."""
+    if isinstance(x, tuple):
+        return tuple(_take(part, rows) for part in x)
+    if isinstance(x, Mapping):
+        return {name: _take(part, rows) for name, part in x.items()}
+    return (x if _is_array(x) else np.asarray(x))[rows]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value

@@ -1,0 +1,122 @@
+"""Algorithms with options of their own, so that the same one can stand in a table twice.
+
+    algorithms = [
+        "dfca",
+        "fedavg",
+        {name = "fedavg", momentum = 0.9},                                         # "fedavg momentum=0.9"
+        {name = "dfedavgm", label = "dfedavgm, slow", local.learning_rate = 0.1},
+    ]
+
+A table is short for its label in the list and a table [algorithm."LABEL"]. What stands there is an option of the
+algorithm, or a section of the experiment (`SECTIONS`) laid over that of all the others; data and graph are the same for
+everybody, or rows could not be paired. A label begins with the name of its algorithm (`algorithms.base_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from dfca.algorithms import base_of
+from dfca.errors import ConfigError
+from dfca.validation import show
+
+SECTIONS = ("local", "mixing", "personal")
+"""What a row of a table may have of its own beside the options of its algorithm."""
+LONGEST = 60  # characters of a label, which names files
+LABEL = re.compile(r"[\w.:-]+([ ,+(=][\w .,:+=()%-]*[\w)%])?")
+
+
+def unfold(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the tables in the list `algorithms` by their labels, and put their options into `algorithm`.
+
+    >>> unfold({"algorithms": ["dfca", {"name": "fedavg", "momentum": 0.9}]})
+    {'algorithms': ['dfca', 'fedavg momentum=0.9'], 'algorithm': {'fedavg momentum=0.9': {'momentum': 0.9}}}
+
+    Raises ConfigError for a table without a name, or with the label of another.
+    """
+    listed, tables = values.get("algorithms"), values.get("algorithm", {})
+    several = isinstance(listed, list | tuple) and any(isinstance(each, Mapping) for each in listed)
+    if not several or not isinstance(tables, Mapping):
+        return dict(values)
+    names, tables = [], dict(tables)
+    for each in listed or ():
+        if not isinstance(each, Mapping):
+            names.append(each)
+            continue
+        label, options = label_of(each)
+        if options or label != each["name"]:
+            if tables.get(label, options) != options:
+                raise ConfigError(
+                    f'algorithms has {show(label)} and [algorithm."{label}"] is another; give one of them'
+                )
+            tables[label] = options
+        names.append(label)
+    return {**values, "algorithms": names, **({"algorithm": tables} if tables else {})}
+
+
+def label_of(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the label of an algorithm with options of its own, made of them where it is not given, and the options.
+
+    Raises ConfigError.
+    """
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(
+            f'a table in algorithms needs a name ({{name = "fedavg", momentum = 0.9}}), got {show(table)}'
+        )
+    options = {key: value for key, value in table.items() if key not in ("name", "label")}
+    label = table.get("label", " ".join([name, *_worded(options)]))
+    if not isinstance(label, str):
+        raise ConfigError(f"label of {name} must be a string, got {show(label)}")
+    if base_of(label) != name:
+        raise ConfigError(f'label {show(label)} must begin with the name of its algorithm: "{name}, ..."')
+    return label, options
+
+
+def _worded(options: Mapping[str, Any], before: str = "") -> list[str]:
+    words = []
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            words += _worded(value, f"{before}{key}.")
+        else:
+            words.append(f"{before}{key}={value if isinstance(value, str) else show(value)}")
+    return words
+
+
+def check_label(label: str) -> None:
+    """Refuse a label that cannot name files.
+
+    Raises ConfigError.
+    """
+    if not LABEL.fullmatch(label) or len(label) > LONGEST:
+        raise ConfigError(
+            f"a label of an algorithm must have at most {LONGEST} letters, digits, blanks and .,:+=()%- (it names "
+            f"files), got {show(label)}; give another"
+        )
+
+
+def sections_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a table of options."""
+    return {key: value for key, value in table.items() if key in SECTIONS and isinstance(value, Mapping)}
+
+
+def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a table of options is for the algorithm itself."""
+    return {key: value for key, value in table.items() if key not in sections_of(table)}
+
+
+def rejoin(names: Sequence[str], labels: Collection[str]) -> list[str]:
+    """Put labels with commas together again, which the command line has split.
+
+    >>> rejoin(["dfca", "fedavg", "momentum 0.9"], ["fedavg, momentum 0.9"])
+    ['dfca', 'fedavg, momentum 0.9']
+    """
+    joined: list[str] = []
+    rest = list(names)
+    while rest:
+        many = next((n for n in range(len(rest), 1, -1) if ", ".join(rest[:n]) in labels), 1)
+        joined.append(", ".join(rest[:many]))
+        rest = rest[many:]
+    return joined

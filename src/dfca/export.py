@@ -1,0 +1,82 @@
+"""Write a model for other programs: safetensors by the names of its state dict, or ONNX; both with metadata."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dfca.core.params import FlatModel
+from dfca.errors import ConfigError, RunError
+from dfca.files import atomic_write
+
+
+def write_safetensors(path: Path, flat: FlatModel, vector: Tensor, metadata: Mapping[str, str]) -> None:
+    """Write one model (P,): its tensors by the names of the module's state dict, and the metadata."""
+    from safetensors.torch import save
+
+    pieces = flat.pieces(vector.detach().cpu())
+    tensors = {name: piece.contiguous().clone() for name, piece in zip(flat.names, pieces, strict=True)}
+    write_file(path, save(tensors, dict(metadata)))
+
+
+def write_onnx(
+    path: Path, module: nn.Module, shape: Sequence[int], outputs: Sequence[str], metadata: Mapping[str, str]
+) -> None:
+    """Write a module as ONNX: input `input` (n, *shape) float32 for any n, outputs by their names.
+
+    Raises ConfigError where the library is missing or the module cannot be exported.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  torch's exporter needs it
+    except ImportError:
+        raise ConfigError("ONNX needs more libraries: pip install 'dfca[onnx]'") from None
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module.eval(),
+                (torch.zeros(2, *shape),),
+                dynamo=True,
+                input_names=["input"],
+                output_names=list(outputs),
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                verbose=False,
+            )
+    except Exception as error:  # torch's exporter raises what it likes on modules of the user's own
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the model cannot be written as ONNX ({reason}); export it as safetensors") from error
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, dict(metadata))
+    write_file(path, proto.SerializeToString())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file as a whole, and never through a link.
+
+    Raises RunError for a folder or a link of that name, or a disk that cannot be written.
+    """
+    if path.is_dir() or path.is_symlink():
+        raise RunError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; name a file to write")
+    atomic_write(path, data)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's progress and its warnings about itself from the user's screen."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,57 @@
+"""`python -m dfca.node OPTIONS`: the process of a node, without what only the command line needs.
+
+`dfca node run` checks its options and then becomes this process. typer and rich would be 5 MB that a device keeps for
+years and never uses again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from dfca.errors import DfcaError
+
+
+def become_node(options: dict[str, object]) -> NoReturn:
+    """Replace this process by one that runs a node; it keeps its ID, its signals and its streams."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # -P: nothing in the working directory takes the place of a library; `main` adds it for the user's own modules.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "dfca.node", json.dumps(options)])
+
+
+def main() -> None:
+    """Run a node, by options that `become_node` has handed over; errors are one sentence and a status."""
+    options = json.loads(sys.argv[1])
+    try:
+        from dfca.node.run import run_node
+        from dfca.node.service import ServiceOptions
+
+        sys.path.insert(0, os.getcwd())
+        record = options["record"]
+        run_node(
+            Path(options["folder"]),
+            ServiceOptions(
+                log_format=options["log_format"],
+                record=None if record is None else Path(record),
+                until_done=options["until_done"],
+                version=options["version"],
+            ),
+            options["with_parent"],
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if options["debug"]:
+            raise
+        unexpected = "" if isinstance(error, DfcaError | OSError) else f"unexpected {type(error).__name__}: "
+        hint = "; run again with --debug to see where" if unexpected else ""
+        print(f"error: {unexpected}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, DfcaError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a page says in short: which algorithm was best, what the numbers that vary do, who lost a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from dfca.experiment.sweep import write
+from dfca.paired import BEYOND_CHANCE
+from dfca.report.statistics import verdicts
+from dfca.report.tables import metric_of_rows
+from dfca.runs.store.metric import ShownMetric
+
+Row = Mapping[str, Any]
+
+
+class Effect(NamedTuple):
+    """What a key that varies does to the mean score: its best and its worst value, as written."""
+
+    key: str
+    best: str
+    best_mean: float
+    worst: str
+    worst_mean: float
+
+
+def findings_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Choose the rows that the page names in short: the best, the bounds, and those that lost a cluster."""
+    servers = [r for r in rows if r["via"] == "server" and not r["informed"] and r["accuracy_mean"] is not None]
+    known = [row for row in rows if row["accuracy_mean"] is not None and not row["partial"]]
+    alone = [row for row in known if row["via"] == "nobody"]
+    gossip = [row["accuracy_mean"] for row in known if row["via"] == "neighbours"]
+    metric = metric_of_rows(rows)
+    return {
+        "metric": metric,
+        "best": [row for row in rows if "accuracy" in row["best"]],
+        "best_server": _best(servers, metric),
+        "informed": [row for row in known if row["informed"]],
+        "alone": alone,
+        "alone_wins": bool(gossip) and any(metric.beats(row["accuracy_mean"], metric.best(gossip)) for row in alone),
+        "lost": [row for row in rows if row["lost_runs"] and not row["informed"]],
+        "verdict": _without_mark(verdicts(rows)) if rows else None,
+        "diverged": [row for row in rows if row["diverged_runs"]],
+        "none_lost": any(row["lost_runs"] == 0 and not row["informed"] for row in rows),
+    }
+
+
+def sweep_findings(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
+    """Choose what the page of a sweep says in short.
+
+    winner: the row with the best score among those that talk to neighbours and are finished; wins: at how many of
+    the points each of these was best; effects: of each key on the mean over algorithms and the other keys, the largest
+    first; lost: in how many runs an algorithm lost a cluster.
+    """
+    known = [row for row in rows if row["accuracy_mean"] is not None and not row["partial"]]
+    rivals = [row for row in known if row["via"] == "neighbours" and not row["informed"]]
+    several = len({row["algorithm"] for row in rivals}) > 1
+    points = list(dict.fromkeys(row["label"] for row in rivals))
+    metric = metric_of_rows(rows)
+    winners = [_best([row for row in rivals if row["label"] == at], metric) for at in points]
+    best = Counter(row["algorithm"] for row in winners if row is not None)
+    lost: Counter[str] = Counter()
+    for row in known:
+        lost[row["algorithm"]] += 0 if row["informed"] else row["lost_runs"] or 0
+    effects = [effect for key in keys if (effect := _effect(known, key, metric)) is not None]
+    return {
+        "metric": metric,
+        "winner": _best(rivals, metric),
+        "wins": best.most_common() if several else [],
+        "points_compared": len(points),
+        "effects": sorted(effects, key=lambda effect: -abs(effect.best_mean - effect.worst_mean)),
+        "verdict": _without_mark(verdicts(rows)) if rows else None,
+        "lost_runs": [(name, number) for name, number in lost.items() if number],
+    }
+
+
+def _without_mark(line: str | None) -> str | None:
+    """Return a note as a sentence of its own."""
+    return None if line is None else "B" + line.removeprefix(BEYOND_CHANCE + " b") + "."
+
+
+def _effect(rows: Sequence[Row], key: str, metric: ShownMetric) -> Effect | None:
+    """Compare the values of a key by the mean score of all algorithms that every one of the values has."""
+    by_value: dict[str, list[Row]] = {}
+    for row in rows:
+        if key in row["point"]:
+            by_value.setdefault(write(row["point"][key]), []).append(row)
+    if len(by_value) < 2:
+        return None
+    everywhere = set.intersection(*({row["algorithm"] for row in group} for group in by_value.values()))
+    means = {
+        value: fmean(_accuracy(row) for row in group if row["algorithm"] in everywhere)
+        for value, group in by_value.items()
+        if everywhere
+    }
+    if not means:
+        return None
+    high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    best, worst = (high, low) if metric.higher_is_better else (low, high)
+    return Effect(key, best, means[best], worst, means[worst])
+
+
+def _best(rows: Sequence[Row], metric: ShownMetric) -> Row | None:
+    return min(rows, key=lambda row: _accuracy(row) * (-1) ** metric.higher_is_better, default=None)
+
+
+def _accuracy(row: Row) -> float:
+    return float(row["accuracy_mean"])

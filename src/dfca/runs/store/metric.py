@@ -1,0 +1,119 @@
+"""Which score a run is about: what its rows and lines call it, and how people read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+DASH = "–"
+BEFORE = "all_models_"
+"""Before the key of the metric, in every line and row: the score of all models."""
+DOWNWARDS = {"rmse": "RMSE", "mse": "MSE", "mae": "MAE", "perplexity": "perplexity", "loss": "loss"}
+"""Names of known metrics where less is better, for lines of trials that are not finished."""
+SHARES = {"f1": "F1", "exact_match": "exact match", "token_accuracy": "token accuracy"}
+"""Names of those that are shown in percent, beside accuracy."""
+
+
+class ShownMetric(NamedTuple):
+    """The metric of a run, as `core.task.Metric.facts` wrote it."""
+
+    name: str = "accuracy"
+    key: str = "accuracy"
+    higher_is_better: bool = True
+    percent: bool = True
+    unit: str = ""
+
+    @property
+    def all_models(self) -> str:
+        """The key of the score of all models on every distribution."""
+        return BEFORE + self.key
+
+    @property
+    def sign(self) -> str:
+        """What stands behind a number: "%", a unit or nothing."""
+        return "%" if self.percent else self.unit
+
+    @property
+    def title(self) -> str:
+        """The name with its sign, for a table: "accuracy %", "RMSE °C"."""
+        return f"{self.name} {self.sign}".rstrip()
+
+    @property
+    def capitalised(self) -> str:
+        """The name as the first word of a sentence."""
+        return f"{self.name[:1].upper()}{self.name[1:]}"
+
+    @property
+    def label(self) -> str:
+        """The name with its sign, for an axis: "accuracy (%)", "RMSE (°C)"."""
+        return f"{self.name} ({self.sign})" if self.sign else self.name
+
+    def write(self, mean: float | None, std: float | None = None) -> str:
+        """Write a score: percent with one decimal, else three digits that matter.
+
+        >>> ShownMetric().write(0.9371, 0.0012), ShownMetric("RMSE", "rmse", False, False).write(0.31234, 0.0101)
+        ('93.7 ± 0.1', '0.312 ± 0.010')
+        """
+        if mean is None or not math.isfinite(mean):
+            return DASH
+        if self.percent:
+            return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+        digits = max(0, min(6, 2 - math.floor(math.log10(abs(mean))))) if mean else 3
+        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+
+    def signed(self, difference: float, half: float | None, near: float | None) -> str:
+        """Write a difference of scores, ± half of its interval, with the digits that `write` shows of a score near it.
+
+        >>> ShownMetric().signed(-0.0612, 0.011, 0.8), ShownMetric("RMSE", "rmse", False, False).signed(0.02, None, 0.3)
+        ('−6.1 ± 1.1', '+0.020')
+        """
+        factor = 100 if self.percent else 1
+        digits = len(self.write(abs(near) if near else 1.0).partition(".")[2])
+        text = f"{factor * difference:+.{digits}f}"
+        text = text if float(text) else text[1:]  # neither +0.0 nor -0.0
+        return text.replace("-", "−") + (f" ± {factor * half:.{digits}f}" if half is not None else "")
+
+    def best(self, scores: Iterable[float]) -> float:
+        """Return the best of some scores."""
+        return max(scores) if self.higher_is_better else min(scores)
+
+    def beats(self, score: float, other: float) -> bool:
+        """Return whether a score is better than another."""
+        return score > other if self.higher_is_better else score < other
+
+    def shown(self, score: float) -> float:
+        """Round a score to the digits that `write` shows, so that what looks equal is equal."""
+        text = self.write(score)
+        return math.nan if text == DASH else float(text)
+
+
+ACCURACY = ShownMetric()
+
+
+def metric_key(record: Mapping[str, Any]) -> str:
+    """Return what a row or a line of metrics calls the score.
+
+    >>> metric_key({"rmse": 0.3, "all_models_rmse": 0.4}), metric_key({})
+    ('rmse', 'accuracy')
+    """
+    return next((key.removeprefix(BEFORE) for key in record if key.startswith(BEFORE)), "accuracy")
+
+
+def metric_of(record: Mapping[str, Any]) -> ShownMetric:
+    """Return the metric of a row, or of a line, which knows no more than its key."""
+    facts = record.get("metric")
+    if isinstance(facts, Mapping):
+        known = {name: facts[name] for name in ShownMetric._fields if name in facts}
+        return ShownMetric(**{"percent": False, **known})
+    key = metric_key(record)
+    if key == "accuracy":
+        return ShownMetric()
+    return ShownMetric((DOWNWARDS | SHARES).get(key, key), key, key not in DOWNWARDS, percent=key in SHARES)
+
+
+def metric_of_run(summary: Mapping[str, Any]) -> ShownMetric:
+    """Return the metric of a run: that of its first row that says one."""
+    rows = [row for row in summary.get("runs", ()) if isinstance(row, Mapping)]
+    told = next((row for row in rows if "metric" in row), None)
+    return metric_of(told or next((row for row in rows if metric_key(row) != "accuracy"), {}))

@@ -1,0 +1,129 @@
+"""Repair a run folder: move what cannot be read aside, so that the same `dfca run` command goes on.
+
+Nothing is deleted: files that are damaged go to `damaged/`, byte by byte. What belongs to trials that are whole stays.
+A trial without a row in the summary, or with lines of metrics that are missing, is computed again by the next run, from
+its last checkpoint where there is one, to the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dfca.errors import ConfigError, RunError
+from dfca.experiment.load import Experiment, read_stored
+from dfca.experiment.sweep import trial_name
+from dfca.files import atomic_write, explain_write_errors
+from dfca.runs.store.folder import RunFolder, head_of, is_row
+from dfca.runs.store.metric import metric_key
+from dfca.runs.store.metrics import FOLDER as METRICS
+from dfca.runs.store.metrics import check_lines, without_nan
+
+ASIDE = "damaged"
+
+
+def repair(run_folder: str | Path) -> list[str]:
+    """Repair a run folder; returns what was done, one sentence each, none where all is well.
+
+    Raises:
+        RunError: if it is no run folder, another process writes to it, or its config.toml cannot be read.
+    """
+    path = Path(run_folder)
+    try:
+        config, sweep = read_stored((path / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one") from None
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"{path / 'config.toml'} cannot be read ({reason}); restore it: without it nobody knows what was run"
+        ) from error
+    folder = RunFolder.locked(path, swept=bool(sweep))
+    try:
+        return list(_repair(folder, Experiment(path.resolve().name, "default", config, sweep)))
+    finally:
+        folder.close()
+
+
+def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
+    path = folder.path
+    for name in ("environment.json", "topology.json"):
+        if (problem := _json_problem(path / name)) is not None:
+            yield from _move_aside(path, path / name, problem)
+            atomic_write(path / name, "{}\n")
+    problem = _json_problem(path / "summary.json")
+    summary: dict[str, Any] = head_of(experiment) | {"runs": []}
+    if problem is None:
+        stored = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if isinstance(stored.get("runs"), list):
+            summary = stored | {"runs": [row for row in stored["runs"] if is_row(row)]}
+            problem = None if summary == stored else "rows are no rows of trials"
+        else:
+            problem = 'it has no list "runs"'
+    if problem is not None:
+        yield from _move_aside(path, path / "summary.json", problem)
+        atomic_write(path / "summary.json", json.dumps(without_nan(summary), indent=1) + "\n")
+    for file in sorted((path / METRICS).glob("*.jsonl")):
+        if (problem := check_lines(file)) is not None:
+            yield from _move_aside(path, file, problem)
+    yield from _drop_rows(folder)
+
+
+def _drop_rows(folder: RunFolder) -> Iterator[str]:
+    """Drop the rows of trials whose lines of metrics are not all there, or tell another story."""
+    summary = folder.summary()
+    kept = []
+    for row in summary["runs"]:
+        file = folder.path / METRICS / f"{trial_name(*folder.key_of(row))}.jsonl"
+        problem = "lines of metrics are missing" if row.get("finished") and folder.lacks_lines(row) else None
+        if problem is None and row.get("finished") and (problem := _contradiction(row, file)) is not None:
+            yield from _move_aside(folder.path, file, problem)
+        if problem is None:
+            kept.append(row)
+        else:
+            yield f"{row['algorithm']}, seed {row['seed']}: {problem}; the next `dfca run` computes it again"
+    if len(kept) < len(summary["runs"]):
+        yield from _move_aside(folder.path, folder.path / "summary.json", "it names trials that are not whole")
+        text = json.dumps(without_nan(summary | {"runs": kept}), indent=1) + "\n"
+        atomic_write(folder.path / "summary.json", text)
+
+
+def _contradiction(row: dict[str, Any], file: Path) -> str | None:
+    """Compare a row with the last line of metrics; None where they agree, or there is no line."""
+    if not file.exists():
+        return None
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    last = json.loads(lines[-1]) if lines else {}
+    for key in (metric_key(row), "cluster_accuracy"):
+        if key in row and key in last and row[key] != last[key]:
+            return f"{key} is {row[key]} in summary.json and {last[key]} in the metrics"
+    return None
+
+
+def _json_problem(path: Path) -> str | None:
+    """Return why a file is no JSON object, None where it is one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "it is missing"
+    except (OSError, ValueError, RecursionError):
+        return "it is not JSON"
+    return None if isinstance(value, dict) else "it is no JSON object"
+
+
+def _move_aside(path: Path, file: Path, problem: str) -> Iterator[str]:
+    """Move a file to `damaged/`, under a name that is free there."""
+    if not file.exists():
+        yield f"{file.relative_to(path)}: {problem}; made anew"
+        return
+    with explain_write_errors(path / ASIDE):
+        (path / ASIDE).mkdir(exist_ok=True)
+        number, place = 0, path / ASIDE / file.name
+        while place.exists() or place.is_symlink():
+            number += 1
+            place = path / ASIDE / f"{file.name}.{number}"
+        os.rename(file, place)
+    yield f"{file.relative_to(path)}: {problem}; moved to {place.relative_to(path)}"

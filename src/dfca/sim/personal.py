@@ -1,0 +1,151 @@
+"""The personal last step of `core.personal` for all clients at once: picked on held-out samples, taken at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.local import lowest
+from dfca.core.personal import FIRST_SCALARS, GRID, LATER_SCALARS, POOL, SWEEPS, release_round
+from dfca.sim.engine import finite
+from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.start import Start
+
+Gather = Callable[[Sequence[int]], Tensor]
+"""Gathers the models (C, P) that some members deploy, by their places among the members."""
+
+
+class LastStep:
+    """The personal last step of the clients of a simulation.
+
+    release: the round before which the steps are picked, and from which on clients train on everything; None: they
+    always do. steps (N,): of every client; 0 until they are picked.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.start, self.setting = start, start.setting
+        asked = start.setting.last_steps
+        self.release = release_round(asked, start.setting.rounds)
+        self.steps = torch.full((start.setting.clients,), 0 if asked == "auto" else asked)
+
+    @property
+    def active(self) -> bool:
+        """Return whether clients take such a step, or may."""
+        return self.release is not None or bool(self.steps.any())
+
+    def pick(self, deployed: Gather, clusters: Tensor) -> int:
+        """Pick the steps of all clients; returns the numbers that they send for it.
+
+        deployed: gathers the members' models; clusters (L,): which of them that is.
+        """
+        start, shards = self.start, self.start.shards
+        assert start.held is not None  # until now
+        mine = torch.zeros(len(start.members), len(GRID) + 2, dtype=torch.float64)
+        mine[:, 0], mine[:, 1] = clusters.double(), torch.tensor(start.held.sizes, dtype=torch.float64)
+        rows = max(1, 16 * PIECE_BYTES // (start.flat.size * start.train.y.element_size()))
+        holders = [place for place, size in enumerate(start.held.sizes) if size]
+        for some in (holders[begin : begin + rows] for begin in range(0, len(holders), rows)):
+            mine[some, 2:] = self._curves(deployed(some), some).cpu()
+        found = shards.gather(mine)
+        chosen, held, curves = found[:, 0].long(), found[:, 1:2], found[:, 2:]
+        known = found[:, 1] > 0
+        sound = known & curves.isfinite().all(dim=1)
+        judged = held * curves + POOL * pooled(curves, sound, chosen, self._pairs())
+        picked = torch.tensor([GRID[lowest(row)] for row in judged])
+        self.steps = torch.where(known, picked, 0)
+        return self._scalars(chosen, known, sound)
+
+    def take(self, vectors: Tensor, places: Sequence[int]) -> Tensor:
+        """Take the steps of some members from the models (C, P) that they deploy; a client whose model becomes
+        non-finite keeps what it had."""
+        start, taken = self.start, vectors.clone()
+        steps = self.steps[[start.members[place] for place in places]]
+        for count in sorted(set(steps.tolist()) - {0}):
+            some = (steps == count).nonzero()[:, 0].tolist()
+            here = [places[i] for i in some]
+            moved = self._steps(vectors[some], here, count)
+            fine = torch.tensor(finite(moved), device=vectors.device)
+            taken[some] = torch.where(fine[:, None], moved, vectors[some])
+        return taken
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint needs."""
+        return {"personal.steps": self.steps} if self.active else {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from a state."""
+        if "personal.steps" in tensors:  # since version 0.4
+            self.steps = tensors["personal.steps"].clone()
+
+    def row(self) -> dict[str, Any]:
+        """Return the metrics of the last step: the steps of every client."""
+        return {"personal_steps_by_client": self.steps.tolist()}
+
+    def _curves(self, vectors: Tensor, places: Sequence[int]) -> Tensor:
+        """Compute the curves of some members that hold samples out: (C, G)."""
+        start = self.start
+        assert start.held is not None
+        held, train = _of(start.held, places), _of(start.train, places)
+        clients = [start.members[place] for place in places]
+        found = [start.engine.deployed_losses(vectors, held)]
+        for begin, end in pairwise(GRID):
+            vectors = start.engine.personal_steps(vectors, train, end - begin, clients)
+            found.append(start.engine.deployed_losses(vectors, held))
+        return torch.stack(found, dim=1)
+
+    def _steps(self, vectors: Tensor, places: Sequence[int], steps: int) -> Tensor:
+        clients = [self.start.members[place] for place in places]
+        return self.start.engine.personal_steps(vectors, _of(self.start.train, places), steps, clients)
+
+    def _pairs(self) -> Tensor | None:
+        """List who sends its curve to whom, (E, 2); None: everybody to everybody, through a server."""
+        if self.setting.algorithm.exchange == "server":
+            return None
+        edges = list(self.setting.graph.edges) if self.setting.algorithm.exchange == "gossip" else []
+        one_way = torch.tensor(edges, dtype=torch.int64).view(-1, 2)
+        return torch.cat([one_way, one_way.flip(1)])
+
+    def _scalars(self, clusters: Tensor, known: Tensor, sound: Tensor) -> int:
+        """Count the numbers that clients send to pool their curves: to a server, or to their neighbours."""
+        pairs = self._pairs()
+        if pairs is None:
+            return FIRST_SCALARS * int(known.sum())
+        alike = len(alike_pairs(pairs, clusters, sound))
+        return FIRST_SCALARS * int(known[pairs[:, 0]].sum()) + LATER_SCALARS * alike
+
+
+def pooled(curves: Tensor, sound: Tensor, clusters: Tensor, pairs: Tensor | None) -> Tensor:
+    """Pool the curves of each cluster: (N, G) -> (N, G).
+
+    sound (N,): who has a curve that is finite; the others keep their own. pairs (E, 2): who sends to whom, both ways;
+    None: a server has the mean of all.
+    """
+    if pairs is None:
+        size = int(clusters.max()) + 1
+        given = torch.where(sound[:, None], curves, 0.0)
+        total = torch.zeros(size, curves.shape[1], dtype=curves.dtype).index_add_(0, clusters, given)
+        count = torch.zeros(size, dtype=curves.dtype).index_add_(0, clusters, sound.to(curves.dtype))
+        return torch.where(sound[:, None], (total / count[:, None])[clusters], curves)
+    senders, receivers = alike_pairs(pairs, clusters, sound).T
+    degrees = torch.bincount(receivers, minlength=len(curves))
+    weights = 1 / (1 + torch.maximum(degrees[senders], degrees[receivers])).to(curves.dtype)
+    pool = curves.clone()
+    for _ in range(SWEEPS):
+        pool = pool.index_add(0, receivers, weights[:, None] * (pool[senders] - pool[receivers]))
+    return pool
+
+
+def alike_pairs(pairs: Tensor, clusters: Tensor, sound: Tensor) -> Tensor:
+    """Keep the pairs (E, 2) of clients of one cluster whose curves are both finite."""
+    one, two = pairs.T
+    return pairs[sound[one] & sound[two] & (clusters[one] == clusters[two])]
+
+
+def _of(data: Any, places: Sequence[int]) -> Any:
+    """Take the samples of some members: a view where they follow one another."""
+    run = range(places[0], places[-1] + 1)
+    return members_of(data, run) if len(run) == len(places) else data.subset(places)

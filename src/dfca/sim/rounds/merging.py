@@ -1,0 +1,195 @@
+"""The surveys of `core.merging` for all clients at once: which clusters are worth their data, and who holds out samples
+for it until when.
+
+What a survey sends is counted as one turn on a wave (`peer.election`): the sums up the tree, the decision down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.merging import LATEST, Observation, Plan, decide, is_due, judge, nothing, order_of, total
+from dfca.core.options import MergeOptions
+from dfca.core.rng import derive
+from dfca.data.clients import ClientData
+from dfca.peer.messages import Call
+from dfca.sim.rounds.election_cost import ElectionCost
+from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.start import Start
+
+OBSERVERS = 8
+"""So many followers of a cluster take personal steps in a survey, drawn by lot: more cost time and decide alike."""
+KEY_SCALARS = 5
+"""Numbers that name the wave in each of its messages."""
+
+
+class Merging:
+    """The clusters of every client that are closed, and when the next survey is due; every rank knows the same.
+
+    closed (m, N) bool: parts of a graph that are not connected close their own. since: after how many rounds clusters
+    were opened last; over: whether no survey is due until one is opened again. log: the surveys so far, of the first
+    part.
+    """
+
+    def __init__(self, start: Start, options: MergeOptions, parts: Sequence[Sequence[int]], centres: Sequence[int]):
+        """Begin with so many centres in each part of the graph."""
+        self.start, self.options, self.parts = start, options, parts
+        self.closed = torch.zeros(max(centres), start.setting.clients, dtype=torch.bool)
+        for part, many in zip(parts, centres, strict=True):
+            self.closed[many:, list(part)] = True
+        self.since, self.over = 0, False
+        self.log: list[dict[str, Any]] = []
+        self._waves: dict[int, int] = {}
+
+    @property
+    def everywhere(self) -> set[int]:
+        """The clusters that are closed for all clients."""
+        return {j for j, closed in enumerate(self.closed) if bool(closed.all())}
+
+    def slots(self, part: Sequence[int]) -> tuple[int, ...]:
+        """List the clusters that are open in a part of the graph."""
+        return tuple((~self.closed[:, part[0]]).nonzero()[:, 0].tolist())
+
+    def is_due(self, now: int) -> bool:
+        """Return whether a survey is held after so many rounds."""
+        return not self.over and is_due(now, self.options, self.since, self.start.setting.rounds)
+
+    def losses(self, banks: Tensor) -> Tensor:
+        """Compute the losses that members choose a cluster by until the last survey: (L, m), on held-out samples.
+
+        A client that holds none out has those on its training samples.
+        """
+        start, closed = self.start, self.everywhere
+        assert start.held is not None  # until the last survey
+        without = [place for place, size in enumerate(start.held.sizes) if not size]
+        if len(without) == len(start.held.sizes):
+            return start.engine.losses(banks, start.train, closed=closed)
+        found = start.engine.losses(banks, start.held, closed=closed)
+        if without:
+            found[without] = start.engine.losses(banks[:, without], start.train.subset(without), closed=closed)
+        return found
+
+    def survey(self, banks: Tensor, assignments: Tensor, now: int) -> tuple[list[Plan], int]:
+        """Ask all clients, after so many rounds; returns what each part of the graph decides, and the numbers sent."""
+        said = self._ask(banks, assignments, now)
+        setting, plans, scalars = self.start.setting, [], 0
+        for number, part in enumerate(self.parts):
+            slots = self.slots(part)
+            heard = (_observation(said[client], slots) for client in part)
+            plans.append(plan := decide(total(slots, heard), self.options, setting.clusters))
+            self.closed[list(plan.closed), part[0]] = True
+            self.closed[:, list(part)] = self.closed[:, part[0], None]
+            scalars += self._scalars(number, slots, plan)
+        self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
+        later = is_due(now + self.options.every, self.options, self.since, setting.rounds)
+        self.over = not later or not any(plan.merges for plan in plans) or self._settled()
+        return plans, scalars
+
+    def renumber(self) -> list[tuple[Sequence[int], list[int]]]:
+        """Number the clusters of every part anew after the last survey; returns the parts and their `order_of`."""
+        orders, clusters = [], len(self.closed)
+        for part in self.parts:
+            orders.append((part, order_of(clusters, set(range(clusters)) - set(self.slots(part)))))
+        for part, order in orders:
+            self.closed[:, list(part)] = self.closed[order][:, list(part)]
+        self.closed = self.closed[~self.closed.all(dim=1)].clone()
+        return orders
+
+    def reopen(self, slot: int, part: Sequence[int], now: int) -> None:
+        """Note that an election opened a cluster in a part of the graph, after so many rounds."""
+        if slot == len(self.closed):
+            self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
+        self.closed[slot, list(part)] = False
+        first = now + self.options.first
+        self.since, self.over = now, first > LATEST * self.start.setting.rounds
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint needs, besides the log."""
+        return {
+            "merging.closed": self.closed,
+            "merging.since": torch.tensor(self.since),
+            "merging.over": torch.tensor(self.over),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], log: Sequence[dict[str, Any]]) -> None:
+        """Continue from a state."""
+        self.closed = tensors["merging.closed"].clone()
+        self.since, self.over = int(tensors["merging.since"]), bool(tensors["merging.over"])
+        self.log = list(log)
+
+    def _settled(self) -> bool:
+        """Return whether there is nothing left to merge."""
+        return all(len(self.slots(part)) <= (self.start.setting.clusters or 1) for part in self.parts)
+
+    def _ask(self, banks: Tensor, assignments: Tensor, now: int) -> Tensor:
+        """Gather what all clients say: (N, 3 + m), the cluster, the samples, the optimism, the losses."""
+        start, members = self.start, self.start.members
+        assert start.held is not None  # until the last survey
+        mine = torch.full((len(members), 3 + len(banks)), float("nan"), dtype=torch.float64)
+        mine[:, 0] = assignments[list(members)].double()
+        mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
+        chosen = self._observers(assignments, now)
+        here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
+        rows = max(1, 16 * PIECE_BYTES // (start.flat.size * banks.element_size()))
+        for some in (here[begin : begin + rows] for begin in range(0, len(here), rows)):
+            mine[some, 2:] = self._observe(banks, assignments, some).cpu()
+        return start.shards.gather(mine)
+
+    def _observers(self, assignments: Tensor, now: int) -> set[int]:
+        """Draw who takes personal steps: some followers of every cluster of every part."""
+        lots = [derive(self.start.setting.seed, "survey", now, client) for client in range(len(assignments))]
+        chosen: set[int] = set()
+        for part, slot in ((some, slot) for some in self.parts for slot in self.slots(some)):
+            followers = [client for client in part if assignments[client] == slot]
+            chosen.update(sorted(followers, key=lambda client: lots[client])[:OBSERVERS])
+        return chosen
+
+    def _observe(self, banks: Tensor, assignments: Tensor, some: list[int]) -> Tensor:
+        """Compute the optimism and the losses after personal steps of some members: (C, 1 + m)."""
+        start, engine = self.start, self.start.engine
+        assert start.held is not None
+        clients, rate = [start.members[place] for place in some], partial(judge, start.flat.task)
+        train, held = _of(start.train, some), _of(start.held, some)
+        follows = assignments[clients].to(banks.device)
+        vectors = banks[follows, torch.tensor(some, device=banks.device)]
+        found = torch.full((len(some), 1 + len(banks)), float("nan"), dtype=torch.float64)
+        found[:, 0] = (engine.rated(rate, vectors, held) - engine.rated(rate, vectors, train)).cpu()
+        closed = self.everywhere
+        for j, models in enumerate(banks):
+            if j not in closed:
+                tuned = engine.finetuned(models[some], train, self.options.steps, clients)
+                found[:, 1 + j] = engine.rated(rate, tuned, held).cpu()
+        return found
+
+    def _scalars(self, number: int, slots: Sequence[int], plan: Plan) -> int:
+        """Count the numbers that a survey sends in a part of the graph: a wave, the sums up, the decision down."""
+        setting = self.start.setting
+        if number not in self._waves:
+            graph, call = setting.graph.subgraph(self.parts[number]), Call((), len(self.closed))
+            self._waves[number] = ElectionCost(graph, setting.seed, setting.algorithm.election, call).wave
+        up = sum(map(len, nothing(slots)))
+        down = len(plan.empty) + sum(map(len, plan.merges))
+        return self._waves[number] + (len(self.parts[number]) - 1) * (2 * KEY_SCALARS + up + down)
+
+
+def _observation(said: Tensor, slots: Sequence[int]) -> Observation:
+    """Read what one client says of the clusters that are open: (3 + m,)."""
+    numbers = said.tolist()
+    return Observation(int(numbers[0]), int(numbers[1]), tuple(numbers[3 + j] for j in slots), numbers[2])
+
+
+def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:
+    """Describe a survey for the metrics."""
+    merged = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plan.merges]
+    return {"round": now, "merged": merged, "empty": list(plan.empty), "left": left}
+
+
+def _of(data: ClientData, places: Sequence[int]) -> ClientData:
+    """Take the samples of some members: a view where they follow one another."""
+    run = range(places[0], places[-1] + 1)
+    return members_of(data, run) if len(run) == len(places) else data.subset(places)

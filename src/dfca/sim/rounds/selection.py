@@ -1,0 +1,99 @@
+"""The exchange of methods whose clients choose their peers (`core.choosing`), for all clients of a round at once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from dfca.core.choosing import Drawing, PeerChoice, Received
+from dfca.core.rng import stream
+from dfca.errors import ConfigError
+from dfca.metrics import Drift
+from dfca.sim.rounds.exchange import Sent
+from dfca.sim.shards import PIECE_BYTES
+from dfca.sim.start import Start
+from dfca.sim.traffic import Traffic
+
+
+class Selection:
+    """Who asks whom, and what comes of it. chosen, alike: how many peers were averaged with since the last evaluation,
+    and how many of them belong to the same true cluster."""
+
+    def __init__(self, start: Start, choice: PeerChoice) -> None:
+        if start.shards.ranks > 1:
+            raise ConfigError(
+                f"{start.setting.algorithm.name} chooses its peers by their models, which only one process can; "
+                "run it without torchrun"
+            )
+        self.start, self.choice = start, choice
+        self.chosen = self.alike = 0
+
+    def exchange_(self, banks: Tensor, sent: Sent, traffic: Traffic, drift: Drift | None = None) -> None:
+        """Draw, score and average in place: banks (1, N, P)."""
+        memory, whole = self.start.memory, slice(0, banks.shape[2])
+        assert memory is not None  # `Algorithm` checked it
+        if drift is not None:
+            drift.before(0, whole, banks[0])
+        drawn = self._draw(sent, memory)
+        before, told = banks[0].clone(), memory.clone()
+        asked = torch.bincount(
+            torch.tensor([j for peers in drawn.values() for j in peers]).long(), minlength=len(before)
+        )
+        traffic.count(asked, torch.zeros_like(asked))
+        if self.choice.tells:
+            traffic.scalars += int(asked.sum()) * memory.shape[1]
+        losses, sizes = self._losses(before, drawn), torch.tensor(self.start.train.sizes)
+        for i, peers in drawn.items():
+            own = torch.cat([sizes[[i]], sizes[peers]])
+            found = self.choice.merge(Received(i, sent.now, peers, losses[i], own, told[i], told[peers]))
+            memory[i] = found.memory
+            rows = before[[i, *peers]]
+            banks[0, i] = found.weights.to(rows) @ rows
+            self._note(i, [peer for peer, weight in zip(peers, found.weights[1:].tolist(), strict=True) if weight])
+        if drift is not None:
+            drift.after(0, whole, banks[0])
+
+    def row(self) -> dict[str, float | None]:
+        """Return the share of chosen peers that belong to the own true cluster, since it was asked for last."""
+        share = self.alike / self.chosen if self.chosen and self.start.truth is not None else None
+        self.chosen = self.alike = 0
+        return {"peers_of_own_cluster": share}
+
+    def _draw(self, sent: Sent, memory: Tensor) -> dict[int, list[int]]:
+        """Let every client of the round draw among those that have a model to send."""
+        setting, senders = self.start.setting, sent.senders.nonzero()[:, 0].tolist()
+        drawn = {}
+        for i in sent.receivers.nonzero()[:, 0].tolist():
+            candidates = candidates_of(self.choice, setting.graph, i, senders)
+            random = partial(stream, setting.seed, "peers", i, sent.now)
+            drawn[i] = self.choice.ask(Drawing(i, sent.now, candidates, memory[i], random))
+        return drawn
+
+    def _losses(self, models: Tensor, drawn: dict[int, list[int]]) -> dict[int, Tensor]:
+        """Compute the losses of the models (N, P) that clients have drawn, on their own samples: (n,) each."""
+        start, found = self.start, {i: torch.zeros(0) for i in drawn}
+        groups: dict[int, list[int]] = {}
+        for i, peers in drawn.items():
+            groups.setdefault(len(peers), []).append(i)
+        for many, clients in groups.items():
+            size = max(1, 16 * PIECE_BYTES // max(1, many * models.shape[1] * models.element_size()))
+            for begin in range(0, len(clients) if many else 0, size):
+                some = clients[begin : begin + size]
+                bank = models[torch.tensor([drawn[i] for i in some]).T]
+                data = start.train if len(some) == start.train.clients else start.train.subset(some)
+                found |= dict(zip(some, start.engine.losses(bank, data).cpu(), strict=True))
+        return found
+
+    def _note(self, client: int, chosen: list[int]) -> None:
+        truth = self.start.truth
+        self.chosen += len(chosen)
+        if truth is not None:
+            self.alike += int((truth[chosen] == truth[client]).sum())
+
+
+def candidates_of(choice: PeerChoice, graph: nx.Graph, client: int, senders: list[int]) -> list[int]:
+    """List whom a client may ask: those that have a model to send, of all others or of its neighbours."""
+    return [j for j in senders if j != client and (choice.among == "any" or graph.has_edge(client, j))]

@@ -1,0 +1,61 @@
+"""What models learn, as a user says it: names of tasks, losses and metrics, paths "package.module:function", functions.
+
+`core.task` has the tasks themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dfca.core.task import TASKS, Loss, OwnFunction, Task, build_task
+from dfca.errors import ConfigError
+from dfca.imports import import_function, is_import
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossLike = str | Loss | None
+MetricLike = str | Callable[["Tensor", "Tensor"], Any] | None
+
+
+def make_task(
+    name: str | None = None,
+    loss: LossLike = None,
+    metric: MetricLike = None,
+    higher_is_better: bool | None = None,
+    unit: str | None = None,
+) -> Task:
+    """Make a task.
+
+    name: "classification", "regression", "multilabel", "tokens", or "custom" for targets of any kind; default: the task
+    that the loss or the metric belongs to, else "classification", or "custom" with a loss of one's own.
+    loss, metric: a name that fits the task, a task's name (for its own), a path, or a function.
+    higher_is_better, unit: of a metric of one's own; default: its attributes of these names, else True and none.
+
+    Raises ConfigError for names that do not exist or do not fit each other.
+    """
+    return build_task(name, _found("loss", loss), _found("metric", metric), higher_is_better, unit)
+
+
+def choose_task(given: Task, task: str | Task | None, loss: LossLike = None, metric: MetricLike = None) -> Task:
+    """Settle the task of a simulation: what is asked for, over that of the data.
+
+    Raises ConfigError as `make_task` does.
+    """
+    if isinstance(task, Task):
+        if loss is not None or metric is not None:
+            raise ConfigError("a Task has its loss and metric; give their names with the name of a task instead")
+        return task
+    if task is None and loss is None and metric is None:
+        return given
+    named = any(isinstance(each, str) and each in TASKS for each in (loss, metric))
+    if task is None and given.name in TASKS and not named:
+        task = given.name
+    return make_task(task, loss, metric)
+
+
+def _found(kind: str, value: Any) -> Any:
+    if isinstance(value, str) and is_import(value):
+        return OwnFunction(import_function(value, f"task.{kind}"), value)
+    return value

@@ -1,0 +1,307 @@
+"""One trial as it is shown: the curve of its evaluations, the clusters of its clients, and what happened to them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dfca.watch.metric import key_of
+from dfca.watch.reading import finite, text, whole_numbers
+
+MOST_KEPT = 400
+"""Evaluations of one trial; beyond, every second one is forgotten."""
+MOST_LOGGED = 60
+NAMED = 6
+"""So many clients are named in a sentence."""
+LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""A client's cluster is one letter: (N,) is a text of N letters, "." for none, "~" beyond the last letter."""
+MOST_CLUSTERS = len(LETTERS)
+MEASURES = ("score", "cluster_accuracy", "live_clusters", "bytes_sent", "switches", "away", "staleness")
+
+
+@dataclass
+class Evaluation:
+    """What one line of metrics says. x: virtual or real seconds, or the round; values: by MEASURES."""
+
+    serial: int
+    x: float
+    round: int
+    values: dict[str, float | None]
+    clusters: str
+    away: list[int]
+    by_cluster: list[float | None]
+
+
+@dataclass
+class TrialView:
+    """A trial of the folder. generation: changes when it begins anew; version: whenever something changes.
+
+    asked_clusters: how many clusters of clients there should be, None if nobody knows. complete: all clients are seen,
+    so that a cluster without clients is lost. names: of the clients, where they have any but their numbers.
+    metric: what lines call the score.
+    """
+
+    algorithm: str
+    seed: int
+    digest: str = ""
+    asked_clusters: int | None = None
+    complete: bool = True
+    names: list[str] = field(default_factory=list)
+    state: str = "waiting"
+    error: str = ""
+    generation: int = 0
+    version: int = 0
+    timed: bool = False
+    models: int = 1
+    metric: str = "accuracy"
+    evaluations: list[Evaluation] = field(default_factory=list)
+    by_client: list[float | None] = field(default_factory=list)
+    log: deque[dict[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_LOGGED))
+    _serial: int = 0
+    _folds: tuple[float, float] = (0.0, 0.0)
+    _short_since: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identify the trial on the page."""
+        return f"{self.algorithm}/{self.seed}/{self.digest[:12]}"
+
+    @property
+    def name(self) -> str:
+        """Name the trial for people."""
+        return f"{self.algorithm}, seed {self.seed}"
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    def begin_anew(self) -> None:
+        """Forget what was read: the file was replaced."""
+        self.generation, self.version = self.generation + 1, self.version + 1
+        self.evaluations, self.by_client = [], []
+        self.log.clear()
+        self._folds, self._short_since = (0.0, 0.0), ""
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take in one line of metrics; what it lacks, or has in another form, is left out."""
+        round_, time_s = finite(line.get("round")), finite(line.get("time_s"))
+        if round_ is None:
+            return
+        self.timed = time_s is not None
+        x = round_ if time_s is None else time_s
+        if self.last is not None and x < self.last.x:
+            return
+        clusters = encode(line.get("assignments"), whole_numbers(line.get("without_models")) or [])
+        away = sorted(set(whole_numbers(line.get("away_clients")) or []))
+        sent = finite(line.get("bytes_sent"))
+        self.metric = key_of(line)
+        values = {
+            "score": finite(line.get(self.metric)),
+            "cluster_accuracy": finite(line.get("cluster_accuracy")),
+            "live_clusters": finite(line.get("live_clusters")),
+            "bytes_sent": None if sent is None else sent + (finite(line.get("server_bytes_sent")) or 0.0),
+            "switches": None,
+            "away": finite(line.get("away")) if line.get("away") is not None else None,
+            "staleness": self._staleness(line),
+        }
+        by_cluster = line.get(f"{self.metric}_by_cluster")
+        each = [finite(value) for value in by_cluster[:MOST_CLUSTERS]] if isinstance(by_cluster, list) else []
+        found = Evaluation(self._serial, x, int(round_), values, clusters, away, each)
+        self.models = int(finite(line.get("models")) or 1)
+        scores = line.get(f"{self.metric}_by_client")
+        self.by_client = [finite(score) for score in scores[:100_000]] if isinstance(scores, list) else []
+        self._compare(found)
+        self._put(found)
+
+    def _put(self, found: Evaluation) -> None:
+        if self.last is not None and found.x == self.last.x:
+            self.evaluations[-1] = found  # of two lines of one round the last one counts
+        else:
+            self.evaluations.append(found)
+        self._serial, self.version = self._serial + 1, self.version + 1
+        if len(self.evaluations) > MOST_KEPT:
+            self.evaluations = [*self.evaluations[-2::-2][::-1], found]
+
+    def _staleness(self, line: Mapping[str, Any]) -> float | None:
+        """Average the age of the models that were folded since the line before."""
+        folds, ages = finite(line.get("folds")), finite(line.get("fold_ages"))
+        if folds is None or ages is None:
+            return finite(line.get("staleness"))
+        before, self._folds = self._folds, (folds, ages)
+        number = folds - before[0]
+        return (ages - before[1]) / number if number > 0 else None
+
+    def _compare(self, new: Evaluation) -> None:
+        """Note what has changed since the last evaluation."""
+        when = place(new.x, new.round, self.timed)
+        old = self.last
+        if old is not None and len(old.clusters) == len(new.clusters):
+            pairs = zip(old.clusters, new.clusters, strict=True)
+            moved = [i for i, (a, b) in enumerate(pairs) if a != b and "." not in (a, b)]
+            new.values["switches"] = float(len(moved)) if new.clusters else None
+            if moved:
+                shown = [f"{self._name(i)} ({old.clusters[i]}→{new.clusters[i]})" for i in moved[:NAMED]]
+                self._note(when, "switch", f"{clients(len(moved))} switched: {some(shown, len(moved))}")
+        if old is not None:
+            for kind, verb, who in (
+                ("away", "left", sorted({*new.away} - {*old.away})),
+                ("back", "came back", sorted({*old.away} - {*new.away})),
+            ):
+                if who:
+                    names = [self._name(i) for i in who[:NAMED]]
+                    self._note(when, kind, f"{clients(len(who))} {verb}: {some(names, len(who))}")
+        self._watch_clusters(new, when)
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if 0 <= client < len(self.names) else str(client)
+
+    def _watch_clusters(self, new: Evaluation, when: str) -> None:
+        live, wanted = live_clusters(new), self._wanted(new)
+        if live is None or wanted < 2:
+            return
+        if live < wanted and not self._short_since:
+            self._short_since = when
+            self._note(when, "lost", f"only {live} of {wanted} clusters have clients")
+        elif live >= wanted and self._short_since:
+            self._short_since = ""
+            self._note(when, "found", f"all {wanted} clusters have clients again")
+
+    def _wanted(self, new: Evaluation) -> int:
+        """How many clusters should have clients: those that were asked for, once somebody holds a model.
+
+        Where nobody knows how many there should be, those that it keeps.
+        """
+        if not self.complete:
+            return 1
+        if new.values["cluster_accuracy"] is None or not new.values["score"]:
+            return self.models
+        return min(self.asked_clusters or self.models, MOST_CLUSTERS)
+
+    def _note(self, when: str, kind: str, what: str) -> None:
+        self.log.append({"when": when, "kind": kind, "what": what})
+
+    def alarm(self) -> str:
+        """Say that a cluster has been lost; "" while none is."""
+        if self.last is None or not self._short_since:
+            return ""
+        live = live_clusters(self.last)
+        empty = sorted({*LETTERS[: min(self.models, MOST_CLUSTERS)]} - {*self.last.clusters}, key=LETTERS.index)
+        of = f"{live} of {self._wanted(self.last)} clusters have clients since {self._short_since}"
+        return f"{self.name}: only {of}" + (f"; nobody uses {some(empty[:NAMED], len(empty))}" if empty else "")
+
+    def curve(self, most: int) -> dict[str, Any]:
+        """Return the curve for the page, with at most so many evaluations; the last one is always there."""
+        step = -(-len(self.evaluations) // most) or 1
+        shown = self.evaluations[::-1][::step][::-1]
+        columns = {
+            name: [short(each.values[name]) for each in shown]
+            for name in MEASURES
+            if any(each.values[name] is not None for each in shown)
+        }
+        return {
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "digest": self.digest[:12],
+            "state": self.state,
+            "error": self.error,
+            "timed": self.timed,
+            "models": self.models,
+            "generation": self.generation,
+            "version": self.version,
+            "x": [short(each.x) for each in shown],
+            "round": [each.round for each in shown],
+            **columns,
+        }
+
+    def frames(self, after: int) -> dict[str, Any]:
+        """Return the clusters of all clients at the evaluations after one of them, and what happened."""
+        return {
+            "generation": self.generation,
+            "frames": [
+                [
+                    *(each.serial, short(each.x), each.round, each.clusters, each.away),
+                    [short(value) for value in each.by_cluster],
+                ]
+                for each in self.evaluations
+                if each.serial > after
+            ],
+            "by_client": [short(score) for score in self.by_client],
+            "log": list(self.log),
+        }
+
+
+def live_clusters(evaluation: Evaluation) -> int | None:
+    """Count the clusters that have clients."""
+    found = {*evaluation.clusters} - {".", "~"}
+    known = evaluation.values["live_clusters"]
+    return len(found) if found else None if known is None else int(known)
+
+
+def encode(assignments: Any, without: Sequence[int] = ()) -> str:
+    """Write the clusters of all clients as one letter each; "" where they are not known.
+
+    >>> encode([0, 11, -1, 99], without=[0])
+    '.b.~'
+    """
+    known = whole_numbers(assignments)
+    if known is None:
+        return ""
+    none = set(without)
+    return "".join(
+        "." if each < 0 or i in none else LETTERS[each] if each < MOST_CLUSTERS else "~" for i, each in enumerate(known)
+    )
+
+
+def counts(clusters: str) -> dict[str, int]:
+    """Count the clients of each cluster."""
+    return dict(sorted(Counter(clusters).items()))
+
+
+def place(x: float, round_: int, timed: bool) -> str:
+    """Say where in a trial something happened.
+
+    >>> place(5, 5, False), place(12.25, 3, True)
+    ('round 5', '12.2 s')
+    """
+    return f"{x:.1f} s" if timed else f"round {round_:,}"
+
+
+def clients(number: int) -> str:
+    """Count clients.
+
+    >>> clients(1), clients(2000)
+    ('1 client', '2,000 clients')
+    """
+    return f"{number:,} client{'' if number == 1 else 's'}"
+
+
+def some(shown: Sequence[str], number: int) -> str:
+    """List the first of some things.
+
+    >>> some(["1", "4"], 2), some(["1", "4"], 5)
+    ('1, 4', '1, 4 and 3 more')
+    """
+    return ", ".join(shown) + (f" and {number - len(shown):,} more" if number > len(shown) else "")
+
+
+def short(value: float | None) -> float | int | None:
+    """Write a number in few digits; large ones as they are.
+
+    >>> short(0.912345), short(3.0), short(1234567.0), short(None)
+    (0.9123, 3, 1234567, None)
+    >>> short(0.000123456)
+    0.0001235
+    """
+    if value is None:
+        return None
+    if value == int(value):
+        return int(value)
+    return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}")
+
+
+def label(value: Any) -> str:
+    """Return the name of an algorithm or a point as one short line."""
+    return text(value, 80)
