@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +19,7 @@ import networkx as nx
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from torch import nn
 
 from dfca import algorithms
@@ -27,6 +29,11 @@ from dfca.data.clients import Split
 from dfca.sim.setting import Setting
 
 torch.set_num_threads(1)
+
+# How long an example takes says how busy the machine is. Beside that, what hypothesis chose: in CI the same examples
+# in every run, so that a change is judged by what it changes.
+settings.register_profile("tests", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def make_toy_split(clients: int = 6, clusters: int = 2, samples: int | list[int] = 12, seed: int = 0) -> Split:
@@ -100,6 +107,24 @@ def make_toy_setting(algorithm: Any = "dfca-gi", **changes: Any) -> Setting:
         "personal_steps": 0,  # `dfca` would take 200 steps per client; tests/test_personal.py asks for them
     }
     return Setting(**{**fields, **changes})
+
+
+# Below those that the system gives to connections, which come and go by the thousand in other tests; where each process
+# of pytest begins differs, and none is given twice.
+PORTS = iter(range(20_000 + os.getpid() * 37 % 1000 * 11, 32_700, 11))
+
+
+def free_port(count: int = 1) -> int:
+    """Find up to 11 ports in a row that nobody has; return the first."""
+    for base in PORTS:
+        try:
+            for port in range(base, base + count):
+                with socket.socket() as trial:
+                    trial.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    raise AssertionError
 
 
 @pytest.fixture

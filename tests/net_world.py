@@ -96,8 +96,8 @@ class World:
         return all(len(device.node.up()) == len(self.devices) - 1 for device in self.devices)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Wait for a condition, which real time brings about."""
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for a condition, which real time brings about: soon, or late on a machine that has other work."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():
@@ -177,28 +177,32 @@ class Proxy:
             writer.transport.abort()
 
     async def stop(self) -> None:
-        self.cut()
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()  # also what a task that was cancelled before it began was to close
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refusing:
-            writer.transport.abort()
-            return
+        self._keep(asyncio.current_task())  # type: ignore[arg-type]
+        self._writers.add(writer)
         try:
+            if self.refusing:
+                raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:
+            self._writers.discard(writer)
             writer.transport.abort()
             return
+        self._writers.add(far_writer)
         for pair in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.ensure_future(self._carry(*pair))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(asyncio.ensure_future(self._carry(*pair)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         try:
             while True:
                 amount = 1 << 16 if self.bytes_per_s is None else max(1, int(self.bytes_per_s / 20))

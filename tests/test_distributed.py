@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_once
+from conftest import free_port, make_once
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
 
@@ -27,12 +26,6 @@ HERE = Path(__file__).parent
 def torchrun(ranks: int, *command: str | Path) -> list[str]:
     port = ["--master-port", str(free_port())]
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *port, *map(str, command)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_ranks(count: int, *command: str | Path, **variables: str) -> list[subprocess.Popen[str]]:
@@ -154,13 +147,15 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
         torchrun(2, "-m", "dfca", *run, tmp_path / "killed-0"), env=environment(), stderr=subprocess.PIPE, text=True
     )
     survivor, victim = start_ranks(2, "-m", "dfca", *run, tmp_path / "killed-1")
-    for number, process in enumerate((launcher, survivor)):
-        begun = tmp_path / f"killed-{number}" / "checkpoint" / "dfca-li-0"
-        deadline = time.monotonic() + 120
-        while not list(begun.glob("round-*.json")) and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.02)
-        assert process.poll() is None
-        os.kill(find_rank(launcher.pid, 0) if process is launcher else victim.pid, signal.SIGKILL)
+    running, deadline = {"killed-0": launcher, "killed-1": survivor}, time.monotonic() + 120
+    while running:  # each as soon as it has stored something: neither may come to its end
+        for name, process in list(running.items()):
+            assert process.poll() is None
+            if list((tmp_path / name / "checkpoint" / "dfca-li-0").glob("round-*.json")):
+                os.kill(find_rank(launcher.pid, 0) if process is launcher else victim.pid, signal.SIGKILL)
+                del running[name]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     dfca(*run, tmp_path / "whole")
     for number, process in enumerate((launcher, survivor)):
         _, said = process.communicate(timeout=120)

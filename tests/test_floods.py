@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import free_port
 from node_swarm import make_swarm, memory_service, until
-from test_node_service import free_port
 
 from dfca.errors import ConfigError
 from dfca.node.folder import NodeFolder
 from dfca.node.memory import MemoryNetwork
 from dfca.node.operate import control, http
 from dfca.node.operate.control import ControlServer, call
-from dfca.node.operate.metrics import serve_metrics
+from dfca.node.operate.metrics import FRESH_S, serve_metrics
 from dfca.node.service import Service
 from dfca.node.task.config import Config
 from dfca.node.trust.identity import Identity
@@ -114,14 +115,14 @@ def test_commands_are_answered_among_connections_that_say_nothing(tmp_path: Path
         async with flooded(port, count=4 * control.MOST_CONNECTIONS):
             for _ in range(3):
                 assert await asyncio.to_thread(call, tmp_path, "greet") == {"hello": 1}
-            await until(lambda: len(server._calls) <= control.MOST_CONNECTIONS, 10)
+            await until(lambda: len(server._calls) <= control.MOST_CONNECTIONS)
         await server.close()
 
     asyncio.run(scenario())
 
 
 def test_scrapes_without_end_ask_the_node_a_few_times_per_second(tmp_path: Path) -> None:
-    port, asked = free_port(1), []
+    port, asked, begin = free_port(1), [], time.monotonic()
 
     def status() -> dict[str, Any]:
         asked.append(1)
@@ -138,4 +139,4 @@ def test_scrapes_without_end_ask_the_node_a_few_times_per_second(tmp_path: Path)
             serve_metrics(port, status)
     finally:
         close()
-    assert len(asked) < 20
+    assert len(asked) <= 1 + (time.monotonic() - begin) / FRESH_S

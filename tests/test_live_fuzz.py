@@ -26,9 +26,9 @@ import pytest
 import test_wire_fuzz as fuzz
 import torch
 from attack_world import EOF, READS_FILE, Attack, Line, Target, Villain, attack, count_reads, take_limits_away
+from conftest import free_port
 from node_swarm import make_swarm, until
 from test_node_process import wait_for_round
-from test_node_service import free_port
 
 from dfca.node.folder import NodeFolder
 from dfca.node.net.links import Link
@@ -123,7 +123,7 @@ def test_mutated_frames_on_live_links_leave_the_bank_as_it_is(tmp_path: Path, mo
     async def go() -> None:
         async with attack(tmp_path, agreed={"rounds": 3}) as run:
             await until(lambda: run.rounds() == [3, 3])
-            await asyncio.sleep(0.3)
+            await run.settle()
             banks = [each.node.machine.bank.clone() for each in run.honest]  # type: ignore[union-attr]
             before = honest_links(run)
             targets = [Target.of(each) for each in run.honest]
@@ -156,7 +156,7 @@ def test_100_000_mutated_frames_are_read_by_a_live_node_and_leave_its_bank_as_it
     async def go() -> None:
         async with attack(tmp_path, agreed={"rounds": 3}) as run:
             await until(lambda: run.rounds() == [3, 3])
-            await asyncio.sleep(0.3)
+            await run.settle()
             victim, before, refused = run.honest[0], honest_links(run), Counter(run.honest[0].status()["refused"])
             bank = victim.node.machine.bank.clone()  # type: ignore[union-attr]
             begin = time.process_time()

@@ -11,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 from net_world import FAST, SIZE, SWARM, make_device, until
 from node_swarm import make_swarm, memory_service
 from test_node_process import dfca
-from test_node_service import free_port, grpc_service
+from test_node_service import grpc_service
 
 from dfca.errors import ConfigError, DfcaError
 from dfca.node.folder import NodeFolder

@@ -82,7 +82,7 @@ each_transport = pytest.mark.parametrize("make", [in_memory, over_grpc])
 def run(make: Make, folder: Path, check: Callable[[Net], Any]) -> None:
     async def main() -> None:
         async with make(folder) as net:
-            await until(net.linked, 20)
+            await until(net.linked)
             await check(net)
 
     asyncio.run(main())
@@ -143,7 +143,7 @@ def test_every_kind_of_message_arrives_once_and_whole(make: Make, tmp_path: Path
         sent = every_message(net.numbers[0])
         for message in sent:
             net.transports[0].send(net.numbers[1], message)
-        await until(lambda: len(net.nodes[1].messages) == len(sent), 20)
+        await until(lambda: len(net.nodes[1].messages) == len(sent))
         await asyncio.sleep(0.1)
         assert {sender for sender, _ in net.nodes[1].messages} == {net.numbers[0]}
         got = sorted(repr(plain(message)) for _, message in net.nodes[1].messages)
@@ -161,7 +161,7 @@ def test_small_messages_arrive_in_order_both_ways_among_large_ones(make: Make, t
                 net.transports[a].send(net.numbers[b], Nothing(i))
                 if i % 50 == 0:
                     net.transports[a].send(net.numbers[b], update(i, cluster=i))
-        await until(lambda: [len(node.messages) for node in net.nodes] == [612, 306, 0], 20)
+        await until(lambda: [len(node.messages) for node in net.nodes] == [612, 306, 0])
         for node, senders in ((net.nodes[0], (1, 2)), (net.nodes[1], (0,))):
             for sender in senders:
                 got = [m for number, m in node.messages if number == net.numbers[sender]]
@@ -191,7 +191,7 @@ def test_a_cut_is_reported_at_both_ends_and_so_is_the_next_epoch(make: Make, tmp
         await until(lambda: net.numbers[1] not in first.up() and net.numbers[0] not in second.up())
         net.transports[0].send(net.numbers[1], Nothing(1))  # out of reach: lost
         net.heal()
-        await until(net.linked, 20)
+        await until(net.linked)
         net.transports[0].send(net.numbers[1], Nothing(2))
         net.transports[1].send(net.numbers[0], Nothing(3))
         await until(lambda: second.messages and first.messages)
@@ -215,7 +215,7 @@ def test_what_is_sent_when_a_link_opens_comes_before_everything_else(make: Make,
         net.cut()
         await until(lambda: net.numbers[1] not in first.up() and net.numbers[0] not in second.up())
         net.heal()
-        await until(net.linked, 20)
+        await until(net.linked)
         net.transports[0].send(net.numbers[1], Nothing(1))
         await until(lambda: len(second.messages) == 2)
         assert [type(m).__name__ for _, m in second.messages] == ["Hello", "Nothing"]

@@ -26,7 +26,7 @@ def test_members_without_known_addresses_find_each_other_and_a_liar_delays_nobod
                 await device.transport.start()
                 devices.append(device)
                 device.transport.open(device.node)
-            await until(lambda: all(device.node.up() for device in devices), 20)
+            await until(lambda: all(device.node.up() for device in devices))
             # Addresses of others than members are not even kept.
             stranger = Identity.create(tmp_path / "stranger")
             devices[0].transport.found(stranger.id, ("127.0.0.1:1",))
@@ -46,7 +46,7 @@ def test_another_swarm_on_the_same_network_is_not_reported(tmp_path: Path) -> No
         try:
             for each in (one, other, same):
                 await each.start("127.0.0.1")
-            await until(lambda: found, 20)
+            await until(lambda: found)
             await asyncio.sleep(0.3)
             assert set(found) == {"c" * 52}
         finally:

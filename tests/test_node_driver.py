@@ -135,7 +135,8 @@ def test_a_full_disk_stops_neither_training_nor_the_node() -> None:
         work.free.set()
         await node.run()
         assert node.machine.round == 5
-        await asyncio.sleep(0.01)
+        while node.saving.problem is None:
+            await asyncio.sleep(0.01)
         assert node.saving.problem == "no space left"
         assert not await node.finish(0.05)
 

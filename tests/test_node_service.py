@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import free_port
 from node_swarm import make_swarm, memory_service, until, write_samples
 
 from dfca.errors import ConfigError, DataError, DfcaError
@@ -66,19 +67,6 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
     assert text.splitlines()[0] == "row,class,probability"
     assert len(text.splitlines()) == 121
     assert model.round >= max(last)
-
-
-def free_port(count: int) -> int:
-    """Find ports in a row that nobody has."""
-    for base in range(23_000, 60_000, 97):
-        try:
-            for port in range(base, base + count):
-                with socket.socket() as trial:
-                    trial.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return base
-    raise AssertionError
 
 
 async def grpc_service(path: Path, **options: Any) -> tuple[Service, asyncio.Task[None]]:

@@ -32,7 +32,7 @@ SWARM = "s" * 52
 FACTS = b'{"name":"home"}' * 20_000  # 300 kB: more than a line may have
 LOCAL = PairingSettings(host="127.0.0.1", bind="127.0.0.1")
 FEW = replace(LOCAL, connections=8, attempts=3)
-HASTY = replace(LOCAL, prove_s=1.5)
+HASTY = replace(LOCAL, prove_s=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +110,9 @@ def test_a_device_joins(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         seen: list[bytes] = []
         invite = await home.invite()
-        began, cpu = time.monotonic(), time.process_time()
+        cpu = time.process_time()
         joined = await join(str(invite), people[1], "garage", ["192.0.2.2:7447"], seen.append)
         assert time.process_time() - cpu < 1  # both ends; 0.03 s where nothing else runs
-        assert time.monotonic() - began < 3
         assert seen == [joined.facts] == [FACTS]
         assert joined.inviter.name == "kitchen"
         assert joined.roster.digest() == home.roster.digest()
@@ -344,17 +343,17 @@ def test_garbage_is_refused_and_the_server_lives(people: list[Identity]) -> None
         for line in (b"garbage\n", b"[]\n", b"{}\n", b"[" * 60_000 + b"\n", b"\xff\xfe\n", b'{"nonce":"\\ud800"}\n'):
             assert b'"refused":"malformed"' in await attack(invite, line)
         await attack(invite, b"x" * 10_000_000)
-        drip = asyncio.create_task(attack(invite, *[b"{"] * 50, pause_s=0.05))
-        began = time.monotonic()
-        assert b'"refused":"too slow"' in await drip or home.server.refused["too slow"]
-        assert time.monotonic() - began < 10
+        home.server.settings = HASTY
+        drip = await attack(invite, *[b"{"] * 50, pause_s=0.05)
+        assert b'"refused":"too slow"' in drip or home.server.refused["too slow"]
+        home.server.settings = LOCAL
         await enter(invite, people[1])
         assert home.server.refused["malformed"] == 6
         assert home.server.refused["too long"] == 1
         assert home.server.refused["too slow"] >= 1
         assert home.server.refused["no TLS"] == 1
 
-    at_home(people[0], act, HASTY)
+    at_home(people[0], act)
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=2)
