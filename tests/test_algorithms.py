@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import networkx as nx
 import pytest
 import torch
@@ -19,6 +22,14 @@ from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import make_clients
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+@every_algorithm
+def test_the_description_in_lists_is_a_whole_phrase(algorithm: str) -> None:
+    first, *rest = inspect.getdoc(ALGORITHMS[algorithm]).splitlines()
+    assert algorithms.about(ALGORITHMS[algorithm]) == first
+    assert re.fullmatch(r"[A-Z].*[\w)]\.", first), "ends with a full stop"
+    assert not rest or not rest[0], "a sentence that goes on in the next line is cut"
 
 
 def finish(simulation: Simulation) -> Simulation:

@@ -15,6 +15,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from dfca.errors import RunError
@@ -24,6 +25,7 @@ from dfca.report.curves import Curve, curve_of, curves_of
 from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results, stored_run
+from dfca.report.setting import about_algorithm
 from dfca.report.wording import percent
 from dfca.runs.store import reading
 from dfca.runs.store.metric import ACCURACY
@@ -691,7 +693,21 @@ def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
     closer = plots.draw_curves(series, style, "accuracy (%)", zoom=zoom)
     assert closer.axes[0].get_ylim() == (zoom.low, zoom.high)
     names = {text.get_text() for text in closer.axes[0].texts}
-    assert names == {"dfca", "ifca", "local"}, "the line that is outside has no name in the panel"
+    assert names == {"dfca", "ifca", "local"}
+    drawn = [line for line in closer.axes[0].lines if line.get_transform() == closer.axes[0].transData]
+    assert {line.get_color() for line in drawn} == {style[name].colour for name in names}, "one that is left out"
+    assert all(line.get_clip_on() for line in drawn), "a dot below the axis lies over the text of the page"
+
+
+def test_long_names_of_bars_stay_inside_the_figure() -> None:
+    names = ["dfca", "dfedavgm + last step", "a.long.module:with_a_long_function"]
+    figure = plots.draw_bars(
+        dict.fromkeys(names, 1.0), plots.styles(names, {}, {}), "MB", dict.fromkeys(names, "1,234")
+    )
+    FigureCanvasAgg(figure).draw()
+    texts = [*figure.axes[0].get_yticklabels(), *figure.axes[0].texts]
+    assert all(text.get_window_extent().x0 >= 0 for text in texts)
+    assert all(text.get_window_extent().x1 <= figure.bbox.x1 for text in texts)
 
 
 def test_flat_lines_need_no_closer_look() -> None:
@@ -722,11 +738,20 @@ def test_the_page_lists_what_the_command_line_changed(tmp_path: Path, run_folder
     assert "<code>topology.p</code> 0.4 (instead of 0.3)" in page
 
 
+def test_the_page_describes_an_algorithm_with_options_by_these(run_folder: Path) -> None:
+    config = {"algorithm": {"dfca, plain": {"momentum": 0.0, "personal": {"steps": 0}}, "dfca-fi": {"support": 3}}}
+    run = replace(load_run(run_folder), config=config)
+    assert about_algorithm(run, "dfca, plain") == "dfca with momentum 0.0, personal steps 0."
+    assert about_algorithm(run, "dfca").startswith("What we recommend: ")
+    assert about_algorithm(run, "dfca-fi").endswith(". Here with support 3.")
+    assert about_algorithm(run, "mine:mine") == "Not one of dfca's own algorithms."
+
+
 def test_a_sweep_in_short() -> None:
     def row(label: str, rate: float, algorithm: str, accuracy: float, via: str = "neighbours") -> dict[str, Any]:
         head = {"label": label, "point": {"rate": rate}, "algorithm": algorithm, "via": via, "informed": False}
         known = {"partial": False, "accuracy_mean": accuracy, "metric": ACCURACY, "compared": None}
-        return {**head, **known, "lost_runs": 1 if algorithm == "b" else 0}
+        return {**head, **known, "runs": 3, "lost_runs": 1 if algorithm == "b" else 0}
 
     table = [row("rate=1", 1, "a", 0.5), row("rate=1", 1, "b", 0.6), row("rate=2", 2, "a", 0.9)]
     table += [row("rate=2", 2, "b", 0.8), row("rate=2", 2, "server", 0.99, "server")]
@@ -734,4 +759,4 @@ def test_a_sweep_in_short() -> None:
     assert (found["winner"]["algorithm"], found["winner"]["label"]) == ("a", "rate=2"), "a server is no rival"
     assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
     assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55))]
-    assert found["lost_runs"] == [("b", 2)]
+    assert found["lost_runs"] == [("b", 2, 6)]

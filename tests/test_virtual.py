@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from dfca import algorithms
 from dfca.cli import app
 from dfca.errors import ConfigError, RunError
 from dfca.experiment.config import Config
@@ -25,7 +26,7 @@ from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
 from dfca.runs.store.metrics import read_metrics
-from dfca.runs.timeline import Timeline, choose_lanes
+from dfca.runs.timeline import Timeline, choose_lanes, usual_span
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile
 from dfca.sim.events.books import Record
@@ -313,7 +314,7 @@ def test_targets_and_joiners_by_hand() -> None:
 
 
 def test_a_timeline_by_hand() -> None:
-    timeline = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], round_s=1.0, send_s=[0.5, 0.5, 0.5])
+    timeline = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], span_s=10.0, send_s=[0.5, 0.5, 0.5])
     timeline.add(
         [
             Record(0.0, "start", 0),
@@ -340,11 +341,16 @@ def test_a_timeline_by_hand() -> None:
     assert (1, "train", 1.0, 4.0) in spans
     assert (0, "offline", 5.0, 10.0) in spans
     assert table["arrows"] == [[0, 1, 2.5, 3.0, "used"], [1, 0, 4.5, 4.5, "lost"]]
-    twin = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], round_s=1.0, send_s=[0.5, 0.5, 0.5])
+    twin = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], span_s=10.0, send_s=[0.5, 0.5, 0.5])
     twin.restore(json.loads(json.dumps(timeline.state())))
     assert twin.table([1.0, 10.0, 1.0], {0: 1.5}) == table
     twin.restore({})  # of a trial whose timeline was not gathered before
     assert twin.table([1.0, 10.0, 1.0], {})["spans"] == []
+
+
+def test_the_window_of_a_timeline_reaches_beyond_the_warm_up() -> None:
+    assert usual_span(algorithms.get("dfca-gi"), steps=5, step_s=0.2) == pytest.approx(10)
+    assert usual_span(algorithms.get("dfca", warmup_steps=30), steps=5, step_s=0.2) == pytest.approx(16)
 
 
 def test_the_lanes_are_of_those_that_something_happens_to() -> None:

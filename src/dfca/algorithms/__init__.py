@@ -93,6 +93,11 @@ def maker(name: str) -> Callable[..., Algorithm]:
         ) from error
 
 
+def about(make: Callable[..., Algorithm]) -> str:
+    """Describe an algorithm in one line: the first of its function's docstring."""
+    return (inspect.getdoc(make) or "").partition("\n")[0]
+
+
 def base_of(label: str) -> str:
     """Return the algorithm of a label, which begins with its name.
 

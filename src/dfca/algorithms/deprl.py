@@ -21,7 +21,10 @@ from dfca.errors import ConfigError
 def deprl(
     head: int | str = 1, head_steps: int | None = None, body_steps: int | None = None, momentum: float | None = None
 ) -> Algorithm:
-    """DePRL: a body that all share and a head that stays at home; head: the last layers, so many or by their names."""
+    """DePRL: a body that all share and a head that stays with its client.
+
+    head: the last layers, by their number or by their names.
+    """
     for name, value in (("head_steps", head_steps), ("body_steps", body_steps)):
         if value is not None and value < 0:
             raise ConfigError(f"algorithm.deprl.{name} must be >= 0, got {value}")

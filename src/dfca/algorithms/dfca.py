@@ -50,9 +50,9 @@ def dfca(
     momentum: float = 0.9,
     merge: bool = True,
 ) -> Algorithm:
-    """What we recommend: elected starts, k found by the clients unless given, relays on sparse graphs, revival,
-    local steps with momentum, a personal last step.
+    """What we recommend: elected starts, k found by the clients, relays, revival, momentum, a personal last step.
 
+    k is found where it is not given, and models are relayed on sparse graphs (docs/beyond.md).
     merge: open more clusters than needed and merge those that are not worth their data; False: the election's verdict
     decides alone.
     """

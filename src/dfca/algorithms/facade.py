@@ -20,7 +20,10 @@ from dfca.core.algorithm import Algorithm
 
 
 def facade(head: int | str = 1, momentum: float | None = None) -> Algorithm:
-    """Facade: one core for everybody and a head per cluster; head: the last layers, so many or by their names."""
+    """Facade: one core for everybody and a head per cluster.
+
+    head: the last layers, by their number or by their names.
+    """
     return Algorithm(
         "facade",
         start="own",

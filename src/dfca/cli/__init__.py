@@ -82,7 +82,7 @@ def root(
 ) -> None:
     """Clustered federated learning without a server: simulate hundreds of clients, compare algorithms.
 
-    [bold]dfca run quickstart[/bold] compares every algorithm in a minute; [bold]dfca list[/bold] shows what there is.
+    [bold]dfca run quickstart[/bold] compares a dozen methods in a minute; [bold]dfca list[/bold] shows what there is.
     """
 
 

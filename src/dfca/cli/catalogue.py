@@ -13,9 +13,7 @@ commands = typer.Typer()
 @commands.command(name="list")
 def list_everything() -> None:
     """Show the presets, algorithms, data sets, models, topologies and worlds."""
-    import inspect
-
-    from dfca.algorithms import ALGORITHMS, installed
+    from dfca.algorithms import ALGORITHMS, about, installed
     from dfca.data import catalogue
     from dfca.experiment.load import presets
     from dfca.experiment.world import worlds
@@ -25,7 +23,7 @@ def list_everything() -> None:
 
     tables = {
         "Presets": presets(),
-        "Algorithms": {name: (inspect.getdoc(make) or "").partition("\n")[0] for name, make in ALGORITHMS.items()}
+        "Algorithms": {name: about(make) for name, make in ALGORITHMS.items()}
         | {name: f"of the installed {plugin.value}" for name, plugin in installed().items()},
         "Data sets": {
             entry.name: entry.description + ("" if entry.ready else " (not here yet)") for entry in catalogue()

@@ -198,7 +198,7 @@ class TimelineConfig(Section):
     """Which part of a run the report draws as lanes; `clients` None: those that something happens to."""
 
     begin_s: Seconds = Field(0.0, description="from when on")
-    span_s: Positive | None = Field(None, description="for how long; default: some rounds")
+    span_s: Positive | None = Field(None, description="for how long; default: the warm-up, if any, and some rounds")
     clients: tuple[ClientNumber, ...] | None = Field(
         None, strict=False, description="whose lanes; default: clients that something happens to"
     )

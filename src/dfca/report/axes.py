@@ -47,6 +47,10 @@ class Zoom(NamedTuple):
     high: float
     outside: tuple[str, ...]
 
+    def inside(self, series: Mapping[str, Curve]) -> dict[str, Curve]:
+        """Return the lines that end inside."""
+        return {name: curve for name, curve in series.items() if name not in self.outside}
+
 
 def with_room(names: Iterable[str], height: float = 4.0) -> tuple[Figure, Axes]:
     """Make axes of one size, with room for the longest name at their right."""
@@ -81,6 +85,14 @@ def zoom_of(series: Mapping[str, Curve]) -> Zoom | None:
             edge = max(0.5, 0.08 * (high - low))
             return Zoom(max(0.0, low - edge), min(100.5, high + edge), outside)
     return None
+
+
+def look_closer(axes: Axes, zoom: Zoom) -> None:
+    """Show a part of the axis; nothing is drawn outside of it."""
+    axes.set_ylim(zoom.low, zoom.high)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    for line in axes.lines:
+        line.set_clip_on(True)
 
 
 def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:

@@ -52,7 +52,7 @@ def sweep_findings(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
 
     winner: the row with the best score among those that talk to neighbours and are finished; wins: at how many of
     the points each of these was best; effects: of each key on the mean over algorithms and the other keys, the largest
-    first; lost: in how many runs an algorithm lost a cluster.
+    first; lost: in how many of its runs an algorithm lost a cluster.
     """
     known = [row for row in rows if row["accuracy_mean"] is not None and not row["partial"]]
     rivals = [row for row in known if row["via"] == "neighbours" and not row["informed"]]
@@ -62,8 +62,11 @@ def sweep_findings(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
     winners = [_best([row for row in rivals if row["label"] == at], metric) for at in points]
     best = Counter(row["algorithm"] for row in winners if row is not None)
     lost: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
     for row in known:
-        lost[row["algorithm"]] += 0 if row["informed"] else row["lost_runs"] or 0
+        if row["lost_runs"] is not None and not row["informed"]:
+            lost[row["algorithm"]] += row["lost_runs"]
+            runs[row["algorithm"]] += row["runs"]
     effects = [effect for key in keys if (effect := _effect(known, key, metric)) is not None]
     return {
         "metric": metric,
@@ -72,7 +75,7 @@ def sweep_findings(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
         "points_compared": len(points),
         "effects": sorted(effects, key=lambda effect: -abs(effect.best_mean - effect.worst_mean)),
         "verdict": _without_mark(verdicts(rows)) if rows else None,
-        "lost_runs": [(name, number) for name, number in lost.items() if number],
+        "lost_runs": [(name, number, runs[name]) for name, number in lost.items() if number],
     }
 
 

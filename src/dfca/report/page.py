@@ -27,8 +27,8 @@ from dfca.report.palette import cluster_colour, css_variables
 from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
 from dfca.report.plots import Drawing
-from dfca.report.rows import kind_of, mean_std, summary_rows, varying
-from dfca.report.setting import changes_of, flat, setting_of, size_of
+from dfca.report.rows import mean_std, summary_rows, varying
+from dfca.report.setting import about_algorithm, changes_of, flat, setting_of, size_of
 from dfca.report.virtual import VirtualResults, finished, is_virtual, rows_of, variants
 from dfca.report.virtual_figures import virtual_drawings
 from dfca.report.virtual_plots import standalone
@@ -123,7 +123,7 @@ def _values_of(run: Run) -> Values:
         "notes": formats.all_notes(run.summary) if begun else [],
         "swept": run.swept,
         "virtual": is_virtual(run.summary),
-        "kinds": {name: kind_of(name) for name in run.algorithms},
+        "about": {name: about_algorithm(run, name) for name in run.algorithms},
         "setting": setting_of(run),
         "config_text": run.config_text,
         "environment": list(flat(run.environment)),

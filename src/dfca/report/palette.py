@@ -36,8 +36,8 @@ ALGORITHMS: Mapping[str, str] = MappingProxyType(
         "dfedavgm": "#009e73",
         "fedspd": "#cc79a7",
         "fedavg": "#56b4e9",
-        "facade": "#2a9d8f",
-        "fedem": "#e0568a",
+        "facade": "#2098b8",
+        "fedem": "#ff4fa0",
         "deprl": "#6b8e23",
         "pens": "#b8860b",
         "dac": "#6a78d8",
@@ -45,7 +45,7 @@ ALGORITHMS: Mapping[str, str] = MappingProxyType(
         "oracle": GREY,
     }
 )
-OTHERS = ("#d8003c", "#999933", "#44aa99", "#b07aff", "#7f9a00", "#c2708a")  # for algorithms of users
+OTHERS = ("#d8003c", "#00a818", "#3060ff", "#ff50ff", "#9a4a8c", "#b795fa")  # for variants, and algorithms of users
 
 LIGHT: Mapping[str, str] = MappingProxyType(
     {

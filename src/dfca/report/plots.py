@@ -32,6 +32,7 @@ from dfca.report.axes import (
     Zoom,
     label_ends,
     log_axis,
+    look_closer,
     percent_axis,
     plain,
     values_axis,
@@ -82,16 +83,16 @@ def draw_curves(
     """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
 
     Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
-    With a zoom only its part of the axis is drawn, and only the lines that end there are named.
+    With a zoom only its part of the axis is drawn, and only the lines that end there.
     """
+    series = series if zoom is None else zoom.inside(series)
     figure, axes = with_room(series)
     ends = _fill(axes, series, style, scale, against)
     axes.set_xlabel(against)
     axes.set_ylabel(label)
     if zoom is not None:
-        axes.set_ylim(zoom.low, zoom.high)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
-    label_ends(axes, [end for end in ends if zoom is None or end.name not in zoom.outside], style)
+        look_closer(axes, zoom)
+    label_ends(axes, ends, style)
     return figure
 
 
@@ -168,8 +169,9 @@ def draw_bars(values: Mapping[str, float], style: Mapping[str, Style], label: st
     """Draw one horizontal bar per algorithm, the value written at its end."""
     figure = Figure(figsize=(6.4, 0.75 + 0.34 * len(values)))
     height = figure.get_figheight()
-    axes = figure.add_axes((0.18, 0.52 / height, 0.68, 1 - 0.6 / height))
     names = list(values)
+    left = max(1.15, 0.2 + 0.085 * max(map(len, names), default=0)) / figure.get_figwidth()
+    axes = figure.add_axes((left, 0.52 / height, 0.86 - left, 1 - 0.6 / height))
     axes.barh(names, [values[name] for name in names], color=[style[name].colour for name in names], height=0.62)
     for position, name in enumerate(names):
         axes.annotate(

@@ -8,13 +8,12 @@ far, and the row is marked as partial. Deviations are sample standard deviations
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
-from dfca.algorithms import ALGORITHMS, base_of
+from dfca.algorithms import ALGORITHMS, about, base_of
 from dfca.report.paper import published
 from dfca.report.statistics import compare_rows_, diverged
 from dfca.report.wording import DASH, span
@@ -44,9 +43,8 @@ def kind_of(algorithm: str) -> Kind:
         return Kind("neighbours", False, "")
     make = ALGORITHMS[name]
     record = make()
-    about = (inspect.getdoc(make) or "").split("\n")[0]
     via = PARTNERS.get(record.exchange, "nobody")
-    return Kind(via, record.informed, about, record.models, elects=record.start == "elected")
+    return Kind(via, record.informed, about(make), record.models, elects=record.start == "elected")
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dfca import topology
+from dfca.algorithms import base_of
 from dfca.data import DataOptions
 from dfca.experiment.sweep import write
 from dfca.models import ModelOptions
-from dfca.report.rows import varying
+from dfca.report.rows import kind_of, varying
 from dfca.report.virtual import virtual_heads
 from dfca.report.wording import count, world_in_words
 from dfca.runs.store.reading import Run
@@ -118,6 +119,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
                 yield from flat(each if isinstance(each, Mapping) else {"": each}, f"{prefix}{key} {number}: ")
         elif value is not None:
             yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def about_algorithm(run: Run, label: str) -> str:
+    """Describe an algorithm; one with options of its own by these, "dfca with momentum 0"."""
+    name = base_of(label)
+    options = (run.config.get("algorithm") or {}).get(label)
+    given = ", ".join(f"{key} {value}" for key, value in flat(options or {}))
+    if label != name:
+        return f"{name} with {given}." if given else f"{name}."
+    about = kind_of(name).about or "Not one of dfca's own algorithms."
+    return f"{about} Here with {given}." if given else about
 
 
 def changes_of(run: Run) -> list[tuple[str, str]]:

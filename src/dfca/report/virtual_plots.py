@@ -23,6 +23,7 @@ from dfca.report.axes import (
     Zoom,
     label_ends,
     log_axis,
+    look_closer,
     percent_axis,
     plain,
     values_axis,
@@ -73,13 +74,13 @@ def draw_courses(
     zoom: Zoom | None = None,
 ) -> Figure:
     """Draw scores over time or traffic (the label), with a band of one deviation over seeds."""
+    series = series if zoom is None else zoom.inside(series)
     figure, axes = with_room(series)
     ends = draw_lines(axes, series, style, "percent" if metric.percent else "number", marked=False)
     if metric.percent:
         percent_axis(axes)
     if zoom is not None:
-        axes.set_ylim(zoom.low, zoom.high)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+        look_closer(axes, zoom)
     axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -87,7 +88,7 @@ def draw_courses(
     axes.set_ylabel(metric.label)
     plain(axes)
     targets = _draw_marks(axes, marks, 100 if metric.percent else 1)
-    label_ends(axes, [end for end in ends if zoom is None or end.name not in zoom.outside], style, targets)
+    label_ends(axes, ends, style, targets)
     return figure
 
 

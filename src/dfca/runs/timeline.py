@@ -16,6 +16,7 @@ from typing import Any
 
 import networkx as nx
 
+from dfca.core.algorithm import Algorithm
 from dfca.experiment.world import TimelineConfig
 from dfca.sim.events.books import Line, Record
 from dfca.sim.events.world import SERVER, World
@@ -48,15 +49,21 @@ def choose_lanes(options: TimelineConfig, world: World, graph: nx.Graph, seed: i
     return sorted(list(order)[: options.lanes])
 
 
+def usual_span(algorithm: Algorithm, steps: int, step_s: float) -> float:
+    """Compute how long ROUNDS rounds of an undisturbed client take, with the warm-up before them if there is one."""
+    warmup = algorithm.election.warmup_steps if algorithm.start == "elected" else 0
+    return step_s * (warmup + ROUNDS * max(1, steps))
+
+
 class Timeline:
     """Gathers the window of a run for some clients, record by record."""
 
-    def __init__(self, options: TimelineConfig, lanes: Sequence[int], round_s: float, send_s: Sequence[float]) -> None:
-        """round_s: what a round of an undisturbed client takes; send_s: what its uplink needs for a model, (N,)."""
+    def __init__(self, options: TimelineConfig, lanes: Sequence[int], span_s: float, send_s: Sequence[float]) -> None:
+        """span_s: the length of the window where the options do not give it; send_s: of a model by each uplink (N,)."""
         self.lanes, self._send_s = list(lanes), send_s
         self._shown = {*lanes, SERVER}
         self.begin_s = options.begin_s
-        self.end_s = options.begin_s + (ROUNDS * round_s if options.span_s is None else options.span_s)
+        self.end_s = options.begin_s + (span_s if options.span_s is None else options.span_s)
         self._spans: list[list[Any]] = []
         self._arrows: list[list[Any]] = []
         self._open: dict[str, float] = {}  # "train 7", "offline 7": since when

@@ -23,7 +23,7 @@ from dfca.experiment.sweep import Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
 from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store.folder import RunFolder
-from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds
+from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds, usual_span
 from dfca.sim.events.books import Line
 from dfca.sim.events.replay import to_line
 from dfca.sim.events.simulation import EventSimulation
@@ -69,10 +69,10 @@ class VirtualTrial:
         self._timeline: Timeline | None = None
         if drawn:
             options = config.world.timeline or TimelineConfig.model_validate({})
-            round_s = self._world.compute.step_s * max(1, config.local.steps)
+            span_s = usual_span(setting.algorithm, config.local.steps, self._world.compute.step_s)
             send_s = uplink_seconds(self._world, config.clients, self.simulation.model_bytes)
             lanes = choose_lanes(options, self._world, setting.graph, trial.seed)
-            self._timeline = Timeline(options, lanes, round_s, send_s)
+            self._timeline = Timeline(options, lanes, span_s, send_s)
 
     @property
     def time_s(self) -> float:
