@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from forked import Forked
 from typer.testing import CliRunner
 
 import dfca
@@ -353,15 +354,14 @@ def test_debug_lets_the_error_through(arguments: tuple[str, ...]) -> None:
     assert str(result.exception).startswith('unknown preset "quikstart"')
 
 
-def test_ctrl_c_in_a_real_process_ends_with_130_and_one_line(tiny: Path) -> None:
-    command = [sys.executable, "-m", "dfca", "run", str(tiny), "--set", "rounds=100000", "--set", "evaluation.every=1"]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **pipes) as process:
-        metrics, deadline = Path("runs/tiny/metrics/dfca-gi-0.jsonl"), time.monotonic() + 60
-        while (not metrics.exists() or metrics.stat().st_size == 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+def test_ctrl_c_in_a_real_process_ends_with_130_and_one_line(tiny: Path, tmp_path: Path) -> None:
+    command = ["-m", "dfca", "run", str(tiny), "--set", "rounds=100000", "--set", "evaluation.every=1"]
+    process = Forked(command, os.environ, tmp_path, "interrupted")
+    metrics, deadline = Path("runs/tiny/metrics/dfca-gi-0.jsonl"), time.monotonic() + 300
+    while (not metrics.exists() or metrics.stat().st_size == 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.startswith("interrupted at round ")
     assert errors.endswith(" of 100000 of dfca-gi, seed 0; the same command continues\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import free_port, make_once
+from forked import Forked
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
 
@@ -28,20 +29,10 @@ def torchrun(ranks: int, *command: str | Path) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *port, *map(str, command)]
 
 
-def start_ranks(count: int, *command: str | Path, **variables: str) -> list[subprocess.Popen[str]]:
-    """Start ranks without a launcher."""
+def start_ranks(folder: Path, count: int, *command: str | Path, **variables: str) -> list[Forked]:
+    """Start ranks without a launcher. folder: for what they print."""
     shared = environment() | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    pipe = subprocess.PIPE
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=shared | variables | {"RANK": str(rank)},
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+    return [Forked(command, shared | variables | {"RANK": str(rank)}, folder, f"rank-{rank}") for rank in range(count)]
 
 
 def environment() -> dict[str, str]:
@@ -55,7 +46,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def start(out: Path) -> None:
         out.mkdir(parents=True)
-        ranks = start_ranks(3, HERE / "ranked.py", out)
+        ranks = start_ranks(out, 3, HERE / "ranked.py", out)
         said = [rank.communicate(timeout=300)[1] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0, 0], said
 
@@ -143,10 +134,10 @@ def dfca(*arguments: str | Path) -> None:
 def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes(tmp_path: Path) -> None:
     """Rank 0 is killed under torchrun, rank 1 among ranks that were started one by one."""
     run = ["run", write_experiment(tmp_path, rounds=120), "--quiet", "--out"]
+    survivor, victim = start_ranks(tmp_path, 2, "-m", "dfca", *run, tmp_path / "killed-1")
     launcher = subprocess.Popen(
         torchrun(2, "-m", "dfca", *run, tmp_path / "killed-0"), env=environment(), stderr=subprocess.PIPE, text=True
     )
-    survivor, victim = start_ranks(2, "-m", "dfca", *run, tmp_path / "killed-1")
     running, deadline = {"killed-0": launcher, "killed-1": survivor}, time.monotonic() + 120
     while running:  # each as soon as it has stored something: neither may come to its end
         for name, process in list(running.items()):
@@ -190,12 +181,11 @@ with distributed.joined("cpu"), StopSignal() as stop, stop.deferred():
 
 
 @pytest.mark.parametrize("place", ["waiting", "parting"])
-def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(place: str) -> None:
-    ranks = start_ranks(2, "-c", HANGING, place, TORCHELASTIC_RUN_ID="none")
+def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(place: str, tmp_path: Path) -> None:
+    ranks = start_ranks(tmp_path, 2, "-c", HANGING, place, TORCHELASTIC_RUN_ID="none")
     try:
         for rank in ranks:
-            assert rank.stdout is not None
-            assert rank.stdout.readline() == "met\n"
+            rank.wait_for_output("met\n")
         # A stopped process keeps its connections, so that the other one waits for it.
         ranks[1].send_signal(signal.SIGSTOP if place == "waiting" else signal.SIGKILL)
         if place == "waiting":
@@ -212,7 +202,7 @@ def test_a_rank_that_hangs_in_a_call_says_its_sentence_before_torchrun_kills_it(
 def test_what_every_rank_refuses_is_said_once(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, rounds=2)
     run = ["run", experiment, "--quiet", "--out", tmp_path / "run"]
-    ranks = start_ranks(2, "-m", "dfca", *run, "--set", "model.name=cnn")
+    ranks = start_ranks(tmp_path, 2, "-m", "dfca", *run, "--set", "model.name=cnn")
     said = [line for rank in ranks for line in rank.communicate(timeout=120)[1].splitlines()]
     (sentence,) = [line for line in said if line.startswith("error:")]
     assert 'model "cnn" needs samples with 3 dimensions' in sentence

@@ -7,9 +7,8 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -310,26 +310,30 @@ def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
     experiment = Experiment("tiny", "default", Config.of(values))
     config, out = tmp_path / "tiny.toml", tmp_path / "run"
     config.write_text(experiment.config.to_toml())
-    command = [sys.executable, "-m", "dfca", "run", str(config), "--out", str(out), "--save-models", "--quiet"]
+    command = ["-m", "dfca", "run", str(config), "--out", str(out), "--save-models", "--quiet"]
     metrics = out / "metrics" / "dfca-gi-0.jsonl"
     moments = random.Random(lives)
-    # As many threads as this process has, or the last bits could differ.
-    threads = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     kills = 0
-    for _ in range(lives):
+    for life in range(10 * lives):
         size = metrics.stat().st_size if metrics.exists() else 0
-        with subprocess.Popen(command, env=threads, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            deadline = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < deadline:
-                if metrics.exists() and metrics.stat().st_size > size + moments.randrange(5_000):
-                    time.sleep(moments.random() * 0.1)
-                    break
-                time.sleep(0.001)
-            kills += process.poll() is None
-            process.kill()
-            _, errors = process.communicate()
-            assert errors == b""
-    assert kills
+        process = Forked(command, os.environ, tmp_path, f"life-{life}")
+        deadline = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.stat().st_size > size + moments.randrange(5_000):
+                time.sleep(moments.random() * 0.1)
+                break
+            time.sleep(0.001)
+        process.kill()
+        _, errors = process.communicate()
+        assert errors == ""
+        if process.returncode == 0:  # it had come to its end: begin anew
+            shutil.rmtree(out)
+            kills = 0
+            continue
+        kills += 1
+        if kills == lives:
+            break
+    assert kills == lives
     listener = Listener()
     run(experiment, out, listener, save_models=True)
     assert all(round > 0 for _, _, round in listener.trials)
