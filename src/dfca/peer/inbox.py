@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 
-from dfca.core.relay import Offer
 from dfca.peer.lineage import Lineage
-from dfca.peer.messages import Hello, Update
+from dfca.peer.messages import Hello, Offers, Update
 
 MOST_PARTS = 4096
 """Of so many parts of a neighbour's round a peer remembers that they came."""
 
 
-@dataclass
+@lru_cache(64)
+def _alone(cluster: int) -> frozenset[int]:
+    """Return the set of one cluster: the same for all neighbours, of whom there are many."""
+    return frozenset((cluster,))
+
+
+@dataclass(slots=True)
 class Neighbour:
     """What a neighbour in reach has said.
 
@@ -27,18 +33,18 @@ class Neighbour:
     hello: Hello | None = None
     since: int = 0
     round: int = -1
-    clusters: set[int] = field(default_factory=set)
+    clusters: frozenset[int] = frozenset()
     parts: int = 1
-    offers: tuple[tuple[int, Offer], ...] = ()
+    offers: Offers = ()
     offers_round: int = -1
     offers_lineage: Lineage = ()
 
     def ended(self, round: int, cluster: int, parts: int) -> None:
         """Note that a part of what the neighbour sends at the end of a round is here."""
         if round > self.round:
-            self.round, self.clusters, self.parts = round, {cluster}, parts
+            self.round, self.clusters, self.parts = round, _alone(cluster), parts
         elif round == self.round and len(self.clusters) < min(self.parts, MOST_PARTS):
-            self.clusters.add(cluster)
+            self.clusters |= {cluster}
 
     def has_ended(self, round: int) -> bool:
         """Return whether all that the neighbour sends at the end of a round is here, or will never come."""
@@ -47,7 +53,7 @@ class Neighbour:
         return self.round == round and len(self.clusters) >= self.parts
 
 
-@dataclass
+@dataclass(slots=True)
 class Inbox:
     """Updates that wait to be folded: the newest of each sender and cluster, or the newest `depth`.
 
@@ -61,10 +67,10 @@ class Inbox:
     def add(self, sender: int, update: Update, now: float) -> bool:
         """Keep an update; return False where a newer one has come before."""
         message = update.message
-        key = (sender, message.cluster)
-        if message.round <= self.newest.get(key, -1):
+        key, round, newest = (sender, message.cluster), message.round, self.newest
+        if round <= newest.get(key, -1):
             return False
-        self.newest[key] = message.round
+        newest[key] = round
         kept = None if self.depth == 1 else self.kept.get(key)
         if kept is None:
             self.kept[key] = [(update, now)]
@@ -79,8 +85,10 @@ class Inbox:
         With each, when it came.
         """
         kept, self.kept = self.kept, {}
-        taken = []
-        for key in sorted(kept, key=itemgetter(1, 0)):
+        taken, order = [], sorted(kept, key=itemgetter(1, 0))
+        if round == math.inf:
+            return [kept[key][-1] for key in order]
+        for key in order:
             updates = kept[key]  # in the order of their rounds
             if updates[-1][0].message.round > round:
                 due = [pair for pair in updates if pair[0].message.round <= round]

@@ -72,11 +72,12 @@ class Joining(Voting):
         if self.rules.exchange != "gossip":
             return
         best: tuple[Lineage, int, int] | None = None
-        least = None if self.bank is None else self.lineage
+        self.highest = least = None if self.bank is None else self.lineage
         for n, known in self.links.items():
             hello = known.hello
             if hello is None or (least is not None and hello.lineage <= least):
                 continue
+            self.highest = None
             if not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
                 continue
             if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):

@@ -100,8 +100,11 @@ class Machine(ABC):
     def _handle(self, sender: int, message: Any) -> bool:
         """Take in a message that is well formed; return False where this kind of participant has no use for it."""
 
-    def receive(self, sender: int, message: Any, now: float) -> None:
-        """Take in a message; anything may come: late, twice, out of order, of another lineage, garbage."""
+    def receive(self, sender: int, message: Any, now: float) -> bool:
+        """Take in a message; anything may come: late, twice, out of order, of another lineage, garbage.
+
+        Returns whether more than notes is to leave the participant.
+        """
         if now != self.now:
             self._tick(now)
         if sender not in self.links:
@@ -110,12 +113,8 @@ class Machine(ABC):
             self._refuse("malformed", sender)
         elif not self._handle(sender, message):
             self._refuse("not for this participant", sender)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing but notes is to leave it."""
         out = self._out
-        return not (out.messages or out.work or out.save)
+        return bool(out.messages or out.work or out.save)
 
     def ready(self) -> Ready:
         """Return what is to be saved, sent, done and noted, and forget it."""

@@ -31,6 +31,7 @@ Natural = Annotated[int, lambda value: type(value) is int and value >= 0]
 Positive = Annotated[int, lambda value: type(value) is int and value >= 1]
 PeerCount = Annotated[int, lambda value: type(value) is int and 0 <= value <= MOST_PEERS]
 Bank = Annotated[Tensor, lambda value: isinstance(value, Tensor) and value.dim() == 2]
+Offers = tuple[tuple[Natural, Offer], ...]
 
 # Rounds.
 
@@ -60,7 +61,7 @@ class Update(NamedTuple):
     lineage: Lineage = ()
     age_s: float = 0.0
     freshness: tuple[int, ...] = ()
-    offers: tuple[tuple[Natural, Offer], ...] = ()
+    offers: Offers = ()
 
 
 class Nothing(NamedTuple):
@@ -69,7 +70,7 @@ class Nothing(NamedTuple):
     round: Natural
     lineage: Lineage = ()
     freshness: tuple[int, ...] = ()
-    offers: tuple[tuple[Natural, Offer], ...] = ()
+    offers: Offers = ()
 
 
 # Relay and join.

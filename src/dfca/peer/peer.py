@@ -184,7 +184,7 @@ class Peer(Rounds):
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        if late := [j for j, asked in self.wanted.items() if now >= asked.until]:
+        if self.wanted and (late := [j for j, asked in self.wanted.items() if now >= asked.until]):
             for j in late:
                 asked = self.wanted.pop(j)
                 self.overdue[asked.source] = asked.since
@@ -199,7 +199,8 @@ class Peer(Rounds):
             self._take_step()
         elif self._waits_for_hello() and now >= self.join_until:
             self._begin_round()
-        self._seek()
+        if self.bank is None or self.highest != self.lineage:
+            self._seek()
         self._settle()
         self._after_input()
 

@@ -8,8 +8,8 @@ from bisect import bisect_right
 from dfca.core.revival import PAUSE
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
-from dfca.peer.lineage import clusters_of, compatible
-from dfca.peer.messages import Call, Hello, Nothing, Update
+from dfca.peer.lineage import Lineage, clusters_of, compatible
+from dfca.peer.messages import Call, Hello, Nothing, Offers, Update
 from dfca.peer.state import State, Step
 from dfca.peer.work import Rest, Train, Trained
 
@@ -134,15 +134,16 @@ class Rounds(Joining):
         batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending
         folded, newest = [], self.round - 1 if self.options.staleness.unit != "seconds" else math.inf
+        noted = self._out.noted
         for update, came_s in self.inbox.take(limit):
             message = update.message
-            j, round = message.cluster, message.round
+            sender, j, round = message.sender, message.cluster, message.round
             if update.lineage != lineage and not compatible(lineage, update.lineage, j):
-                self._note("drop", message.sender, j, round)  # that it fits was seen when it came
+                self._note("drop", sender, j, round)  # that it fits was seen when it came
                 continue
             age = 0 if round >= newest else self._age(update, came_s)
             folded.append((message, weight(age) if age else 1.0))
-            self._out.noted.append(("fold", message.sender, j, round, age))
+            noted.append(("fold", sender, j, round, age))
         if folded:
             self.copies = self.rules.fold_all_(self.copies, folded)
         answers, self.answers = self.answers, {}
@@ -210,7 +211,7 @@ class Rounds(Joining):
             self._wait_for(Step.BEGIN)
 
     def _on_update(self, sender: int, update: Update) -> None:
-        message, lineage = update.message, update.lineage
+        message, parts, lineage, _, freshness, offers = update
         j, round = message.cluster, message.round
         if message.sender != sender:
             self._refuse("in another's name", sender)
@@ -218,13 +219,13 @@ class Rounds(Joining):
         if round > MOST_ROUND:
             self._refuse("malformed", sender)
             return
-        self._learn(sender, round, update).ended(round, j, update.parts)
+        self._learn(sender, round, lineage, freshness, offers).ended(round, j, parts)
         same = lineage == self.lineage or compatible(self.lineage, lineage, j)
         rests = self.options.participation < 1 and not self._takes_part(self.id, round)
         if self.bank is None or not same or rests:
             self._note("drop", sender, j, round)
-        elif not self._is_usable(message):
-            self._refuse("does not fit", sender, j, round)
+        elif j >= len(self.copies.counts) or message.form != self._form or not message.finite:
+            self._refuse("does not fit", sender, j, round)  # not `usable`, asked without a look at the bank
         elif self.inbox.add(sender, update, self.now):
             self._out.noted.append(("hold", sender, j, round, 0.0))
             if self.job is None and self.step is None:
@@ -236,20 +237,22 @@ class Rounds(Joining):
 
     def _on_nothing(self, sender: int, message: Nothing) -> None:
         self._note("nothing", sender, round=message.round)
-        self._learn(sender, message.round, message).ended(message.round, -1, 1)
+        self._learn(sender, *message).ended(message.round, -1, 1)
         self._check_wait()
 
-    def _learn(self, sender: int, round: int, end: Update | Nothing) -> Neighbour:
+    def _learn(
+        self, sender: int, round: int, lineage: Lineage, freshness: tuple[int, ...], offers: Offers
+    ) -> Neighbour:
         """Take in what comes along with the end of a neighbour's round; returns what is known of it."""
-        known, lineage, offers = self.links[sender], end.lineage, end.offers
+        known = self.links[sender]
         if round >= known.offers_round:
             if offers:
                 held = 0 if self.bank is None else len(self.bank)
                 own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
                 offers = tuple(own.values())
             known.offers, known.offers_round, known.offers_lineage = offers, round, lineage
-        if self.options.revives and lineage == self.lineage:
-            self.detector.learn(end.freshness, MOST_ROUND)
+        if freshness and self.options.revives and lineage == self.lineage:
+            self.detector.learn(freshness, MOST_ROUND)
         hello = known.hello
         if hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, is_finite, participates
+from dfca.core.client import ClientState, is_finite, participates
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
@@ -94,7 +94,8 @@ class PeerState(Machine):
     copy that it has asked for; answers: the copies that came; overdue: by neighbour, when it was asked for what did not
     come in time. newcomer: it has yet to join its neighbours' round. warm: its model for an election, own: the model
     alone, which is kept over a restart. voted: it had a vote on its models, or has seen that they fit. checking: the
-    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one.
+    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one. highest: its
+    lineage when it last looked, where no neighbour claimed a higher one: it looks again when one of these changes.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class PeerState(Machine):
         self.newcomer = True
         self.drawing = False
         self.awaited = -1
+        self.highest: Lineage | None = None
         self.join_until = 0.0
         self.pursuit: Pursuit | None = None
         self.suspects: dict[int, tuple[float, int]] = {}
@@ -157,11 +159,6 @@ class PeerState(Machine):
             own=self.own,
             **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
-
-    def _is_usable(self, message: Message) -> bool:
-        """Return what `usable(message, self.bank)` does, without a look at the bank: it is asked for every update."""
-        known = message.form == self._form and 0 <= message.cluster < len(self.copies.counts)
-        return known and message.degree >= 0 and message.finite
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""
@@ -270,7 +267,7 @@ class PeerState(Machine):
         self.detector.grow(len(bank))
         self.adopted = saved.round
 
-    NO_STATE = Machine.NO_STATE | {"_form", "awaited"}
+    NO_STATE = Machine.NO_STATE | {"_form", "awaited", "highest"}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; what parts of it share is shared again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,20 +108,28 @@ class Books:
         """Enter what happened into the books."""
         self.enter(time, client, ((kind, peer, cluster, round, number),))
 
-    def enter(self, time: float, client: int, notes: Iterable[tuple[str, int, int, int, float]]) -> None:
+    def enter(self, time: float, client: int, notes: Sequence[tuple[str, int, int, int, float]]) -> None:
         """Enter what happened to one client, in order: (kind, peer, cluster, round, number)."""
         self.time = time
-        kinds, trace, ages = self.kinds, self.trace, self.ages
-        for kind, peer, cluster, round, number in notes:
-            kinds[kind] += 1
-            if trace is not None:
-                trace.append(_new(Record, (time, kind, client, peer, cluster, round, number)))
+        if self.trace is not None:
+            self.trace += [_new(Record, (time, kind, client, *about)) for kind, *about in notes]
+        kinds, held, fresh = self.kinds, 0, 0  # most are of these two
+        for kind, _, cluster, _, number in notes:
             if kind == "hold":
-                continue
-            if kind == "fold":
-                ages[int(number)] += 1
-            elif kind in _BOOKED:
-                self._book(time, kind, client, cluster, number)
+                held += 1
+            elif kind == "fold" and not number:
+                fresh += 1
+            else:
+                kinds[kind] += 1
+                if kind == "fold":
+                    self.ages[int(number)] += 1
+                elif kind in _BOOKED:
+                    self._book(time, kind, client, cluster, number)
+        if held:
+            kinds["hold"] += held
+        if fresh:
+            kinds["fold"] += fresh
+            self.ages[0] += fresh
 
     def note_update(
         self, time: float, kind: str, client: int, receivers: Sequence[int], cluster: int, round: int, number: int = -1

@@ -102,11 +102,10 @@ class PeerHost:
                 trace.append(_new(Input, (now, "receive", i, sender, number + place, waited_s, broken)))
             if broken:
                 message = message._replace(message=corrupted(message.message, self.options[i].seed, i))
-            peer.receive(sender, message, now)
-            if can_wait and peer.quiet:
-                touch(i)  # what it notes can wait
-            else:
+            if peer.receive(sender, message, now) or not can_wait:
                 self._drain(i, peer)
+            else:
+                touch(i)  # what it notes can wait
 
     def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
         """Do the long jobs of some clients in one call: (client, job, result)."""

@@ -59,6 +59,7 @@ class ClientPool:
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
         self._divided: dict[int | None, _Divided] = {}
+        self._steps: dict[int, int] = {}
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
@@ -205,11 +206,17 @@ class ClientPool:
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
-        offsets, local = self.start.train.offsets, self.setting.local
-        steps = self.setting.algorithm.steps(local.steps, models)
+        offsets = self.start.train.offsets
         samples = offsets[client + 1] - offsets[client]
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
-        return (looked + 3 * steps * min(samples, local.batch_size or samples)) * self.flat.size
+        batch = min(samples, self.setting.local.batch_size or samples)
+        return (looked + 3 * self.steps(models) * batch) * self.flat.size
+
+    def steps(self, models: int) -> int:
+        """Count the local steps of a round where a client holds so many models; every round asks for it."""
+        if models not in self._steps:
+            self._steps[models] = self.setting.algorithm.steps(self.setting.local.steps, models)
+        return self._steps[models]
 
     def _warm_up(self, orders: Sequence[Order]) -> list[Warm]:
         """Train models from the common start, for runs of clients that follow one another."""

@@ -91,6 +91,7 @@ class EventSimulation:
         self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
         slowdowns = self.world.compute.slowdowns(setting.seed, clients)
         self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
+        self._round_steps = max(1, self.pool.steps(self.pool.models))
         self.handled = 0
         self.done = False
         self._scored_at = -1
@@ -334,13 +335,12 @@ class EventSimulation:
     # Work.
 
     def _on_begun(self, i: int, job: Job) -> None:
-        compute, local, now = self.world.compute, self.setting.local, self.clock.now
+        compute, now = self.world.compute, self.clock.now
         if isinstance(job, WarmUp):
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
         else:
             round: int = job.round  # type: ignore[union-attr]
-            steps = self.setting.algorithm.steps(local.steps, self.pool.models)
-            seconds = self._step_s[i] * max(1, steps) * compute.noise(self.setting.seed, i, round)
+            seconds = self._step_s[i] * self._round_steps * compute.noise(self.setting.seed, i, round)
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
