@@ -163,6 +163,11 @@ class PeerState(Machine):
         known = message.form == self._form and 0 <= message.cluster < len(self.copies.counts)
         return known and message.degree >= 0 and message.finite
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples are held out of training now: somebody will ask how models do on them."""
+        return False
+
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""
         return any(each.hello is None for each in self.links.values())
