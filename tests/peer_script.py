@@ -234,7 +234,7 @@ def show_model(message: Message) -> str:
 def show_job(job: Job) -> str:
     if isinstance(job, Score):
         return f"Score {' '.join(f'{value:g}' for value in job.models[:, 0].tolist())}"
-    parts = [f" {name} {value}" for name, value in vars(job).items() if value is not None]
+    parts = [f" {name} {value}" for name, value in vars(job).items() if str(value) not in ("None", "False", "()")]
     return type(job).__name__ + "".join(parts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -76,7 +76,7 @@ class LocalWork:
             if bank is not None and self._clock() >= self._score_after:
                 self.score(bank)
         elif isinstance(job, Score):
-            job = Score(job.models.to(device), job.stage)
+            job = replace(job, models=job.models.to(device))
         result = moved(self._worker.run(job, bank), "cpu")
         if isinstance(result, Trained):
             self.loss, self.rounds = result.loss, self.rounds + 1

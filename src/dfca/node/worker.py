@@ -20,12 +20,15 @@ from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm,
 class Worker:
     """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
 
-    memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart.
+    memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
+    client with the samples that it does not hold out, and with those that it does, once a job is for them.
     """
 
     client: Client
     memory: Tensor | None = None
     models: int = 0
+    seen: Client | None = None
+    unseen: Client | None = None
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -35,17 +38,18 @@ class Worker:
         if isinstance(job, WarmUp):
             return self._warm_up(job)
         if isinstance(job, Score):
-            return self._losses(job.models, self._parts(job.stage))
+            return self._losses(job, job.models)
         if isinstance(job, Draw):
             return self.client.start().bank
         assert isinstance(job, Rest)
         return None
 
     def _train(self, job: Train, bank: Tensor) -> Trained:
-        client = self.client
+        client = self._client(job.held_out)
         if self.memory is None or len(bank) != self.models:
             self.memory, self.models = client.first_memory(len(bank)), len(bank)
-        view = client.view(replace(ClientState.of(bank, self.memory), round=job.round))
+        looks = self.unseen if job.unseen and self.unseen is not None and len(self.unseen.y) else client
+        view = looks.view(replace(ClientState.of(bank, self.memory), round=job.round, closed=job.closed))
         choice = client.algorithm.decide(view)
         model = client.train(bank, choice, job.round)
         self.memory = self.memory if choice.memory is None else choice.memory
@@ -55,7 +59,7 @@ class Worker:
 
     def _warm_up(self, job: WarmUp) -> Warm:
         """Train a model from the common start; one that diverges is the start itself."""
-        client, parts = self.client, self._parts(job.stage)
+        client, parts = self._client(job.held_out), self._parts(job)
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
         local = effective(client.local, client.algorithm)
         steps = client.algorithm.election.warmup_steps
@@ -63,15 +67,24 @@ class Worker:
         with seeded(client.seed, "noise", client.id, -1):
             own = local_steps(client.model, begin, client.x[parts.warm], client.y[parts.warm], options)
         own = own if bool(torch.isfinite(own).all()) else begin
-        return Warm(own, self._losses(own[None], parts))
+        return Warm(own, self._losses(job, own[None]))
 
-    def _losses(self, models: Tensor, parts: Parts) -> Losses:
-        client = self.client
+    def _losses(self, job: WarmUp | Score, models: Tensor) -> Losses:
+        client, parts = self._client(job.held_out), self._parts(job)
         bid, vote = (
             sample_losses(client.model, models, client.x[rows], client.y[rows]) for rows in (parts.bid, parts.vote)
         )
         return Losses(bid, vote)
 
-    def _parts(self, stage: int | None) -> Parts:
-        when = () if stage is None else (stage,)
-        return divide(len(self.client.y), stream(self.client.seed, "parts", self.client.id, *when))
+    def _parts(self, job: WarmUp | Score) -> Parts:
+        client, when = self._client(job.held_out), () if job.stage is None else (job.stage,)
+        return divide(len(client.y), stream(client.seed, "parts", client.id, *when))
+
+    def _client(self, held_out: bool) -> Client:
+        """Return the client with all samples, or with those that it does not hold out."""
+        if not held_out:
+            return self.client
+        if self.seen is None:
+            (x, y), (unseen_x, unseen_y) = self.client.divided()
+            self.seen, self.unseen = replace(self.client, x=x, y=y), replace(self.client, x=unseen_x, y=unseen_y)
+        return self.seen

@@ -62,7 +62,8 @@ class Outcome(NamedTuple):
 class Election(Wave):
     """One peer's part in an election. `work`: what it wants done; the peer drains it, and `out`.
 
-    held: the peer's models (k, P) in a by-election; alarmed: whether none of them fits it. voters: the peers that vote;
+    held: the peer's models (k, P) in a by-election; alarmed: whether none of them fits it. stage, held_out: of its
+    jobs. voters: the peers that vote;
     votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook what
     this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
     and vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that
@@ -73,6 +74,7 @@ class Election(Wave):
     held: Tensor | None = None
     alarmed: bool = False
     stage: int | None = None
+    held_out: bool = False
     voters: int = 0
     votes: bool = False
     bid_losses: Tensor | None = None
@@ -424,7 +426,7 @@ class Election(Wave):
     # Scores.
 
     def _score(self, models: Tensor) -> None:
-        self.scoring = Score(models, self.stage)
+        self.scoring = Score(models, self.stage, self.held_out)
         self.work.append(self.scoring)
 
     def scored(self, job: Score, losses: Losses) -> None:

@@ -52,7 +52,8 @@ class Rounds(Joining):
             self.state = State.DONE
             return
         self.state = State.TRAINING
-        self.job = Train(self.round) if self._takes_part(self.id, self.round) else Rest(self.round)
+        here = self._takes_part(self.id, self.round)
+        self.job = Train(self.round, self.holds_out) if here else Rest(self.round)
         self._out.work.append(self.job)
         self._note("start", round=self.round)
 

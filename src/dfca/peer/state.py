@@ -160,6 +160,11 @@ class PeerState(Machine):
             **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples are held out of training now: somebody will ask how models do on them."""
+        return False
+
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""
         return any(each.hello is None for each in self.links.values())

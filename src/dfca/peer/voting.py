@@ -38,6 +38,7 @@ class Voting(Relay):
             call,
             links=set(self.links),
             alarmed=self.detector.alarmed,
+            held_out=self.holds_out,
             most=self.most_peers,
         )
 
@@ -45,9 +46,9 @@ class Voting(Relay):
         """Train a model of its own; of one that was kept over a restart only the losses are missing."""
         self.state = State.WARMING
         if stage is None and self.own is not None:
-            self.job = Score(self.own[None], None)
+            self.job = Score(self.own[None], None, self.holds_out)
         else:
-            self.job = WarmUp(stage)
+            self.job = WarmUp(stage, self.holds_out)
             self._note("warm")
         self._out.work.append(self.job)
 
@@ -75,7 +76,8 @@ class Voting(Relay):
     def _check_fit(self, own: Tensor, stage: int | None) -> None:
         """Look whether a model of one's own fits better than those that were taken over."""
         assert self.bank is not None
-        self.state, self.checking = State.WAITING, Score(torch.cat([self.bank, own[None]]), stage)
+        self.checking = Score(torch.cat([self.bank, own[None]]), stage, self.holds_out)
+        self.state = State.WAITING
         self._out.work.append(self.checking)
 
     def _judge_fit(self, losses: Losses) -> None:

@@ -4,6 +4,9 @@ A peer never computes a loss or a gradient. It asks for a job and goes on servin
 `Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
 may run beside it.
+
+The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
+out (`core.holdout`); else it takes all.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from torch import Tensor
 class Train:
     """Choose a model of the bank and train it: a round. The bank does not change until the job has ended.
 
-    The result is `Trained`.
+    unseen: the model is chosen by the samples that are held out, where the client has some; closed: the clusters that
+    are not chosen. The result is `Trained`.
     """
 
     round: int
+    held_out: bool = False
+    unseen: bool = False
+    closed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +46,7 @@ class WarmUp:
     """
 
     stage: int | None
+    held_out: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +60,7 @@ class Score:
 
     models: Tensor
     stage: int | None
+    held_out: bool = False
 
 
 class Trained(NamedTuple):

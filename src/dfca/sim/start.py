@@ -35,6 +35,7 @@ class Start:
 
     def __init__(self, setting: Setting, shards: Shards | None = None, hold_out: bool = False) -> None:
         self.setting, self.hold_out = setting, hold_out
+        self._divided: tuple[ClientData, ClientData] | None = None
         self.shards: Shards = shards or Alone(setting.clients)
         self.members = self.shards.members
         self.shared = setting.algorithm.exchange == "server"
@@ -58,7 +59,7 @@ class Start:
         device, dtype = self.setting.device, self.setting.dtype
         train = split.train if self.liars is None else self.liars.poison(split.train, split.classes)
         self._all, self.test = (members_of(data, self.members).to(device, dtype) for data in (train, split.test))
-        self.truth = split.clusters
+        self.truth, self._divided = split.clusters, None
         self._divide()
 
     def release(self) -> None:
@@ -72,11 +73,22 @@ class Start:
             self._divide()
 
     def _divide(self) -> None:
-        self.train, self.held = self._all, None
+        self.train: ClientData = self._all
+        self.held: ClientData | None = None
         if self.hold_out:
+            self.train, self.held = self.divided
+        self._divided = self._divided if self.hold_out else None
+
+    @property
+    def divided(self) -> tuple[ClientData, ClientData]:
+        """The samples of the members, divided into those that they train on while they hold some out, and the others;
+        kept for the next that asks."""
+        if self._divided is None:
             first = self.members.start
             drawn = [held_out(size, self.setting.seed, first + i) for i, size in enumerate(self._all.sizes)]
-            self.train, self.held = (take_rows(self._all, masks) for masks in ([~mask for mask in drawn], drawn))
+            seen, unseen = (take_rows(self._all, masks) for masks in ([~mask for mask in drawn], drawn))
+            self._divided = seen, unseen
+        return self._divided
 
     def initial_model(self) -> Tensor:
         """Draw the model (P,) from which all clients warm up for an election."""

@@ -8,7 +8,7 @@ knows nothing of time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class ClientPool:
         self.liars = self.start.liars
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
-        self._divided: dict[int | None, _Divided] = {}
+        self._divided: dict[tuple[int | None, bool], _Divided] = {}
         self._steps: dict[int, int] = {}
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
@@ -152,7 +152,7 @@ class ClientPool:
     def _train(self, orders: Sequence[Order]) -> list[Trained]:
         """Train for all in one call per round and number of models; with a server, per bank that they hold."""
         found: dict[int, Trained] = {}
-        groups: dict[tuple[int, int, int], list[Order]] = {}
+        groups: dict[tuple[Any, ...], list[Order]] = {}
         for order in orders:
             assert isinstance(order.job, Train)
             assert order.bank is not None
@@ -160,9 +160,10 @@ class ClientPool:
             if self.dry:
                 found[order.client] = Trained(order.client % models, True, self._none, math.inf)
             else:
-                groups.setdefault((order.job.round, models, where), []).append(order)
-        for (round, _, _), some in groups.items():
-            found |= self._train_group(round, sorted(some, key=lambda order: order.client))
+                alike = order.job.round, order.job.held_out, order.job.unseen, order.job.closed
+                groups.setdefault((alike, models, where), []).append(order)
+        for some in groups.values():
+            found |= self._train_group(sorted(some, key=lambda order: order.client))
         for client, trained in found.items():
             self.changed += self.assigned[client] not in (-1, trained.cluster)
             self.assigned[client] = trained.cluster
@@ -170,24 +171,27 @@ class ClientPool:
                 self.diverged.add(client)
         return [found[order.client] for order in orders]
 
-    def _train_group(self, round: int, orders: Sequence[Order]) -> dict[int, Trained]:
-        """Choose and train for clients that are in the same round and hold as many models."""
+    def _train_group(self, orders: Sequence[Order]) -> dict[int, Trained]:
+        """Choose and train for clients whose jobs are alike and that hold as many models."""
         algorithm, places = self.setting.algorithm, [order.client for order in orders]
-        bank = orders[0].bank
+        bank, job = orders[0].bank, orders[0].job
         assert bank is not None
+        assert isinstance(job, Train)
+        round, data = job.round, self.samples(job.held_out)
         needs: Needs = algorithm.needs if len(bank) > 1 or algorithm.revives else "nothing"
 
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
             client = places[position]
             if samples is None and algorithm.needs == "samples":
-                samples = torch.zeros(1, self.start.train.sizes[client], device=bank.device)
+                samples = torch.zeros(1, data.sizes[client], device=bank.device)
             known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
             memory = None if self.start.memory is None else self.start.memory[client]
             random = partial(stream, self.seed, "choose", client, round)
             return algorithm.decide(View(means, random, samples, known, memory))
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
-        task = Task(banks, self.start.train, choose, round, needs, in_place=not self.shared)
+        known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
+        task = Task(banks, data, choose, round, needs, known, in_place=not self.shared, closed=job.closed)
         found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
         for done in work(self.engine, task, places, self.start.stages, algorithm.trains == "all"):
             self._remember(places, done)
@@ -196,6 +200,18 @@ class ClientPool:
                 model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
                 loss = lowest[row] if looks else math.inf
                 found[places[position]] = Trained(done.choices[row].cluster, bool(done.fine[row]), model, loss)
+        return found
+
+    def _unseen_losses(self, banks: Tensor, places: Sequence[int], closed: Collection[int]) -> Tensor:
+        """Compute the losses of clients on the samples that they hold out, or on the others where they hold out none:
+        (C, m)."""
+        seen, unseen = self.start.divided
+        found = torch.empty(len(places), len(banks), dtype=banks.dtype, device=banks.device)
+        for data, wanted in ((unseen, True), (seen, False)):
+            some = [row for row, place in enumerate(places) if bool(unseen.sizes[place]) is wanted]
+            if some:
+                rows = [places[row] for row in some]
+                found[some] = self.engine.losses(banks, data.subset(rows), rows, closed)
         return found
 
     def _remember(self, places: Sequence[int], done: TrainedChunk) -> None:
@@ -222,10 +238,10 @@ class ClientPool:
         """Train models from the common start, for runs of clients that follow one another."""
         setting = self.setting
         start = self.start.initial_model()
-        found: dict[tuple[int, int | None], Warm] = {}
+        found: dict[tuple[int, int | None, bool], Warm] = {}
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
-        for stage, run in _runs(orders, rows):
-            parts = self._parts(stage)
+        for (stage, held_out), run in _runs(orders, rows):
+            parts = self._parts(stage, held_out)
             own = self.engine.finetuned(
                 start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election.warmup_steps, run[0]
             )
@@ -237,42 +253,46 @@ class ClientPool:
                     model.copy_(self.liars.tell_warm(client, stage, model))
             bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in parts[1:])
             for client, *each in zip(run, own, bids, votes, strict=True):
-                found[client, stage] = Warm(each[0], Losses(each[1], each[2]))
-        return [found[order.client, order.job.stage] for order in orders]  # type: ignore[union-attr]
+                found[client, stage, held_out] = Warm(each[0], Losses(each[1], each[2]))
+        return [found[order.client, *_samples_of(order)] for order in orders]
 
     def _score(self, orders: Sequence[Order]) -> list[Losses]:
         """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
-        shared: dict[tuple[int | None, int, int], list[int]] = {}
+        shared: dict[tuple[tuple[int | None, bool], int, int], list[int]] = {}
         for place, order in enumerate(orders):
             assert isinstance(order.job, Score)
-            key = (order.job.stage, order.job.models.data_ptr(), len(order.job.models))
+            key = (_samples_of(order), order.job.models.data_ptr(), len(order.job.models))
             shared.setdefault(key, []).append(place)
-        stacks: dict[tuple[int | None, int], list[int]] = {}
+        stacks: dict[tuple[tuple[int | None, bool], int], list[int]] = {}
         found: dict[int, Losses] = {}
-        for (stage, _, models), places in shared.items():
+        for (samples, _, models), places in shared.items():
             if len(places) == 1:
-                stacks.setdefault((stage, models), []).append(places[0])
+                stacks.setdefault((samples, models), []).append(places[0])
             else:
                 bank = orders[places[0]].job.models[:, None]  # type: ignore[union-attr]
-                found |= self._losses(stage, bank, places, orders)
-        for (stage, models), places in stacks.items():
+                found |= self._losses(samples, bank, places, orders)
+        for (samples, models), places in stacks.items():
             many = max(1, 16 * PIECE_BYTES // max(1, models * self.size * 4))
             for begin in range(0, len(places), many):
                 some = places[begin : begin + many]
                 bank = torch.stack([orders[place].job.models for place in some], dim=1)  # type: ignore[union-attr]
-                found |= self._losses(stage, bank, some, orders)
+                found |= self._losses(samples, bank, some, orders)
         return [found[place] for place in range(len(orders))]
 
     def _losses(
-        self, stage: int | None, bank: Tensor, places: Sequence[int], orders: Sequence[Order]
+        self, samples: tuple[int | None, bool], bank: Tensor, places: Sequence[int], orders: Sequence[Order]
     ) -> dict[int, Losses]:
         clients = [orders[place].client for place in places]
         everybody = clients == list(range(self.setting.clients))
-        parts = self._parts(stage)[1:]
+        parts = self._parts(*samples)[1:]
         bids, votes = (self.engine.sample_losses(bank, part if everybody else part.subset(clients)) for part in parts)
         return {place: Losses(*pair) for place, *pair in zip(places, bids, votes, strict=True)}
 
     # Samples.
+
+    def samples(self, held_out: bool) -> ClientData:
+        """Return the samples of all clients, or those that they do not hold out."""
+        return self.start.divided[0] if held_out else self.start.train
 
     def drift(self) -> None:
         """Switch the clients to their later samples."""
@@ -282,18 +302,18 @@ class ClientPool:
         self._evaluator.use_split(self.setting.drift[1])
         self._divided.clear()
 
-    def _parts(self, stage: int | None) -> _Divided:
+    def _parts(self, stage: int | None, held_out: bool) -> _Divided:
         """Divide the samples of all clients for an election; the last two are kept."""
-        if stage not in self._divided:
+        if (stage, held_out) not in self._divided:
             names = () if stage is None else (stage,)
-            data = self.start.train
+            data = self.samples(held_out)
             parts = [divide(n, stream(self.seed, "parts", i, *names)) for i, n in enumerate(data.sizes)]
             while len(self._divided) > 1:
                 del self._divided[next(iter(self._divided))]
-            self._divided[stage] = _Divided(
+            self._divided[stage, held_out] = _Divided(
                 *(take_parts(data, range(data.clients), parts, name) for name in Parts._fields)
             )
-        return self._divided[stage]
+        return self._divided[stage, held_out]
 
     # Scores.
 
@@ -358,13 +378,19 @@ class _Divided(NamedTuple):
     vote: ClientData
 
 
-def _runs(orders: Sequence[Order], most: int) -> list[tuple[int | None, range]]:
-    """Group warm-ups by their stage into runs of clients that follow one another."""
-    runs: list[tuple[int | None, range]] = []
-    for stage in dict.fromkeys(order.job.stage for order in orders):  # type: ignore[union-attr]
-        for client in sorted(order.client for order in orders if order.job.stage == stage):  # type: ignore[union-attr]
-            if runs and runs[-1][0] == stage and runs[-1][1].stop == client and len(runs[-1][1]) < most:
-                runs[-1] = (stage, range(runs[-1][1].start, client + 1))
+def _samples_of(order: Order) -> tuple[int | None, bool]:
+    """Return which samples a warm-up or a score is for: its stage, and whether some are held out."""
+    assert isinstance(order.job, WarmUp | Score)
+    return order.job.stage, order.job.held_out
+
+
+def _runs(orders: Sequence[Order], most: int) -> list[tuple[tuple[int | None, bool], range]]:
+    """Group warm-ups by their samples into runs of clients that follow one another."""
+    runs: list[tuple[tuple[int | None, bool], range]] = []
+    for samples in dict.fromkeys(map(_samples_of, orders)):
+        for client in sorted(order.client for order in orders if _samples_of(order) == samples):
+            if runs and runs[-1][0] == samples and runs[-1][1].stop == client and len(runs[-1][1]) < most:
+                runs[-1] = (samples, range(runs[-1][1].start, client + 1))
             else:
-                runs.append((stage, range(client, client + 1)))
+                runs.append((samples, range(client, client + 1)))
     return runs
