@@ -25,9 +25,9 @@ def test_commands_of_one_run_folder_agree_in_what_they_run() -> None:
     for line in re.findall(r"^dfca run (.*?)(?: *#.*)?$", README, re.MULTILINE):
         name, *words = line.split()
         given = dict(itertools.pairwise(words))
-        folder = given.get("--out", f"runs/{Path(name).stem}")
-        changes = (given.get(option, "") for option in ("--set", "--scale"))
-        runs.setdefault(folder, set()).add((name, *changes))
+        scale = given.get("--scale", "desk")
+        folder = given.get("--out", f"runs/{Path(name).stem}-{scale}")
+        runs.setdefault(folder, set()).add((name, scale, given.get("--set", "")))
     assert len(runs) > 5
     assert [folder for folder, configs in runs.items() if len(configs) > 1] == []
 
