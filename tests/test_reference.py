@@ -22,6 +22,8 @@ def test_every_key_has_a_type_and_a_meaning() -> None:
     keys = reference()
     assert not [key.name for key in keys if not key.meaning or not key.kind or "typing" in key.kind]
     assert len({key.name for key in keys}) == len(keys) > 80
+    braces = [key.name for key in keys if "{" in re.sub(r"`[^`]*`", "", key.meaning)]
+    assert braces == [], "the site takes braces outside of code for attributes, and drops them"
 
 
 def test_every_key_of_a_complete_config_is_explained() -> None:
