@@ -26,7 +26,7 @@ from dfca.bench.tables import page_blocks as bench_blocks
 from dfca.core.local import LocalOptions
 from dfca.experiment.reference import reference
 from dfca.report.axes import move_apart
-from dfca.report.palette import cluster_colour
+from dfca.report.palette import algorithm_colour, cluster_colour
 from dfca.report.rows import summary_rows
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
 from dfca.report.wording import one_line, percent
@@ -133,8 +133,8 @@ def draw_quickstart() -> None:
     lowest_first = sorted(curves, key=lambda algorithm: curves[algorithm][1][-1])
     apart = move_apart([curves[algorithm][1][-1] / 100 for algorithm in lowest_first], 0.04)
     heights = dict(zip(lowest_first, apart, strict=True))
-    for (algorithm, (rounds, values)), colour in zip(curves.items(), ("#0072b2", "#d55e00", GREY), strict=True):
-        height = 100 * heights[algorithm]
+    for algorithm, (rounds, values) in curves.items():
+        height, colour = 100 * heights[algorithm], algorithm_colour(algorithm)
         right.plot(rounds, values, color=colour, lw=2)
         right.annotate(algorithm, (rounds[-1], height), (4, 0), textcoords="offset points", color=colour, va="center")
     right.set_xlabel("round")

@@ -61,6 +61,8 @@ def quick(algorithm: Any = "dfca-gi", **changes: Any) -> Any:
         ({"clock": {"until_s": 1}}, "clock needs a world"),
         ({"world": "ideal", "clock": {"until": 1}}, 'clock: unknown key "until"; did you mean "until_s"?'),
         ({"callbck": print}, 'unknown option of simulate "callbck"; did you mean "callback"'),
+        ({"algorithms": ["ifca"]}, 'unknown option of simulate "algorithms"; did you mean "algorithm"'),
+        ({"callback": 3}, "callback must be a function of a record, got 3"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -78,6 +80,19 @@ def test_a_device_that_is_not_here() -> None:
 def test_a_model_that_is_none() -> None:
     with pytest.raises(ModelError, match=r"model must be a torch\.nn\.Module or a function that builds one, got int"):
         dfca.simulate(3, make_toy_split(), rounds=1)  # type: ignore[arg-type]
+
+
+def test_a_function_that_fails_to_build_the_model() -> None:
+    with pytest.raises(ModelError, match=r"the model's function Linear fails with TypeError: .* without arguments"):
+        dfca.simulate(torch.nn.Linear, make_toy_split(), rounds=1)
+
+
+def test_a_client_that_is_none() -> None:
+    result = quick(rounds=1)
+    for wrong in (6, -1, "a", 1.0):
+        with pytest.raises(ConfigError, match=rf"^client must be in 0\.\.5, got {wrong!r}$"):
+            result.bank(wrong)  # type: ignore[arg-type]
+    assert torch.equal(result.bank(torch.tensor(2)), result.bank(2))  # type: ignore[arg-type]
 
 
 def test_numbers_of_numpy_and_full_batches_are_taken() -> None:

@@ -130,8 +130,8 @@ class Streamed(Dataset[Any]):
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (3, "cannot make clients of a int; give a dfca.Split, a list with the samples of each client"),
-        ("digits", "cannot make clients of a str"),
+        (3, "cannot make clients of this (int); give a dfca.Split, a list with the samples of each client"),
+        ("digits", "cannot make clients of this (str)"),
         ((X[0], Y[0]), "arrays (x, y) have the clients first"),
         ((X[0], Y[0], Y[0][:3]), "arrays (x, y, owner) have one row per sample"),
         ({"test": []}, "train is missing"),
@@ -184,7 +184,7 @@ def test_a_factory_is_called_with_clients_and_seed(module: Path) -> None:
     ("name", "sentence"),
     [
         ("own_data:broken", 'data.factory "own_data:broken" failed with ZeroDivisionError: division by zero; it is'),
-        ("own_data:nothing", 'data.factory "own_data:nothing": cannot make clients of a NoneType'),
+        ("own_data:nothing", 'data.factory "own_data:nothing": cannot make clients of this (NoneType)'),
         ("own_data:few", 'data.factory "own_data:few": the data is of 3 clients and 4 are asked for'),
         ("own_data:number", 'data.factory "own_data:number" must be callable, got int'),
         ("own_data:none", "cannot be imported from"),

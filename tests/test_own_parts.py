@@ -117,7 +117,7 @@ def test_the_new_algorithm_of_readme_runs_and_keeps_the_contracts(here: Path, sh
     transcript = follow(section("A new algorithm in twenty lines"), here, shell)
     assert re.search(r"curious:curious +neighbours +\d\d\.\d", transcript)
     assert "1 passed" in transcript
-    assert (here / "runs/quickstart/metrics/curious.curious-0.jsonl").exists()
+    assert (here / "runs/curious/metrics/curious.curious-0.jsonl").exists()
 
 
 def test_the_blocks_of_the_python_page_run_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:

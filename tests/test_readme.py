@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -16,6 +17,19 @@ PYTHON = re.findall(r"```python\n(.*?)```", README + CONTRIBUTING, re.DOTALL)
 def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out
+
+
+def test_commands_of_one_run_folder_agree_in_what_they_run() -> None:
+    """A folder holds one config: the second of two that differ would be refused."""
+    runs: dict[str, set[tuple[str, ...]]] = {}
+    for line in re.findall(r"^dfca run (.*?)(?: *#.*)?$", README, re.MULTILINE):
+        name, *words = line.split()
+        given = dict(itertools.pairwise(words))
+        scale = given.get("--scale", "desk")
+        folder = given.get("--out", f"runs/{Path(name).stem}-{scale}")
+        runs.setdefault(folder, set()).add((name, scale, given.get("--set", "")))
+    assert len(runs) > 5
+    assert [folder for folder, configs in runs.items() if len(configs) > 1] == []
 
 
 def test_the_first_block_finds_the_clusters() -> None:

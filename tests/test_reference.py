@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dfca.algorithms import OPTIONS
 from dfca.cli import app
 from dfca.errors import ConfigError
 from dfca.experiment.config import Config, flatten
@@ -21,6 +22,8 @@ def test_every_key_has_a_type_and_a_meaning() -> None:
     keys = reference()
     assert not [key.name for key in keys if not key.meaning or not key.kind or "typing" in key.kind]
     assert len({key.name for key in keys}) == len(keys) > 80
+    braces = [key.name for key in keys if "{" in re.sub(r"`[^`]*`", "", key.meaning)]
+    assert braces == [], "the site takes braces outside of code for attributes, and drops them"
 
 
 def test_every_key_of_a_complete_config_is_explained() -> None:
@@ -32,12 +35,21 @@ def test_every_key_of_a_complete_config_is_explained() -> None:
 
 def test_types_bounds_and_defaults_are_those_of_the_config() -> None:
     keys = {key.name: key for key in reference()}
-    assert keys["clients"][1:3] == ("integer >= 1 <= 1e+06", "")
+    assert keys["clients"][1:3] == ("integer >= 1 and <= 1000000", "")
     assert keys["local.batch_size"][1:3] == ('"full" or integer >= 1', '"full"')
-    assert keys["participation"][1:3] == ("number > 0 <= 1", "1.0")
+    assert keys["participation"][1:3] == ("number > 0 and <= 1", "1.0")
     assert keys["world.partitions[].parts"][1:3] == ("integer >= 2", "not set")
     default = Config.of({"clients": 2, "clusters": 1, "rounds": 1, "algorithms": ["local"]})
     assert keys["local.learning_rate"].default == str(default.local.learning_rate)
+
+
+def test_the_options_of_algorithms_are_explained_by_their_functions() -> None:
+    keys = {key.name: key for key in reference("algorithm")}
+    assert keys["algorithm.deprl.head_steps"][1:3] == ("integer", "not set")
+    assert keys["algorithm.facade.head"][1:3] == ("integer or text", "1")
+    assert keys["algorithm.pens.peers"][1:3] == ('"any" or "neighbours"', '"any"')
+    used = {name.rpartition(".")[2] for name in keys}
+    assert used == set(OPTIONS), "an option without a meaning, or a meaning of none"
 
 
 def test_a_prefix_narrows_the_list() -> None:
@@ -45,6 +57,10 @@ def test_a_prefix_narrows_the_list() -> None:
     assert [key.name for key in reference("data.name")] == ["data.name"]
     with pytest.raises(ConfigError, match=r'^unknown key "lokal"; did you mean "clock" or "local"\?'):
         reference("lokal")
+    with pytest.raises(ConfigError, match=r'^unknown key in \[local\] "momentun"; did you mean "momentum"\?'):
+        reference("local.momentun")
+    with pytest.raises(ConfigError, match=r'^unknown key "lokal"; did you mean'):
+        reference("lokal.steps.first")
 
 
 def test_options_and_show_on_the_command_line() -> None:

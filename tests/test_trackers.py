@@ -171,6 +171,18 @@ def test_a_trial_that_goes_on_hides_what_is_computed_again(tmp_path: Path, monke
     assert calls.opened == [{"name": "ifca-0", "purge_step": 7}]
 
 
+def test_trials_that_were_finished_before_are_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("wandb", monkeypatch)
+    told: list[str] = []
+    run(tiny(rounds=1, algorithms=["ifca"]), tmp_path / "run")
+    for algorithms in (["ifca"], ["ifca", "local"]):
+        tracker = make_tracker("wandb", tmp_path / "run", "tiny", told.append)
+        run(tiny(rounds=1, algorithms=algorithms), tmp_path / "run", tracker)
+    assert [line.partition(" trials")[0] for line in told] == ["--log wandb: all", "--log wandb: 1 of 2"]
+
+
 def test_a_tracker_that_fails_later_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("wandb", monkeypatch)
     told: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -136,6 +137,28 @@ def test_it_fits_a_phone_and_the_dark(browser: Chromium, tmp_path: Path) -> None
             browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
             colours.append(browser.run("getComputedStyle(document.body).backgroundColor"))
         assert colours == ["rgb(255, 255, 255)", "rgb(22, 24, 27)"]
+
+
+def test_the_names_of_many_lines_neither_overlap_nor_leave_their_chart(browser: Chromium, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    for number in range(12):
+        for round_ in (5, 10):
+            folder.append(round_, [0, 0, 1, 1], f"algorithm {number} + a last step", cluster_accuracy=1.0)
+    find = "[...document.querySelectorAll('svg')].filter(each => each.querySelectorAll('.name').length === 12)"
+    boxes = "[...each.querySelectorAll('.name')].map(name => name.getBoundingClientRect())"
+    with served(folder.path) as server:
+        for width in (1280, 500):
+            browser.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+            )
+            browser.open(server.url)
+            browser.wait_for(f"{find}.length > 3")
+            right = browser.run(
+                f"{find}.map(each => [each.getBoundingClientRect().right, {boxes}.map(box => box.right)])"
+            )
+            assert all(max(names) <= edge for edge, names in right)
+            tops = browser.run(f"{find}.map(each => {boxes}.map(box => box.top))")
+            assert all(b - a > 11 for each in tops for a, b in itertools.pairwise(sorted(each)))
 
 
 @pytest.mark.slow

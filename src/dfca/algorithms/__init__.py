@@ -46,6 +46,28 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "oracle": oracle,
 }
 
+OPTIONS: dict[str, str] = {
+    "warmup_steps": "local steps of every client before the election of the starts",
+    "level": "error rate of one verdict of the election, below 0.5",
+    "support": "clients that a new centre must help, its own included",
+    "patience": "rejected candidates in a row that end the election",
+    "most": "largest number of clusters that the clients open where k is not given",
+    "merge": "open more clusters than needed and merge those that are not worth their data; "
+    "false: the election's verdict decides alone",
+    "momentum": "of the local steps; not set: local.momentum",
+    "finetune_epochs": "passes over its data by which a client fine-tunes its mixture before it is scored",
+    "finetune_batch": "samples of one step of that",
+    "head": "the last layers that are the head: how many, or the beginning of their names",
+    "head_steps": "steps of the head per round, the body fixed; not set: local.steps",
+    "body_steps": "steps of the body per round, the head fixed; not set: local.steps",
+    "selection_rounds": "rounds at the start in which clients try out peers",
+    "sampled": "peers whose models a client receives per round",
+    "best": "of these, how many it averages with while it tries out peers",
+    "peers": "whom it may ask: any client, or its neighbours in the graph",
+    "tau": "how strongly similar peers are preferred in late rounds; 1 or more",
+}
+"""What the options of the algorithms mean; the parameters of the functions above."""
+
 
 def get(name: str, **options: object) -> Algorithm:
     """Make an algorithm by name, or by "module:function"; options are the keywords of its function.

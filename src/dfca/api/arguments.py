@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -63,6 +64,20 @@ def check_numbers(**values: Any) -> Numbers:
     except ConfigError as error:
         raise ConfigError(str(error).replace("use --device auto", 'use device="auto"')) from None
     return found.model_copy(update={"device": device})
+
+
+def check_client(client: Any, clients: int) -> int:
+    """Return the number of a client.
+
+    Raises ConfigError for what is none.
+    """
+    try:
+        number = operator.index(client)
+    except TypeError:
+        number = -1
+    if not 0 <= number < clients:
+        raise ConfigError(f"client must be in 0..{clients - 1}, got {client!r}")
+    return number
 
 
 def checked(model: type[Model], values: Mapping[str, Any], prefix: str = "") -> Model:

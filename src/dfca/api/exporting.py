@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from dfca.api.arguments import check_client
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError, unknown
 from dfca.export import write_onnx, write_safetensors
@@ -61,8 +62,7 @@ def holders(assignments: Sequence[int], client: int | None, cluster: int | None)
     chosen by test scores.
     """
     if client is not None:
-        if not 0 <= client < len(assignments):
-            raise ConfigError(f"client must be in 0..{len(assignments) - 1}, got {client}")
+        client = check_client(client, len(assignments))
         return [(client, int(assignments[client]) if cluster is None else cluster)]
     first: dict[int, int] = {}
     for i, own in enumerate(assignments):

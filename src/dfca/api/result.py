@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError
@@ -63,9 +64,7 @@ class Result:
 
     def bank(self, client: int) -> Tensor:
         """Copy all models that a client holds: (k, P)."""
-        clients = len(self.metrics[-1]["assignments"])
-        if not 0 <= client < clients:
-            raise ConfigError(f"client must be in 0..{clients - 1}, got {client}")
+        client = check_client(client, len(self.metrics[-1]["assignments"]))
         return self.banks[:, 0 if self.banks.shape[1] == 1 else client].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,8 @@ def simulate(
         raise ConfigError('clock needs a world, which makes a run happen in virtual time; give world="ideal"')
     if not callable(model):
         raise ModelError(f"model must be a torch.nn.Module or a function that builds one, got {type(model).__name__}")
+    if callback is not None and not callable(callback):
+        raise ConfigError(f"callback must be a function of a record, got {callback!r}")
     build = make_starts(model, start_from)
     if world is not None:
         options = {"aggregation": "sequential", **options}
@@ -208,7 +211,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(Setting)} - taken | set(Numbers.model_fields)
     for option in options:
         if option not in known:
-            raise unknown("option of simulate", option, known | {"world", "clock", "progress", "callback", "topology"})
+            named = set(inspect.signature(simulate).parameters) - {"options"}
+            raise unknown("option of simulate", option, known | named)
 
 
 def _of_seed(data: Any, seed: int) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from dfca import algorithms
+from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
 from dfca.core.params import FlatModel
 from dfca.data.registry import SOURCES
@@ -203,7 +204,11 @@ class StoredRun:
             f"{row['algorithm']}, seed {row['seed']}" + (f", {label_of(row['point'])}" if row.get("point") else "")
             for row in rows[:8]
         )
-        raise ConfigError(f"{self.folder} has no trial of algorithm {algorithm}, seed {seed}, {wanted}; it has {known}")
+        asked = [algorithm or "", "" if seed is None else f"seed {seed}", label_of(wanted) if wanted else ""]
+        more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
+        raise ConfigError(
+            f"{self.folder} has no trial of {', '.join(each for each in asked if each)}; it has {known}{more}"
+        )
 
     def _models(self, row: Mapping[str, Any]) -> StoredModels:
         name = trial_name(row["algorithm"], row["seed"], row["digest"] if self.run.swept else "")
@@ -262,9 +267,7 @@ class StoredRun:
 
     def _assignment(self, row: Mapping[str, Any], client: int) -> int:
         own = self._last_line(row)["assignments"]
-        if not 0 <= client < len(own):
-            raise ConfigError(f"client must be in 0..{len(own) - 1}, got {client}")
-        return int(own[client])
+        return int(own[check_client(client, len(own))])
 
     def _true_clusters(self, line: Mapping[str, Any]) -> list[int] | None:
         graphs = self.run.topology

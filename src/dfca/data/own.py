@@ -125,8 +125,8 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
     if isinstance(source, list):
         return _Parts(source)
     raise DataError(
-        f"cannot make clients of a {type(source).__name__}; give a dfca.Split, a list with the samples of each client, "
-        "(train, test) of two such lists, arrays (x, y) with the clients first, or (x, y, owner)"
+        f"cannot make clients of this ({type(source).__name__}); give a dfca.Split, a list with the samples of each "
+        "client, (train, test) of two such lists, arrays (x, y) with the clients first, or (x, y, owner)"
     )
 
 

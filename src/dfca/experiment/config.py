@@ -176,7 +176,7 @@ class Config(Section):
     algorithms: tuple[str, ...] = Field(
         min_length=1,
         description='which algorithms: `dfca list` shows them; your own is "package.module:function"; one with options '
-        'of its own, for a row of its own: {name = "fedavg", momentum = 0.9, label = "fedavg, momentum 0.9"}',
+        'of its own, for a row of its own: `{name = "fedavg", momentum = 0.9, label = "fedavg, momentum 0.9"}`',
     )
     seeds: tuple[int, ...] = Field(
         (0,), min_length=1, description="a number (3 is 0, 1, 2) or a list; data, graph, start and batches follow it"

@@ -180,6 +180,9 @@ def _text(name_or_path: str | Path) -> tuple[str, str]:
             error = unknown("preset", path.name, texts)
             raise ConfigError(f"{error}; or give the path of an experiment file that ends in .toml")
         return path.name, texts[path.name]
+    if path.is_dir():
+        inside = f"; that of this run is {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
+        raise ConfigError(f"{path} is a folder; give a preset or an experiment file that ends in .toml{inside}")
     try:
         return str(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

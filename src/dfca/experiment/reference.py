@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -37,7 +37,13 @@ def reference(prefix: str = "") -> list[Key]:
     keys = [*_keys(Config, ""), *_algorithm_keys()]
     found = [key for key in keys if key.name == prefix or key.name.startswith(f"{prefix}." if prefix else "")]
     if not found:
-        raise unknown("key", prefix, dict.fromkeys(key.name.partition(".")[0] for key in keys))
+        section, dot, name = prefix.rpartition(".")
+        inner = dict.fromkeys(
+            key.name.removeprefix(section + dot).partition(".")[0] for key in keys if key.name.startswith(section + dot)
+        )
+        if not inner:  # not even the section is known
+            return reference(section)
+        raise unknown(f"key in [{section}]" if section else "key", name, inner)
     return found
 
 
@@ -55,9 +61,10 @@ def _keys(section: type[BaseModel], path: str) -> Iterator[Key]:
 def _algorithm_keys() -> Iterator[Key]:
     """List the options of single algorithms: the parameters of the functions that make them."""
     for name, make in algorithms.ALGORITHMS.items():
+        types_of = get_type_hints(make)
         for option, parameter in inspect.signature(make).parameters.items():
-            kind = NAMES.get(type(parameter.default), "number")
-            yield Key(f"algorithm.{name}.{option}", kind, _shown(parameter.default), f"an option of {name}")
+            kind, meaning = _kind(types_of[option]), algorithms.OPTIONS[option]
+            yield Key(f"algorithm.{name}.{option}", kind, _shown(parameter.default), meaning)
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
@@ -82,14 +89,17 @@ def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
         text = f"list of {_kind(inner[0])}"
     elif hasattr(annotation, "__metadata__"):  # Annotated[int, Field(ge=1)]
         bounds = [bound for each in annotation.__metadata__ for bound in getattr(each, "metadata", ())]
-        text = " ".join([_kind(inner[0]), *_bounds(bounds)])
+        text = _bounded(_kind(inner[0]), bounds)
     else:
         text = NAMES.get(annotation, str(annotation))
-    return " ".join([text, *(_bounds(field.metadata) if field else [])])
+    return _bounded(text, field.metadata if field else [])
 
 
-def _bounds(metadata: list[Any]) -> list[str]:
-    return [f"{SIGNS[sign]} {getattr(bound, sign):g}" for bound in metadata for sign in SIGNS if hasattr(bound, sign)]
+def _bounded(kind: str, metadata: list[Any]) -> str:
+    bounds = [
+        f"{SIGNS[sign]} {getattr(bound, sign):.9g}" for bound in metadata for sign in SIGNS if hasattr(bound, sign)
+    ]
+    return f"{kind} {' and '.join(bounds)}" if bounds else kind
 
 
 def _default(field: FieldInfo) -> str:

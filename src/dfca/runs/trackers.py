@@ -13,7 +13,7 @@ import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,15 @@ class Tracker(NullSink):
     def close(self, run: Any, failed: bool) -> None:
         """End the run of a trial."""
         raise NotImplementedError
+
+    def start_run(self, trials: Sequence[Trial], finished: int) -> None:
+        """Say that what was computed before is not logged again."""
+        if finished:
+            whole = "all" if finished == len(trials) else f"{finished} of {len(trials)}"
+            self._report(
+                f"--log {self.name}: {whole} trials were finished before this command and are not logged by it; "
+                "another --out logs all of them"
+            )
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         """Open a run; the first one that cannot be opened ends everything, for nothing is lost yet."""

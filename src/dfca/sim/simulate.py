@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from dfca.core.rng import seeded
-from dfca.errors import ModelError
+from dfca.errors import DfcaWarning, ModelError
 from dfca.models import looks_trained, pretrained
 
 
@@ -20,9 +20,25 @@ def make_starts(model: nn.Module | Callable[[], nn.Module], start_from: Any) -> 
     Warns of a module that looks trained and is started afresh.
     """
     if start_from is None:
-        return fresh_copies(model) if isinstance(model, nn.Module) else model
-    make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
+        return fresh_copies(model) if isinstance(model, nn.Module) else _explained(model)
+    make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else _explained(model)
     return pretrained(make, start_from)
+
+
+def _explained(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Make a factory whose errors say how it is called."""
+
+    def make() -> nn.Module:
+        try:
+            return build()
+        except Exception as error:  # a user's own function
+            name = getattr(build, "__name__", type(build).__name__)
+            raise ModelError(
+                f"the model's function {name} fails with {type(error).__name__}: {error}; it is called without "
+                "arguments and returns a torch.nn.Module"
+            ) from error
+
+    return make
 
 
 def fresh_copies(module: nn.Module) -> Callable[[], nn.Module]:
@@ -51,6 +67,7 @@ def fresh_copies(module: nn.Module) -> Callable[[], nn.Module]:
                 "the module looks trained, and its weights are not used: every model starts afresh; pass "
                 "start_from=module to start from them, or a function that builds the module to say that they are not "
                 "wanted",
+                DfcaWarning,
                 stacklevel=4,
             )
     return build

@@ -3,6 +3,9 @@
 import { svg, showTip, hideTip, amount } from "./format.js";
 
 const LABEL = 15; // pixels between two names at the ends of lines
+const LEAST = 12.5; // where there are many; the chart grows with them
+const LEADER = 14; // pixels of the thin line from an end to its name
+const LETTER = 6.9; // pixels of a letter, on average
 
 export class Chart {
   // options: height, format (of a value), share (0..1: percent axis), close (the axis need not begin at 0), fewer (less is
@@ -32,9 +35,11 @@ export class Chart {
   draw() {
     const width = this.box.clientWidth;
     if (!width) return;
-    const { height, names } = this.options;
+    const { names } = this.options;
     const labels = names ? this.series.filter(each => !each.faint).map(each => each.name) : [];
-    const right = Math.max(58, Math.min(12 + 7.6 * Math.max(0, ...labels.map(name => name.length)), width / 3));
+    const height = Math.max(this.options.height, 32 + LEAST * (labels.length - 1));
+    const longest = Math.max(0, ...labels.map(name => name.length));
+    const right = Math.max(58, Math.min(LEADER + 6 + LETTER * longest, 0.42 * width));
     this.area = { left: 54, right: width - right, top: 8, bottom: height - 24 };
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true" });
     if (this.series.length) {
@@ -104,17 +109,19 @@ export class Chart {
       "stroke-dasharray": dash && !single ? dash : null });
   }
 
-  // Names stand at the ends of their lines, pushed apart where they would overlap.
+  // Names stand at the ends of their lines, pushed apart where they would overlap; a thin line leads to each.
   names(picture) {
     const { right, top, bottom } = this.area;
     const ends = this.series.filter(each => !each.faint)
       .map(each => ({ name: each.name, colour: each.colour, at: this.y(last(each.y)), y: this.y(last(each.y)) }))
       .sort((a, b) => a.y - b.y);
     const gap = Math.min(LABEL, (bottom - top) / Math.max(1, ends.length - 1));
-    ends.forEach((end, i) => { if (i) end.y = Math.max(end.y, ends[i - 1].y + gap); });
+    moveApart(ends.map(end => end.at), gap).forEach((y, i) => { ends[i].y = Math.max(y, i ? ends[i - 1].y + gap : top); });
     for (let i = ends.length - 1, floor = bottom; i >= 0; i--, floor -= gap) ends[i].y = Math.min(ends[i].y, floor);
+    const most = Math.floor((this.box.clientWidth - right - LEADER - 4) / LETTER);
     for (const end of ends) {
-      const text = words(right + 8, end.y + 4, end.name, "start");
+      picture.append(svg("line", { class: "leader", x1: right + 1, y1: end.at, x2: right + LEADER - 2, y2: end.y, stroke: end.colour }));
+      const text = words(right + LEADER + 2, end.y + 4, end.name.length > most ? `${end.name.slice(0, most - 1)}…` : end.name, "start");
       text.setAttribute("class", "name");
       text.style.fill = `color-mix(in srgb, ${end.colour} 70%, var(--text))`;
       picture.append(text);
@@ -193,6 +200,20 @@ function at({ x, y }, value) {
   if (x[after] === value || after === 0) return y[after];
   if (y[after] === null || y[after - 1] === null) return null;
   return y[after - 1] + (y[after] - y[after - 1]) * (value - x[after - 1]) / (x[after] - x[after - 1]);
+}
+
+// Move ascending places apart to at least `gap`, as little as possible: those in conflict keep their middle.
+function moveApart(places, gap) {
+  const groups = [];
+  for (const place of places) {
+    groups.push([place, 1]);
+    while (groups.length > 1) {
+      const [[below, m], [above, n]] = groups.slice(-2);
+      if (above - below >= gap * (m + n) / 2) break;
+      groups.splice(-2, 2, [(below * m + above * n) / (m + n), m + n]);
+    }
+  }
+  return groups.flatMap(([middle, n]) => Array.from({ length: n }, (_, i) => middle + gap * (i - (n - 1) / 2)));
 }
 
 function words(x, y, content, anchor) {

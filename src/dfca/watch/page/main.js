@@ -129,7 +129,7 @@ function showState() {
   setText(byId("state"), parts.filter(Boolean).join(" · "));
   byId("dot").className = `dot ${connected ? run.state : "gone"}`;
   setText(byId("title"), run.title);
-  setText(byId("about"), run.description ?? "");
+  setText(byId("about"), (run.description ?? "").replaceAll("`", ""));
   document.title = `${run.asked > 1 ? `${run.finished ?? run.running}/${run.asked} ` : ""}${run.title}`;
   byId("progress").hidden = run.kind === "nodes" || run.asked < 2;
   byId("progress").value = run.asked ? share() : 0;
