@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -34,6 +36,13 @@ torch.set_num_threads(1)
 # in every run, so that a change is judged by what it changes.
 settings.register_profile("tests", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+def pytest_runtest_setup() -> None:
+    """Let tests draw the same numbers from the global generators, whatever the process has run before."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 def make_toy_split(clients: int = 6, clusters: int = 2, samples: int | list[int] = 12, seed: int = 0) -> Split:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -116,6 +117,7 @@ def test_mini_batches_in_the_span_are_the_same_steps(
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
+@cache
 def hows(kind: str) -> list[str]:
     flat, _, data = world(kind)
     found = ["loop"]

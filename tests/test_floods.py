@@ -89,7 +89,7 @@ def test_a_node_trains_answers_and_pairs_while_its_ports_are_flooded(tmp_path: P
             before = service.node.machine.round
             await until(lambda: service.node.machine.round > before + 5)
             assert (await asyncio.to_thread(call, folder.path, "status"))["round"] > before
-            scraped = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics", None, 10)
+            scraped = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics", None, 60)
             assert b"dfca_round" in scraped.read()
             device = Identity.create(tmp_path / "new")
             joined = await join(invite, device, "new", (), lambda facts: None)
@@ -131,10 +131,10 @@ def test_scrapes_without_end_ask_the_node_a_few_times_per_second(tmp_path: Path)
     close = serve_metrics(port, status)
     try:
         for _ in range(60):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", None, 10).read()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", None, 60).read()
         with socket.create_connection(("127.0.0.1", port)) as garbage, suppress(OSError):
             garbage.sendall(b"\x16\x03\x01" + os.urandom(200_000) + b"\r\n\r\n")
-        assert b"dfca_round" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", None, 10).read()
+        assert b"dfca_round" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", None, 60).read()
         with pytest.raises(ConfigError, match=f"port {port} for metrics is in use"):
             serve_metrics(port, status)
     finally:

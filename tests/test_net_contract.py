@@ -228,7 +228,7 @@ def test_one_that_closes_is_called_no_more_and_its_neighbours_learn_of_it(make: 
     async def check(net: Net) -> None:
         quiet = asyncio.Event()
         net.transports[1].when_quiet(quiet.set)
-        await asyncio.wait_for(quiet.wait(), 5)
+        await asyncio.wait_for(quiet.wait(), 60)
         before = list(net.nodes[2].events)
         net.transports[2].close()
         await until(lambda: all(net.numbers[2] not in node.up() for node in net.nodes[:2]))

@@ -143,8 +143,13 @@ def test_a_dead_neighbour_is_noticed_within_five_seconds_at_both_ends(tmp_path: 
 
         device.node.disconnected = disconnected  # type: ignore[method-assign]
 
+    default = NetOptions()
+    impatient = replace(
+        FAST, heartbeat_s=0.2, least_silence_s=default.least_silence_s, most_silence_s=default.most_silence_s
+    )
+
     async def run() -> None:
-        async with world(tmp_path, 2, replace(FAST, heartbeat_s=0.2), proxied=True) as found:
+        async with world(tmp_path, 2, impatient, proxied=True) as found:
             await until(found.connected)
             await asyncio.sleep(0.7)  # a few heartbeats
             for device in found.devices:

@@ -227,10 +227,8 @@ def test_strangers_and_strange_certificates_do_not_get_in_and_are_counted(tmp_pa
 
 
 def test_a_neighbour_that_does_not_read_costs_a_bounded_queue_and_then_its_link(tmp_path: Path) -> None:
-    patient = replace(FAST, queued_frames=100, least_silence_s=60.0, most_silence_s=60.0)
-
     async def run() -> None:
-        async with with_villain(tmp_path, patient) as (_, victim, identity, channel):
+        async with with_villain(tmp_path, replace(FAST, queued_frames=100)) as (_, victim, identity, channel):
             call = channel.stream_stream(frames.TALK)()
             await call.write(GREETING.hello(1))
             await call.write(HEARTBEAT)

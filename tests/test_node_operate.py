@@ -68,7 +68,7 @@ def test_commands_reach_a_node_and_its_refusals_come_back(tmp_path: Path) -> Non
 
 
 def _poke(port: int, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -150,7 +150,7 @@ STATUS = {
 
 
 def scrape(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 

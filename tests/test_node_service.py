@@ -296,7 +296,7 @@ def test_a_full_disk_is_a_problem_of_the_status_and_training_goes_on(
             assert before["last_error"]["text"] == "no space left for the models; free some space"
 
             def scrape() -> str:
-                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                     return answer.read().decode()
 
             assert "dfca_problems 1.0" in await asyncio.to_thread(scrape)

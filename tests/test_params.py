@@ -67,7 +67,7 @@ def test_a_flattened_module_computes_what_the_module_computes(name: str) -> None
 @pytest.mark.parametrize("name", MODULES)
 def test_a_local_step_is_the_step_of_torch_sgd(name: str) -> None:
     make, x = MODULES[name]
-    module = make()
+    module, x = make().double(), x.double() if x.is_floating_point() else x
     flat = FlatModel(module)
     y = torch.zeros(len(x), dtype=torch.int64)
     options = LocalOptions(steps=3, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
