@@ -86,7 +86,7 @@ def draw_samples(groups: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """Draw samples of each group, one row per group: images (n, channels, h, w), or windows (n, channels, time)."""
     images = groups[0][1].ndim == 4
     columns = min(len(samples) for _, samples in groups)
-    width, height = (0.62, 0.66) if images else (1.7, 0.95)
+    width, height = (0.62, 0.66) if images else (1.05, 0.7)
     figure = Figure(figsize=(LABEL + width * columns, height * len(groups)))
     left, tall = LABEL / figure.get_figwidth(), 1 / len(groups)
     for row, (name, samples) in enumerate(groups):
