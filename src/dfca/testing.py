@@ -6,6 +6,7 @@ must give the same assignments and the same models as this, up to rounding.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,18 @@ import torch
 from dfca.core.choosing import Drawing, Received
 from dfca.core.client import Client, ClientState, Message, effective, participates
 from dfca.core.local import draw_batches, local_steps, losses, lowest, sample_losses
-from dfca.core.merging import MergeOptions, Observation, Plan, decide, is_due, observe, order_of, personal_steps, total
+from dfca.core.merging import (
+    MergeOptions,
+    Observation,
+    Plan,
+    decide,
+    is_due,
+    observe,
+    observes,
+    order_of,
+    personal_steps,
+    total,
+)
 from dfca.core.params import FlatModel
 from dfca.core.personal import SWEEPS, Personal, average, pick, release_round
 from dfca.core.rng import seeded, stream
@@ -152,7 +164,8 @@ class Surveys:
         for part in nx.connected_components(setting.graph):
             closed = states[min(part)].closed
             slots = [j for j in range(len(states[min(part)].bank)) if j not in closed]
-            said = (self._observe(states[i], i, slots) for i in sorted(part))
+            follows = Counter(states[i].assignment for i in part)
+            said = (self._observe(states[i], i, slots, follows[states[i].assignment], now) for i in sorted(part))
             plans.append(plan := decide(total(slots, said), options, setting.clusters))
             states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
@@ -163,9 +176,11 @@ class Surveys:
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]
         return states
 
-    def _observe(self, state: ClientState, i: int, slots: Sequence[int]) -> Observation:
+    def _observe(self, state: ClientState, i: int, slots: Sequence[int], followers: int, now: int) -> Observation:
         client = self.clients[i]
         follows = -1 if state.assignment is None else state.assignment
+        if not observes(self.setting.seed, now, i, followers):
+            return Observation(follows, len(client.divided()[0][1]))
         local = personal_steps(client.local, self.options)
         with seeded(self.setting.seed, "noise", i, -1):
             return observe(client.model, state.bank, slots, follows, *client.divided(), local)

@@ -46,10 +46,14 @@ from dfca.core.local import infer, local_steps
 from dfca.core.options import LocalOptions
 from dfca.core.options import MergeOptions as MergeOptions
 from dfca.core.params import FlatModel
+from dfca.core.rng import derive
 from dfca.core.task import NO_TOKEN, Task
 
 SMALLEST_COST = 1e-9
 """What one more model costs at least."""
+OBSERVERS = 12
+"""So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
+does, where there are many, with a probability of e^-12."""
 LATEST = 0.75
 """After this share of the rounds no survey is held: what is left trains on all samples."""
 
@@ -247,6 +251,12 @@ def _brier(outputs: Tensor, y: Tensor) -> Tensor:
     p = outputs.double().softmax(dim=-1)
     right = p.gather(-1, y[..., None])[..., 0]
     return (1 - 2 * right + p.square().sum(dim=-1)) / 2
+
+
+def observes(seed: int, now: int, client: int, followers: int) -> bool:
+    """Draw whether a client takes personal steps in a survey after `now` rounds: by its own lot, and the number of
+    those that follow the same cluster, so that nobody has to be asked."""
+    return derive(seed, "survey", now, client) * followers < OBSERVERS << 32
 
 
 def is_due(now: int, options: MergeOptions, since: int, rounds: int) -> bool:

@@ -7,23 +7,18 @@ What a survey sends is counted as one turn on a wave (`peer.election`): the sums
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfca.core.merging import LATEST, Observation, Plan, decide, is_due, judge, nothing, order_of, total
+from dfca.core.merging import LATEST, Observation, Plan, decide, is_due, nothing, observes, order_of, total
 from dfca.core.options import MergeOptions
-from dfca.core.rng import derive
-from dfca.data.clients import ClientData
 from dfca.peer.messages import Call
+from dfca.sim.observing import observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
-from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start
 
-OBSERVERS = 8
-"""So many followers of a cluster take personal steps in a survey, drawn by lot: more cost time and decide alike."""
 KEY_SCALARS = 5
 """Numbers that name the wave in each of its messages."""
 
@@ -135,36 +130,18 @@ class Merging:
         mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
         chosen = self._observers(assignments, now)
         here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
-        rows = max(1, 16 * PIECE_BYTES // (start.flat.size * banks.element_size()))
-        for some in (here[begin : begin + rows] for begin in range(0, len(here), rows)):
-            mine[some, 2:] = self._observe(banks, assignments, some).cpu()
+        follows, closed = [int(assignments[members[place]]) for place in here], self.everywhere
+        slots = [j for j in range(len(banks)) if j not in closed]
+        mine[here, 2:] = observe_all(start, banks, here, follows, slots, self.options.steps)
         return start.shards.gather(mine)
 
     def _observers(self, assignments: Tensor, now: int) -> set[int]:
         """Draw who takes personal steps: some followers of every cluster of every part."""
-        lots = [derive(self.start.setting.seed, "survey", now, client) for client in range(len(assignments))]
-        chosen: set[int] = set()
+        seed, chosen = self.start.setting.seed, set[int]()
         for part, slot in ((some, slot) for some in self.parts for slot in self.slots(some)):
             followers = [client for client in part if assignments[client] == slot]
-            chosen.update(sorted(followers, key=lambda client: lots[client])[:OBSERVERS])
+            chosen.update(client for client in followers if observes(seed, now, client, len(followers)))
         return chosen
-
-    def _observe(self, banks: Tensor, assignments: Tensor, some: list[int]) -> Tensor:
-        """Compute the optimism and the losses after personal steps of some members: (C, 1 + m)."""
-        start, engine = self.start, self.start.engine
-        assert start.held is not None
-        clients, rate = [start.members[place] for place in some], partial(judge, start.flat.task)
-        train, held = _of(start.train, some), _of(start.held, some)
-        follows = assignments[clients].to(banks.device)
-        vectors = banks[follows, torch.tensor(some, device=banks.device)]
-        found = torch.full((len(some), 1 + len(banks)), float("nan"), dtype=torch.float64)
-        found[:, 0] = (engine.rated(rate, vectors, held) - engine.rated(rate, vectors, train)).cpu()
-        closed = self.everywhere
-        for j, models in enumerate(banks):
-            if j not in closed:
-                tuned = engine.finetuned(models[some], train, self.options.steps, clients)
-                found[:, 1 + j] = engine.rated(rate, tuned, held).cpu()
-        return found
 
     def _scalars(self, number: int, slots: Sequence[int], plan: Plan) -> int:
         """Count the numbers that a survey sends in a part of the graph: a wave, the sums up, the decision down."""
@@ -187,9 +164,3 @@ def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:
     """Describe a survey for the metrics."""
     merged = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plan.merges]
     return {"round": now, "merged": merged, "empty": list(plan.empty), "left": left}
-
-
-def _of(data: ClientData, places: Sequence[int]) -> ClientData:
-    """Take the samples of some members: a view where they follow one another."""
-    run = range(places[0], places[-1] + 1)
-    return members_of(data, run) if len(run) == len(places) else data.subset(places)
