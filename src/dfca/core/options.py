@@ -68,7 +68,8 @@ class ElectionOptions:
     warmup_steps: local steps of every client before the election. level: error rate of one verdict. support: clients
     that a new centre must help, its own included. patience: rejected candidates in a row that end the election.
     most: largest number of clusters that an automatic election opens. bounded: votes are bounded and candidates that
-    stand in vain are borne, so that a share LIAR_SHARE of liars does not decide (`core.election`).
+    stand in vain are borne, so that a share LIAR_SHARE of liars does not decide (`core.election`). unasked: so many
+    centres are accepted whatever the verdicts.
     """
 
     warmup_steps: int = 50
@@ -77,6 +78,7 @@ class ElectionOptions:
     patience: int = 5
     most: int = 16
     bounded: bool = False
+    unasked: int = 0
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 1:

@@ -11,9 +11,10 @@ from torch import Tensor
 from dfca.core.client import Client, ClientState, effective
 from dfca.core.election import Parts, divide
 from dfca.core.local import local_steps, sample_losses
+from dfca.core.merging import Observation, observe, personal_steps
 from dfca.core.params import initial
 from dfca.core.rng import seeded, stream
-from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Draw, Job, Losses, Observe, Rest, Score, Train, Trained, Warm, WarmUp
 
 
 @dataclass
@@ -39,6 +40,9 @@ class Worker:
             return self._warm_up(job)
         if isinstance(job, Score):
             return self._losses(job, job.models)
+        if isinstance(job, Observe):
+            assert bank is not None
+            return self._observe(job, bank)
         if isinstance(job, Draw):
             return self.client.start().bank
         assert isinstance(job, Rest)
@@ -55,7 +59,16 @@ class Worker:
         self.memory = self.memory if choice.memory is None else choice.memory
         losses = view.losses.nan_to_num(nan=float("inf"))
         lowest = float(losses.min()) if len(losses) else float("inf")
-        return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest)
+        return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest, len(client.y))
+
+    def _observe(self, job: Observe, bank: Tensor) -> Observation:
+        seen, merging = self._client(held_out=True), self.client.algorithm.merging
+        assert self.unseen is not None
+        assert merging is not None  # else nobody surveys
+        local = personal_steps(effective(seen.local, seen.algorithm), merging)
+        with seeded(seen.seed, "noise", seen.id, -1):
+            held = self.unseen.x, self.unseen.y
+            return observe(seen.model, bank, job.slots, job.follows, (seen.x, seen.y), held, local)
 
     def _warm_up(self, job: WarmUp) -> Warm:
         """Train a model from the common start; one that diverges is the start itself."""

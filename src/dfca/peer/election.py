@@ -16,7 +16,7 @@ simulator does in closed form.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dfca.core.client import is_finite
 from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
+from dfca.core.options import MergeOptions
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,
@@ -62,15 +63,16 @@ class Outcome(NamedTuple):
 class Election(Wave):
     """One peer's part in an election. `work`: what it wants done; the peer drains it, and `out`.
 
-    held: the peer's models (k, P) in a by-election; alarmed: whether none of them fits it. stage, held_out: of its
-    jobs. voters: the peers that vote;
-    votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook what
-    this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid
-    and vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that
-    goes on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before;
-    no_shows: those that were asked to stand, and did not.
+    merging: how clusters are merged later, if they are. held: the peer's models (k, P) in a by-election, of the
+    clusters that are open; alarmed: whether none of them fits it. stage, held_out: of its jobs. voters: the peers that
+    vote; votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook
+    what this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid and
+    vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that goes
+    on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before; no_shows: those
+    that were asked to stand, and did not.
     """
 
+    merging: MergeOptions | None = None
     held: Tensor | None = None
     alarmed: bool = False
     stage: int | None = None
@@ -189,7 +191,7 @@ class Election(Wave):
 
     def _opened(self, voters: int, log: tuple[Turn, ...], first: int | None = None) -> None:
         held = 0 if self.held is None else len(self.held)
-        fits = held == (0 if self.call is None else self.call.clusters)
+        fits = held == self._held_count
         self.voters, self.votes = voters, self.warm is not None and fits
         known = agreed(self.log, log)
         if known < len(self.log):  # another part of the network decided more
@@ -248,7 +250,15 @@ class Election(Wave):
 
     @property
     def _standing(self) -> Standing:
-        return standing(self.log, self.clusters, self.call, self.options.among(self.voters))
+        return self._after(self.log)
+
+    def _after(self, log: list[Turn]) -> Standing:
+        """Read a log. Where clusters are merged later, more are opened than needed: as many as there are peers for."""
+        clusters, options = self.clusters, self.options.among(self.voters)
+        opened = 0 if self.merging is None or self.call is not None else self.merging.opened(self.voters)
+        if opened > (clusters or 1):
+            clusters, options = None, replace(options, unasked=opened)
+        return standing(log, clusters, self.call, options)
 
     @property
     def _models(self) -> list[Tensor]:
@@ -257,7 +267,12 @@ class Election(Wave):
 
     @property
     def _centre_count(self) -> int:
-        return (0 if self.call is None else self.call.clusters) + len(self.centres)
+        return self._held_count + len(self.centres)
+
+    @property
+    def _held_count(self) -> int:
+        """How many of the centres were held before."""
+        return 0 if self.call is None else self.call.clusters - len(self.call.closed)
 
     @property
     def _may_stand(self) -> bool:
@@ -310,8 +325,7 @@ class Election(Wave):
             value, name = (0.0, None) if self.best is None else (self.best[0], -self.best[1])
             self._send(self.parent, Bid(self.key, len(self.log), value, name))
         elif self.best is None:
-            done = standing([*self.log, PASS], self.clusters, self.call, self.options.among(self.voters)).over
-            self._decided(PASS, done)
+            self._decided(PASS, self._after([*self.log, PASS]).over)
         else:
             self._stand(-self.best[1], self.last_s)
 
@@ -369,22 +383,22 @@ class Election(Wave):
         if self.parent is not None:
             self._send(self.parent, Votes(self.key, len(self.log), self.tally))
             return
-        found = decide(self.tally, self.candidate.gain, self.options, 0 if self.call is None else self.call.clusters)
+        found = decide(self.tally, self.candidate.gain, self.options, self._held_count)
         turn = Turn(self.candidate.candidate, self._standing.forced or found.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
-        done = standing([*self.log, turn], self.clusters, self.call, self.options.among(self.voters)).over
-        self._decided(turn, done)
+        self._decided(turn, self._after([*self.log, turn]).over)
 
     def _slot(self, tally: Tally) -> int:
-        """Choose the cluster that an accepted candidate opens: a lost one that nobody follows, else a new one."""
+        """Choose the cluster that an accepted candidate opens: a lost one that nobody follows, a closed one, or one
+        that is new."""
         if self.call is None:
             return len(self.centres)
         taken = [turn.slot for turn in self.log if turn.accepted]
-        free = [j for j in self.call.lost if j not in taken and j < len(tally.followers) and not tally.followers[j]]
-        if free:
-            return free[0]
-        return max([self.call.clusters - 1, *taken]) + 1
+        opened = [j for j in range(self.call.clusters) if j not in self.call.closed]
+        followed = {j for j, many in zip(opened, tally.followers, strict=False) if many}
+        free = [j for j in (*self.call.lost, *self.call.closed) if j not in taken and j not in followed]
+        return free[0] if free else max([self.call.clusters - 1, *taken]) + 1
 
     def _learn_answer_time(self) -> None:
         """Take in how long bids took to become a candidate, or votes a decision."""

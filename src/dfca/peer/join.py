@@ -8,7 +8,7 @@ import torch
 
 from dfca.core.client import Message
 from dfca.peer.election import Election
-from dfca.peer.lineage import Lineage, extends, opened_since
+from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
 from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.state import State, Step
@@ -29,9 +29,8 @@ class Joining(Voting):
         if self.bank is None:
             self._send(sender, Declined())
             return
-        wanted = range(len(self.bank)) if request.clusters is None else sorted(set(request.clusters))
-        for j in wanted:
-            if 0 <= j < len(self.bank):
+        for j in self.open_clusters:
+            if request.clusters is None or j in request.clusters:
                 self._send(sender, BankCopy(self._copy_of(j), self.round, len(self.bank), self.lineage))
 
     def _on_bank_copy(self, sender: int, copy: BankCopy) -> None:
@@ -83,7 +82,7 @@ class Joining(Voting):
             if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
                 continue  # the decision is on its way here
             starting = self.election if self.bank is None else None
-            if starting is not None and hello.lineage and self._outvotes(starting, hello.lineage):
+            if isinstance(starting, Election) and hello.lineage and self._outvotes(starting, hello.lineage):
                 continue
             best = max(best or (hello.lineage, hello.round, -n), (hello.lineage, hello.round, -n))
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
@@ -92,6 +91,9 @@ class Joining(Voting):
         needed = None
         if self.bank is not None and extends(lineage, self.lineage):
             needed = opened_since(lineage, self.lineage)
+            if needed == ():
+                self._follow_surveys(lineage)
+                return
         wait = self.answer_time.deadline_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
         self.pursuit = Pursuit(source, lineage, self.now, self.now + wait, needed)
         self._send(source, BankRequest(needed))
@@ -119,9 +121,15 @@ class Joining(Voting):
         pursuit = self.pursuit
         if pursuit is None or not pursuit.complete:
             return
+        opened = None
         if self.bank is not None and extends(pursuit.lineage, self.lineage):
+            opened = opened_since(pursuit.lineage, self.lineage)
+        if opened == ():
+            self._follow_surveys(pursuit.lineage)
+            return
+        if opened is not None:
             if not isinstance(self.job, Train):
-                self._extend(pursuit)
+                self._extend(pursuit, opened)
             return
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
             self._give_up()
@@ -142,12 +150,24 @@ class Joining(Voting):
         self.wanted.clear()
         self._wait_for(Step.BEGIN)
 
-    def _extend(self, pursuit: Pursuit) -> None:
+    def _follow_surveys(self, lineage: Lineage) -> None:
+        """Do what others have decided in surveys, unless a training is under way; then it is done after that."""
+        if isinstance(self.job, Train) or not clusters_of(lineage):
+            return
+        self._leave_election()
+        if isinstance(self.job, WarmUp):
+            self._stop_warming()
+        self.pursuit = None
+        self._take_surveys(lineage)
+        self._out.save = True
+        self._broadcast(self._hello())
+        self._go_on()
+
+    def _extend(self, pursuit: Pursuit, opened: tuple[int, ...]) -> None:
         """Take the clusters that others have opened since."""
         self._leave_election()
         if isinstance(self.job, WarmUp):
             self._stop_warming()
-        opened = opened_since(pursuit.lineage, self.lineage)
         for j in opened:
             copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
@@ -157,6 +177,10 @@ class Joining(Voting):
         self.lineage = pursuit.lineage
         self.detector.close(self.round - 1, len(self.bank), opened)
         self._end_pursuit()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on with the round, where clusters changed and none is under way."""
         if self.ending is not None:
             self._check_wait()
         elif self.job is None and self.step is None:

@@ -1,21 +1,30 @@
-"""Where a peer's clusters come from, election by election: cluster 2 of one lineage is not cluster 2 of another.
+"""Where a peer's clusters come from, election by election, and what surveys made of them: cluster 2 of one lineage is
+not cluster 2 of another.
 
 Lineages are ordered: of two that differ, the first entry that differs decides, more voters first; one that goes on
-where the other ends is the later of the two. A peer folds a model only if its cluster comes from the same elections at
-both ends, and takes the models of a higher lineage that it meets.
+where the other ends is the later of the two. A peer folds a model only if its cluster comes from the same elections and
+surveys at both ends, and takes the models of a higher lineage that it meets. What surveys decided it does to its own
+models: that needs no others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dfca.core.merging import Merge, Plan
+
 
 class Entry(NamedTuple):
-    """One election: its voters, the wave that held it, a digest of the models, and the clusters that these opened."""
+    """One election: its voters, the wave that held it, a digest of the models, and the clusters that these opened.
+
+    Or one survey (`core.merging`): those that took part, the wave, what it merged and which clusters without followers
+    it closed; last: those that are left were numbered anew. slots: the clusters that are not what they were.
+    """
 
     voters: int
     attempt: int
@@ -23,6 +32,19 @@ class Entry(NamedTuple):
     incarnation: int
     digest: int
     slots: tuple[int, ...]
+    merges: tuple[Merge, ...] = ()
+    empty: tuple[int, ...] = ()
+    last: bool = False
+
+    @property
+    def is_survey(self) -> bool:
+        """Whether it is a survey."""
+        return bool(self.merges or self.empty or self.last)
+
+    @property
+    def plan(self) -> Plan:
+        """What a survey decided."""
+        return Plan(self.merges, self.empty)
 
 
 def digest_of(models: Iterable[Tensor]) -> int:
@@ -61,28 +83,90 @@ def compatible(one: Lineage, other: Lineage, cluster: int) -> bool:
     return not any(cluster in entry.slots for entry in (*one[common:], *other[common:]))
 
 
+class Clusters(NamedTuple):
+    """How many models a peer keeps, and which of the clusters are closed."""
+
+    models: int
+    closed: tuple[int, ...] = ()
+
+    def after(self, entry: Entry) -> Clusters | None:
+        """Return what an election or a survey makes of them; None where it cannot have been held."""
+        if not entry.is_survey:
+            return Clusters(max(self.models, max(entry.slots) + 1), tuple(sorted({*self.closed} - {*entry.slots})))
+        plan, opened = entry.plan, {*range(self.models)} - {*self.closed}
+        into, gone = [merge.into for merge in plan.merges], plan.closed
+        if not ({*gone} < opened and {*into} <= opened - {*gone} and len({*into, *gone}) == len(into) + len(gone)):
+            return None
+        closed = tuple(sorted((*self.closed, *gone)))
+        if entry.slots != self.changed_by(plan, entry.last):
+            return None
+        return Clusters(self.models - len(closed)) if entry.last else Clusters(self.models, closed)
+
+    def changed_by(self, plan: Plan, last: bool) -> tuple[int, ...]:
+        """List the clusters that are not what they were after a survey: all, where they get other numbers."""
+        if last and (self.closed or plan.closed):
+            return tuple(range(self.models))
+        return tuple(sorted({*plan.closed, *(merge.into for merge in plan.merges)}))
+
+
+NO_CLUSTERS = Clusters(0)
+
+
+def layout_of(lineage: Lineage) -> Clusters:
+    """Find the clusters of a lineage that began with an election; none where it is impossible."""
+    found: Clusters | None = NO_CLUSTERS
+    for entry in lineage:
+        found = None if found is None else found.after(entry)
+    return found or NO_CLUSTERS
+
+
 def clusters_of(lineage: Lineage) -> int:
-    """Count the clusters of a lineage that began with an election."""
-    return max((slot + 1 for entry in lineage for slot in entry.slots), default=0)
+    """Count the clusters of a lineage that began with an election, those that are closed included."""
+    return layout_of(lineage).models
 
 
-def opened_since(later: Lineage, earlier: Lineage) -> tuple[int, ...]:
-    """List the clusters that a lineage has opened since an earlier part of itself."""
-    return tuple(sorted({slot for entry in later[len(earlier) :] for slot in entry.slots}))
+def opened_since(later: Lineage, earlier: Lineage) -> tuple[int, ...] | None:
+    """List the clusters that a lineage has opened since an earlier part of itself: those that a peer lacks to go on.
+
+    None where a survey was held in between as well: then all models are others.
+    """
+    since = later[len(earlier) :]
+    if all(entry.is_survey for entry in since):
+        return ()
+    if any(entry.is_survey for entry in since):
+        return None
+    return tuple(sorted({slot for entry in since for slot in entry.slots}))
 
 
 def is_lineage(value: Any) -> bool:
     """Return whether something that came is a lineage."""
     if value == () and type(value) is tuple:
         return True
-    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(_is_entry(entry) for entry in value)
+    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(is_entry(entry) for entry in value)
 
 
-def _is_entry(value: Any) -> bool:
+def is_entry(value: Any) -> bool:
+    """Return whether something that came is an entry of a lineage."""
     return (
         type(value) is Entry
         and all(type(part) is int for part in value[:5])
-        and type(value.slots) is tuple
-        and 0 < len(value.slots) <= MOST_SLOTS
-        and all(type(slot) is int and 0 <= slot < MOST_SLOTS for slot in value.slots)
+        and _are_slots(value.slots)
+        and type(value.merges) is tuple
+        and len(value.merges) <= MOST_SLOTS
+        and all(_is_merge(merge) for merge in value.merges)
+        and _are_slots(value.empty)
+        and type(value.last) is bool
+        and (bool(value.slots) or value.is_survey)
     )
+
+
+def _are_slots(value: Any) -> bool:
+    known = type(value) is tuple and len(value) <= MOST_SLOTS
+    return known and all(type(slot) is int and 0 <= slot < MOST_SLOTS for slot in value)
+
+
+def _is_merge(value: Any) -> bool:
+    if type(value) is not Merge or not _are_slots((value.into, value.closed)):
+        return False
+    numbers = type(value.share) is float and type(value.worth) is float
+    return numbers and 0 <= value.share <= 1 and math.isfinite(value.worth)

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
+from dfca.core.merging import Survey
 from dfca.core.relay import Offer
-from dfca.peer.lineage import MOST_SLOTS, Lineage, is_lineage
+from dfca.peer.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
 MOST_ATTEMPT = 2**32
 """No election is begun again as often."""
 MOST_TURNS = 2**14
+MOST_SURVEYED = 64
+"""No survey is of more clusters."""
 MOST_PEERS = 2**20
 """No swarm has more."""
 
@@ -128,10 +131,15 @@ class Key(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a by-election is for: the clusters that nobody trains, among so many; None for the election of a start."""
+    """What a by-election is for: the clusters that nobody trains, among so many; None for the election of a start.
+
+    closed: the clusters that are (`core.merging`). survey: it is for a survey of those that are open.
+    """
 
     lost: tuple[int, ...]
     clusters: Natural
+    closed: tuple[int, ...] = ()
+    survey: bool = False
 
 
 class Turn(NamedTuple):
@@ -151,12 +159,16 @@ class Probe(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A subtree has answered: its peers that warm up, those that have, and the turns that the sender itself knows."""
+    """A subtree has answered: its peers that warm up, those that have, and the turns that the sender itself knows.
+
+    In a survey: its peers, those that are between two rounds, and how many follow each cluster that is open.
+    """
 
     key: Key
     size: PeerCount
     ready: PeerCount
     log: tuple[Turn, ...] = ()
+    followers: tuple[PeerCount, ...] = ()
 
 
 class Refuse(NamedTuple):
@@ -230,6 +242,30 @@ class Decision(NamedTuple):
     done: bool
 
 
+# Surveys.
+
+
+class Question(NamedTuple):
+    """The wave of a survey is complete: asks what everybody says of the clusters; followers: of each that is open."""
+
+    key: Key
+    followers: tuple[PeerCount, ...]
+
+
+class Answer(NamedTuple):
+    """What a subtree says of the clusters, summed."""
+
+    key: Key
+    survey: Survey
+
+
+class Result(NamedTuple):
+    """What a survey decided."""
+
+    key: Key
+    entry: Entry
+
+
 class Alarm(NamedTuple):
     """No model fits `origin` any more (or again one does); number: the newest of an origin counts."""
 
@@ -256,7 +292,7 @@ class Report(NamedTuple):
     message: Message | None
 
 
-ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision)
+ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision, Question, Answer, Result)
 KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Served, Report, *ELECTION)
 """All messages; the other records are parts of them."""
 LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)
@@ -290,6 +326,22 @@ def models(message: Any) -> int:
 Check = Callable[[Any], bool]
 
 
+def _are_clusters(slots: tuple[int, ...], call: Call) -> bool:
+    return slots == tuple(sorted({j for j in slots if 0 <= j < call.clusters}))
+
+
+def _is_survey(survey: Survey) -> bool:
+    """Return whether sums can be those of so many clients, of clusters in ascending order."""
+    k, slots = len(survey.slots), survey.slots
+    if not (0 < k <= MOST_SURVEYED and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))):
+        return False
+    if [len(each) for each in survey[1:]] != [k, k, k, k * k, k]:
+        return False
+    counts = zip(survey.voters, survey.followers, strict=True)
+    few = all(0 <= voters <= followers <= MOST_PEERS for voters, followers in counts)
+    return few and min(survey.samples) >= 0
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and value == value
 
@@ -320,6 +372,7 @@ _LEAVES: dict[Any, Check] = {
     Tensor: _is_model,
     Message: _is_message,
     Lineage: is_lineage,
+    Entry: is_entry,
 }
 """What a field of a type may hold; of other types: a tuple or a record of such, or None where that is a choice."""
 
@@ -334,7 +387,8 @@ _RULES: dict[type, Check] = {
     Turn: lambda m: (
         -1 <= m.slot < MOST_SLOTS and m.accepted == (m.slot >= 0) and not (m.accepted and m.candidate is None)
     ),
-    Call: lambda m: m.clusters <= MOST_SLOTS and m.lost == tuple(sorted({j for j in m.lost if 0 <= j < m.clusters})),
+    Call: lambda m: m.clusters <= MOST_SLOTS and _are_clusters(m.lost, m) and _are_clusters(m.closed, m),
+    Survey: lambda m: _is_survey(m),
     Tally: lambda m: min(m[:3]) >= 0 and all(len(each) == len(m.totals) for each in m[3:]),
 }
 """What must hold besides."""

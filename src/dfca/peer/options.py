@@ -9,6 +9,7 @@ import torch
 
 from dfca.core.client import Rules
 from dfca.core.election import ElectionOptions
+from dfca.core.options import MergeOptions
 from dfca.peer.staleness import Staleness
 
 
@@ -22,7 +23,8 @@ class PeerOptions:
     timeout_s: how long `batch` waits for its neighbours, None: for ever. quorum: the share of the peers of a wave that
     must have warmed up before an election opens. join_s: how long a peer without models waits for a neighbour that has
     some, and at most for the neighbours' first word. hang_s: how long it waits for an answer before it has learned how
-    long answers take (`deadline`): then an election is begun again, or a request is given up.
+    long answers take (`deadline`): then an election is begun again, or a request is given up. merging: how clusters are
+    merged, None: they are not; observation: what it takes to judge one model in a survey, in rounds of training.
     """
 
     rules: Rules
@@ -42,6 +44,8 @@ class PeerOptions:
     quorum: float = 0.8
     join_s: float = 10.0
     hang_s: float = 60.0
+    merging: MergeOptions | None = None
+    observation: float = 1.0
 
     @property
     def id(self) -> int:

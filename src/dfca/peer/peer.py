@@ -7,7 +7,7 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
     EMPTY      no models: waits for a neighbour that has some, or for an election
     WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
     ELECTING   takes part in an election with a vote (`election.py`)
-    PAUSED     takes part without one: it forwards, and ends with the same centres
+    PAUSED     takes part without one: it forwards, and ends with the same centres; or in a survey (`survey.py`)
     TRAINING   a round: `Train`, or `Rest` where it sits the round out
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
     DONE       all its rounds are done; it goes on serving
@@ -15,8 +15,9 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
 A round: train; send the trained model to all neighbours; then, under `batch`, wait until every neighbour in reach has
 ended the same round, or for `timeout_s`. The end of a round has three steps, each of which waits until everything else
 of the same instant has been handled (`wake`): ask for copies that no neighbour trained (`core.relay`), fold what came,
-close the round, which may call a by-election (`revival.py`), and begin the next. While a peer trains its bank does not
-change. What cannot be used is counted by its reason in `refused`; nothing that comes raises an exception.
+close the round, which may begin a survey (`merging.py`) or call a by-election (`revival.py`), and begin the next. While
+a peer trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that comes
+raises an exception.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from collections.abc import Callable
 from typing import Any
 
 from dfca.peer import messages as m
+from dfca.peer.election import Election
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import names
 from dfca.peer.rounds import Rounds
 from dfca.peer.state import State, Step
-from dfca.peer.work import Draw, Job, Rest, Score, Train, Warm
+from dfca.peer.survey import SurveyWave
+from dfca.peer.work import Draw, Job, Observe, Rest, Score, Train, Warm
 
 
 class Peer(Rounds):
     """One participant that exchanges models with its neighbours, or with nobody.
 
     The inputs are here; what they do is in the parts, each of which knows those before it: `state` (what a peer
-    remembers), `relay`, `voting`, `join`, `rounds`.
+    remembers), `relay`, `merging`, `voting`, `join`, `rounds`.
     """
 
     def next_wake(self) -> float | None:
@@ -64,7 +67,8 @@ class Peer(Rounds):
         if self.state is State.EMPTY:
             return f"waits for the models of {names(self.neighbours)}"
         if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:
-            return f"waits for an election ({self.election.phase})"
+            what = "a survey" if isinstance(self.election, SurveyWave) else "an election"
+            return f"waits for {what} ({self.election.phase})"
         if self.ending is not None:
             peers = sorted(
                 {n for n in self.links if self._expects(n)} | {asked.source for asked in self.wanted.values()}
@@ -157,7 +161,7 @@ class Peer(Rounds):
             elif job is self.job:
                 self.job = None
                 self._end_warm_up(Warm(job.models[0], result))
-            elif self.election is not None:
+            elif isinstance(self.election, Election):
                 self.election.scored(job, result)
         elif isinstance(job, Draw):
             self.drawing = False
@@ -171,6 +175,9 @@ class Peer(Rounds):
                 self._end_training(result)
             elif isinstance(job, Rest):
                 self._end_rest()
+            elif isinstance(job, Observe):
+                if isinstance(self.election, SurveyWave):
+                    self.election.observed(job, result)
             else:
                 self._note("warmed")
                 self._end_warm_up(result)

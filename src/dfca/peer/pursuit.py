@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dfca.core.client import is_finite
-from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
+from dfca.peer.lineage import Clusters, Lineage, extends, layout_of, opened_since
 from dfca.peer.messages import BankCopy
 from dfca.peer.options import PeerOptions
 
@@ -24,8 +24,8 @@ class Pursuit:
     """Models that a peer has asked for.
 
     source: whom; lineage: of the models; since, until: when it was last answered, or asked, and how long it waits;
-    needed: the clusters asked for, None: all; taken: what has come; clusters: how many models the source holds; round:
-    the round that it is in.
+    needed: the clusters asked for, None: all; taken: what has come; clusters, closed: how many models the source holds,
+    and which of them nobody has any use for; round: the round that it is in.
     """
 
     source: int
@@ -36,16 +36,18 @@ class Pursuit:
     taken: dict[int, BankCopy] = field(default_factory=dict)
     clusters: int = 0
     round: int = 0
+    closed: tuple[int, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether all models are here."""
-        wanted = range(self.clusters) if self.needed is None else self.needed
+        wanted = [j for j in range(self.clusters) if j not in self.closed] if self.needed is None else self.needed
         return self.clusters > 0 and all(j in self.taken for j in wanted)
 
     def models(self) -> list[Tensor]:
-        """Return the models, in order."""
-        return [self.taken[j].message.model for j in range(self.clusters)]
+        """Return the models, in order; in the places of closed clusters, any."""
+        some = next(iter(self.taken.values()))
+        return [self.taken.get(j, some).message.model for j in range(self.clusters)]
 
     def take(self, copy: BankCopy, options: PeerOptions, mine: Lineage | None) -> str | None:
         """Take in a model; return what is wrong with it, if anything. mine: the peer's own lineage, None without
@@ -55,8 +57,8 @@ class Pursuit:
         """
         message, model = copy.message, copy.message.model
         drawn = options.start != "elected" and not copy.lineage
-        expected = options.clusters if drawn else clusters_of(copy.lineage)
-        if copy.clusters != expected or copy.clusters > MOST_CLUSTERS or message.cluster >= copy.clusters:
+        known = Clusters(options.clusters or 0) if drawn else layout_of(copy.lineage)
+        if copy.clusters != known.models or copy.clusters > MOST_CLUSTERS or message.cluster >= copy.clusters:
             return "another number of models"
         if model.shape != (options.size,) or model.dtype != options.dtype:
             return "does not fit"
@@ -74,6 +76,6 @@ class Pursuit:
                 self.needed = opened_since(copy.lineage, mine)
             else:
                 self.needed = None
-        self.clusters, self.round = copy.clusters, copy.round
+        self.clusters, self.closed, self.round = copy.clusters, known.closed, copy.round
         self.taken[message.cluster] = copy
         return None

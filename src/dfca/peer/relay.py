@@ -20,7 +20,7 @@ class Relay(PeerState):
         self.asked = True
         limit = math.inf if self.options.aggregation == "sequential" or self.ending is None else self.ending
         fresh = self.inbox.clusters(limit)
-        for j in range(len(self.bank)):
+        for j in self.open_clusters:
             if j in fresh or j in self.wanted:
                 continue
             offered = [
@@ -50,7 +50,7 @@ class Relay(PeerState):
 
     def _on_copy_request(self, sender: int, request: CopyRequest) -> None:
         j = request.cluster
-        if self.bank is None or j >= len(self.bank) or not compatible(self.lineage, request.lineage, j):
+        if j not in self.open_clusters or not compatible(self.lineage, request.lineage, j):
             self._send(sender, Declined(j))
             return
         self._send(sender, Copy(self._copy_of(j), self.lineage))

@@ -15,10 +15,12 @@ before; one that was never seen is waited for longer. Who knows better takes no 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dfca.core.election import ElectionOptions
+from dfca.core.merging import Plan
 from dfca.core.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
 
 UNSEEN = 10
@@ -90,8 +92,11 @@ class DriftDetector:
         self.alarms[origin] = (number, raised, round)
         return True
 
-    def end_round(self, clusters: int, informed: bool = True) -> None:
-        """Count for how long each cluster has been idle; informed: enough neighbours are in reach to know."""
+    def end_round(self, clusters: int, informed: bool = True, unwatched: Iterable[int] = ()) -> None:
+        """Count for how long each cluster has been idle; informed: enough neighbours are in reach to know.
+
+        unwatched: those that cannot be lost.
+        """
         self.grow(clusters)
         for j in range(clusters):
             if self.newest[j] > self.seen[j]:
@@ -99,6 +104,8 @@ class DriftDetector:
                 self.seen[j], self.idle[j], self.mourned[j] = self.newest[j], 0, False
             elif informed:
                 self.idle[j] += 1
+        for j in unwatched:
+            self.idle[j] = 0
 
     def is_due(self, round: int, options: ElectionOptions) -> bool:
         """Return whether enough peers raise the alarm, or a cluster was lost, and the last election is long ago."""
@@ -125,7 +132,23 @@ class DriftDetector:
             for name, value in UNSEEN_CLUSTER.items():
                 getattr(self, name)[j] = value
         self.last, self.pause = round, PAUSE if opened else 2 * self.pause
-        self.alarm, self.lowest, self.highest, self.misfit = 0, math.inf, -math.inf, False  # learned anew
+        self._learn_anew()
+
+    def merge(self, plan: Plan, order: Sequence[int]) -> None:
+        """Take in what a survey decided: clusters are merged and closed; order: which of them are 0, 1, ... now."""
+        for into, closed, *_ in plan.merges:
+            self.newest[into] = max(self.newest[into], self.newest[closed])
+        for j in plan.closed:
+            self.newest[j] = UNSEEN_CLUSTER["newest"]
+        newest = [self.newest[j] for j in order]
+        for name, value in UNSEEN_CLUSTER.items():
+            setattr(self, name, [value] * len(order))
+        self.newest = newest
+        self._learn_anew()
+
+    def _learn_anew(self) -> None:
+        """Learn what a low loss is: the models are others."""
+        self.alarm, self.lowest, self.highest, self.misfit = 0, math.inf, -math.inf, False
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 
     def grow(self, clusters: int) -> None:

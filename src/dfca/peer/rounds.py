@@ -11,7 +11,7 @@ from dfca.peer.join import Joining
 from dfca.peer.lineage import Lineage, clusters_of, compatible
 from dfca.peer.messages import Call, Hello, Nothing, Offers, Update
 from dfca.peer.state import State, Step
-from dfca.peer.work import Rest, Train, Trained
+from dfca.peer.work import Observe, Rest, Train, Trained
 
 REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
@@ -52,8 +52,11 @@ class Rounds(Joining):
             self.state = State.DONE
             return
         self.state = State.TRAINING
-        here = self._takes_part(self.id, self.round)
-        self.job = Train(self.round, self.holds_out) if here else Rest(self.round)
+        if self._takes_part(self.id, self.round):
+            self.job = Train(self.round, self.holds_out, self.surveying, self.copies.closed)
+        else:
+            self.job = Rest(self.round)
+        self.began_s = self.now
         self._out.work.append(self.job)
         self._note("start", round=self.round)
 
@@ -71,6 +74,7 @@ class Rounds(Joining):
             if self.options.size and (result.model is not None or self.rules.layout is not None):
                 self.rules.store_(self.bank, cluster, trained)  # a run without training has models without numbers
         self.copies, messages = self.rules.end_round(self.copies, cluster, trained)
+        self.samples, self.train_s = result.samples, self.now - self.began_s
         self.finishes.append(self.now)
         del self.finishes[:-REMEMBERED]
         self.state, self.ending, self.asked = State.WAITING, now, False
@@ -93,6 +97,8 @@ class Rounds(Joining):
         else:
             self._broadcast(updates[0] if updates else Nothing(now, self.lineage, fresh, offers))
         self._adopt()  # what came while it trained; the trained model has left with the lineage that it is of
+        if self.options.merging is not None:
+            self._seek()
         if self.ending is None:
             return  # it has begun anew with the models of others
         if self.options.aggregation == "sequential":
@@ -130,7 +136,7 @@ class Rounds(Joining):
 
     def _fold(self) -> None:
         """Fold what came; close the round that is being ended."""
-        if self.bank is None or isinstance(self.job, Train):
+        if self.bank is None or isinstance(self.job, Train | Observe):
             return
         batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending
@@ -168,13 +174,19 @@ class Rounds(Joining):
         return min(behind, len(self.finishes) - bisect_right(self.finishes, came_s - update.age_s))
 
     def _close_round(self) -> None:
-        """End a round: see whether an election is due, then go on."""
+        """End a round: see whether a survey or an election is due, then go on."""
         assert self.bank is not None
         now, self.ending = self.round - 1, None
         if self.options.revives:
-            self.detector.end_round(len(self.bank), informed=2 * len(self.links) >= len(self.neighbours))
+            # While surveys go on, clusters that have lost their followers are theirs to close.
+            unwatched = range(len(self.bank)) if self.surveying else self.copies.closed
+            informed = 2 * len(self.links) >= len(self.neighbours)
+            self.detector.end_round(len(self.bank), informed, unwatched)
+        if self.election is None and self._survey_is_due:
+            self._begin_survey()
+        elif self.options.revives:
             if self.election is None and self.detector.is_due(now, self.options.election):
-                self.election = self._make_election(Call(self.detector.lost(), len(self.bank)))
+                self.election = self._make_election(Call(self.detector.lost(), len(self.bank), self.copies.closed))
                 self.election.begin(self.now)
             elif self.election is None and not self.voted and now - self.adopted >= PAUSE:
                 self.voted = True  # once

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import ClientState, is_finite, participates
+from dfca.core.merging import LATEST
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
-from dfca.peer.lineage import Lineage
+from dfca.peer.lineage import Lineage, layout_of
 from dfca.peer.machine import Machine
 from dfca.peer.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.options import PeerOptions
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
-from dfca.peer.work import Rest, Score, Train, Warm, WarmUp
+from dfca.peer.survey import SurveyWave
+from dfca.peer.work import Observe, Rest, Score, Train, Warm, WarmUp
 
 VERSION = 1
 """Of what `save` returns."""
@@ -84,6 +86,8 @@ class Saved:
     detector: DriftDetector = field(default_factory=DriftDetector)
     voted: bool = True
     own: Tensor | None = None
+    survey_at: int = 0
+    samples: int = 0
 
 
 class PeerState(Machine):
@@ -96,6 +100,9 @@ class PeerState(Machine):
     alone, which is kept over a restart. voted: it had a vote on its models, or has seen that they fit. checking: the
     job that looks whether they do. awaited: one neighbour whose round is missing, where there was one. highest: its
     lineage when it last looked, where no neighbour claimed a higher one: it looks again when one of these changes.
+    survey_at: the round from which on a survey is due; surveyed: the one after which the last was held; survey_strikes,
+    survey_failed: what it remembers of who did not answer in surveys (`wave`). samples: how many it trains with, as far
+    as it knows; train_s: how long that took; began_s: since when it trains.
     """
 
     def __init__(
@@ -110,7 +117,7 @@ class PeerState(Machine):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Score | None = None
+        self.job: Train | Rest | WarmUp | Observe | Score | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -128,12 +135,16 @@ class PeerState(Machine):
         self.pursuit: Pursuit | None = None
         self.suspects: dict[int, tuple[float, int]] = {}
         self.detector = DriftDetector()
-        self.election: Election | None = None
+        self.election: Election | SurveyWave | None = None
         self.warm: Warm | None = None
         self.own: Tensor | None = None
         self.voted = True
         self.adopted = 0
         self.checking: Score | None = None
+        self.survey_at = 0 if options.merging is None else options.merging.first
+        self.surveyed, self.samples, self.began_s, self.train_s = -1, 0, 0.0, 0.0
+        self.survey_strikes: dict[tuple[int, str], int] = {}
+        self.survey_failed: dict[int, int] = {}
         self.most_peers = MOST_PEERS
         self.alarm_number = incarnation * LIFE
         self.alarm_sent: tuple[bool, int] = (False, 0)
@@ -157,13 +168,31 @@ class PeerState(Machine):
             detector=self.detector.copy(),
             voted=self.voted,
             own=self.own,
+            survey_at=self.survey_at,
+            samples=self.samples,
             **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
 
     @property
     def holds_out(self) -> bool:
         """Whether samples are held out of training now: somebody will ask how models do on them."""
-        return False
+        return self.surveying
+
+    @property
+    def surveying(self) -> bool:
+        """Whether a survey is to come (`core.merging`): until one merges nothing, or most rounds are over."""
+        options = self.options
+        if options.merging is None or max(self.round, self.survey_at) > LATEST * options.rounds:
+            return False
+        if self.bank is None:
+            return True
+        ended = bool(self.lineage) and self.lineage[-1].last
+        return not ended and len(self.bank) - len(self.copies.closed) > (options.clusters or 1)
+
+    @property
+    def open_clusters(self) -> list[int]:
+        """The clusters that are not closed."""
+        return [j for j in range(0 if self.bank is None else len(self.bank)) if j not in self.copies.closed]
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""
@@ -200,8 +229,10 @@ class PeerState(Machine):
             if self.pursuit is not None:
                 self.pursuit.since += back
                 self.pursuit.until += back
+            self.began_s += back
             if self.election is not None:
                 self.election.last_s += back
+            if isinstance(self.election, Election):
                 self.election.since_s += back
         self.now = now
 
@@ -212,7 +243,8 @@ class PeerState(Machine):
             return
         self.bank = self.allocate(len(models))
         self.bank.copy_(models)
-        self.copies = replace(ClientState.of(self.bank), round=round, assignment=None)
+        self.copies = replace(ClientState.of(self.bank), round=round, assignment=None, closed=layout_of(lineage).closed)
+        self.survey_at = round + (0 if self.options.merging is None else self.options.merging.first)
         self.lineage, self.state = lineage, State.WAITING
         self.inbox.clear()
         self.answers.clear()
@@ -230,7 +262,12 @@ class PeerState(Machine):
                 self.copies = self.copies.with_model(j, self.bank)
         self.bank[slot].copy_(model)
         self.copies = self.copies.with_model(slot, self.bank)
+        self.survey_at = self.round + (0 if self.options.merging is None else self.options.merging.first)
         self.inbox.forget_cluster(slot)
+
+    def _open_models(self) -> Tensor | None:
+        """Return the models of the clusters that are open, (k, P): the bank itself where all are."""
+        return self.bank if self.bank is None or not self.copies.closed else self.bank[self.open_clusters]
 
     def _set_neighbours(self, neighbours: tuple[int, ...]) -> None:
         """Take others as the neighbours of the graph: their number weighs what is folded, and travels with models."""
@@ -269,6 +306,7 @@ class PeerState(Machine):
         if all(len(part) == len(bank) for part in parts.values()):
             self.copies = replace(self.copies, assignment=saved.assignment, **parts)
         self.detector, self.voted = saved.detector.copy(), saved.voted
+        self.survey_at, self.samples = saved.survey_at or self.survey_at, saved.samples
         self.detector.grow(len(bank))
         self.adopted = saved.round
 
@@ -280,4 +318,5 @@ class PeerState(Machine):
         self._set_neighbours(self.neighbours)
         if self.election is not None:
             self.election.answer_time = self.answer_time
-            self.election.held = None if self.election.held is None else self.bank
+        if isinstance(self.election, Election) and self.election.held is not None:
+            self.election.held = self._open_models()

@@ -25,7 +25,8 @@ class Standing(NamedTuple):
 def standing(log: Collection[Turn], clusters: int | None, call: Call | None, options: ElectionOptions) -> Standing:
     """Read a log of turns.
 
-    With `clusters` given, an election of a start that had `patience` rejections in a row goes on by bids alone.
+    With `clusters` given, an election of a start that had `patience` rejections in a row goes on by bids alone; the
+    first `options.unasked` centres are accepted in any case.
     """
     chosen, refused, misses = set[int](), set[int](), 0
     for turn in log:
@@ -41,13 +42,14 @@ def standing(log: Collection[Turn], clusters: int | None, call: Call | None, opt
             misses += 1
     finds = clusters is None or call is not None
     if call is None:
-        most = options.most if clusters is None else clusters
+        most = max(options.most, options.unasked) if clusters is None else clusters
     else:
-        most = len(call.lost) + max(0, options.most - call.clusters)
+        most = len(call.lost) + len(call.closed) + max(0, options.most - call.clusters)
     tired = misses >= options.patience
     over = len(chosen) >= most or (tired and finds)
     barred = chosen if tired and not finds else chosen | refused
-    return Standing(frozenset(barred), misses, tired and not finds, over)
+    forced = (tired and not finds) or len(chosen) < options.unasked
+    return Standing(frozenset(barred), misses, forced, over)
 
 
 def agreed(mine: Collection[Turn], theirs: Collection[Turn]) -> int:
@@ -68,5 +70,5 @@ def is_next(turn: Turn, before: Sequence[Turn], call: Call | None) -> bool:
     taken = [each.slot for each in before if each.accepted]
     if not turn.accepted or call is None:
         return turn.slot == (len(taken) if turn.accepted else -1)
-    free = [j for j in call.lost if j not in taken]
+    free = [j for j in (*call.lost, *call.closed) if j not in taken]
     return turn.slot in free or turn.slot == max([call.clusters - 1, *taken]) + 1

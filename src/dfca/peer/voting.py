@@ -9,37 +9,26 @@ from torch import Tensor
 
 from dfca.core.election import bid
 from dfca.peer.election import Election, Outcome
+from dfca.peer.merging import Merging
 from dfca.peer.messages import Alarm, Call, Probe, Refuse
-from dfca.peer.relay import Relay
 from dfca.peer.revival import FRESH
 from dfca.peer.state import State, Step
-from dfca.peer.work import Losses, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.survey import SurveyWave
+from dfca.peer.work import Losses, Observe, Rest, Score, Train, Warm, WarmUp
 
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
 
 
-class Voting(Relay):
+class Voting(Merging):
     """Warms up, stands, votes, and takes the centres."""
 
     def _make_election(self, call: Call | None) -> Election:
-        options = self.options
         return Election(
-            self.id,
-            options.seed,
-            self.incarnation,
-            options.clusters,
-            options.election,
-            options.quorum,
-            self.answer_time,
-            options.size,
-            options.dtype,
-            self.lineage,
-            call,
-            links=set(self.links),
+            **self._wave_fields(call),
+            merging=self.options.merging,
             alarmed=self.detector.alarmed,
             held_out=self.holds_out,
-            most=self.most_peers,
         )
 
     def _warm_up(self, stage: int | None) -> None:
@@ -61,7 +50,7 @@ class Voting(Relay):
             self.warm = warm
             if self.own is None:
                 self.own, self._out.save = warm.model, True
-        if self.election is not None:
+        if isinstance(self.election, Election):
             self._vote_with(warm)
         elif self.bank is not None:
             self._check_fit(warm.model, self.round - 1)
@@ -69,14 +58,15 @@ class Voting(Relay):
             self._stand_for_start(warm)
 
     def _vote_with(self, warm: Warm) -> None:
-        assert self.election is not None
+        assert isinstance(self.election, Election)
         self.election.warmed(warm)
         self.state = State.PAUSED if self.election.warm is None else State.ELECTING
 
     def _check_fit(self, own: Tensor, stage: int | None) -> None:
         """Look whether a model of one's own fits better than those that were taken over."""
-        assert self.bank is not None
-        self.checking = Score(torch.cat([self.bank, own[None]]), stage, self.holds_out)
+        models = self._open_models()
+        assert models is not None
+        self.checking = Score(torch.cat([models, own[None]]), stage, self.holds_out)
         self.state = State.WAITING
         self._out.work.append(self.checking)
 
@@ -100,27 +90,38 @@ class Voting(Relay):
         Who has come back and has not trained since may be late already: it forwards, and nobody waits for its vote.
         """
         assert self.election is not None
+        if isinstance(self.election, SurveyWave):
+            self._pause_for_survey(self.election)
+            return
         if self.election.opened or self.election.warm is not None or not self.election.warms:
             self.state = State.PAUSED if self.election.warm is None else State.ELECTING
             return
-        self.election.stage, self.election.held = self.round - 1, self.bank
+        self.election.stage, self.election.held = self.round - 1, self._open_models()
         self.election.alarmed = self.detector.alarmed
         self._warm_up(self.round - 1)
 
     def _on_probe(self, sender: int, probe: Probe) -> None:
+        start = self.bank is None and self.options.start == "elected" and self.pursuit is None
+        surveys, fits = probe.call is not None and probe.call.survey, start and not probe.base and probe.call is None
+        if surveys:
+            fits = self._may_survey(probe)
+        elif self.bank is not None and self.options.revives and probe.call is not None:
+            fits = probe.base == self.lineage and probe.call.clusters == len(self.bank)
+            fits = fits and probe.call.closed == self.copies.closed
+            fits = fits and self.detector.believes(probe.call.lost, self.round)
+        if isinstance(self.election, SurveyWave) and fits and not surveys:
+            self._leave_survey(self.election)  # it can wait: others are at a loss for models
         if self.election is not None:
-            if probe.base == self.election.base and self._same_clusters(probe.call, self.election.call):
+            if probe.base == self.election.base and _same_kind(probe.call, self.election.call):
                 self.election.receive(sender, probe, self.now)
             else:
                 self._refuse_wave(sender, probe)
             return
-        start = self.bank is None and self.options.start == "elected" and self.pursuit is None
-        fits = start and not probe.base and probe.call is None
-        if self.bank is not None and self.options.revives and probe.call is not None:
-            fits = probe.base == self.lineage and probe.call.clusters == len(self.bank)
-            fits = fits and self.detector.believes(probe.call.lost, self.round)
         if not fits:
             self._refuse_wave(sender, probe)
+            return
+        if surveys:
+            self._join_survey(sender, probe)
             return
         self.election = self._make_election(probe.call)
         self.election.warm = self.warm if start else None
@@ -137,9 +138,6 @@ class Voting(Relay):
             self._stop_warming()
             self._pause()
 
-    def _same_clusters(self, one: Call | None, other: Call | None) -> bool:
-        return one is other is None or (one is not None and other is not None and one.clusters == other.clusters)
-
     def _refuse_wave(self, sender: int, probe: Probe) -> None:
         self._send(sender, Refuse(probe.key))
         self._send(sender, self._hello())
@@ -155,12 +153,21 @@ class Voting(Relay):
             self.election.leave()
             self._drain_election()
             self.election = None
+        if isinstance(self.job, Observe):
+            self.job = None
+
+    def _leave_survey(self, survey: SurveyWave) -> None:
+        """Take no part in a survey any more; who had paused for it is between two rounds."""
+        self._leave_election()
+        self.survey_strikes, self.survey_failed = survey.strikes, survey.failed
+        self.state = State.WAITING if self.state is State.PAUSED else self.state
 
     def _drain_election(self) -> None:
         assert self.election is not None
         for neighbour, message in self.election.out:
             self._send(neighbour, message)
         self._out.work += self.election.work
+        self.job = next((job for job in self.election.work if isinstance(job, Observe)), self.job)
         self.election.out, self.election.work = [], []
 
     def _after_input(self) -> None:
@@ -169,6 +176,9 @@ class Voting(Relay):
         if election is None:
             return
         self._drain_election()
+        if isinstance(election, SurveyWave):
+            self._end_survey(election)
+            return
         if election.opened and isinstance(self.job, WarmUp):
             self._stop_warming()
             self.state = State.PAUSED
@@ -207,7 +217,7 @@ class Voting(Relay):
             self.state = State.WAITING
         self._set_voted(outcome.voted)
         assert self.bank is not None
-        self._note("elect", number=len(self.bank))
+        self._note("elect", number=len(self.open_clusters))
         self._out.save = True
         if outcome.entry is not None:
             self._broadcast(self._hello())
@@ -237,3 +247,10 @@ class Voting(Relay):
             for neighbour in self.links:
                 if neighbour != sender:
                     self._send(neighbour, alarm)
+
+
+def _same_kind(one: Call | None, other: Call | None) -> bool:
+    """Return whether two waves are of the same kind, and of as many clusters."""
+    if one is None or other is None:
+        return one is other
+    return (one.clusters, one.closed, one.survey) == (other.clusters, other.closed, other.survey)

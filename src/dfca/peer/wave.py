@@ -1,4 +1,4 @@
-"""The wave of an election, echo with extinction: it finds out who takes part, and builds a spanning tree.
+"""The wave of an election or a survey, echo with extinction: it finds out who takes part, and builds a spanning tree.
 
 A peer that begins a wave sends `Probe` to all neighbours. Who receives one with a better key than its own joins: the
 sender is its parent, and it probes all its other neighbours. A probe with the same key is the answer of a peer that has
@@ -78,7 +78,7 @@ class Wave(ABC):
     parent: int | None = None
     kids: dict[int, Count] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
-    sent: tuple[int, int] | None = None
+    sent: Count | None = None
     phase: Phase = "wave"
     warm: Warm | None = None
     warms: bool = True
@@ -188,20 +188,25 @@ class Wave(ABC):
         if self.phase not in ("wave", "counted") or self.pending:
             return
         self.phase = "counted"
-        size, ready = self._count()
+        count = self._count()
         if self.parent is None:
             # Where turns were decided there was a quorum: who warms up after a restart is not waited for again.
-            if ready >= max(1, 0 if self.log else math.ceil(self.quorum * size - 1e-9)):
-                self._opened(ready, tuple(self.log))
-        elif (size, ready) != self.sent:
-            self.sent = (size, ready)
-            self._send(self.parent, Count(self.key, size, ready, tuple(self.log)))
+            if count.ready >= max(1, 0 if self.log else math.ceil(self.quorum * count.size - 1e-9)):
+                self._opened(count.ready, count.log)
+        elif count != self.sent:
+            self.sent = count
+            self._send(self.parent, count)
 
-    def _count(self) -> tuple[int, int]:
+    def _count(self) -> Count:
         """Count the peers of the subtree that warm up, and those that have; a child may claim more than there are."""
         size = int(self.warms) + sum(kid.size for kid in self.kids.values())
-        ready = int(self.warm is not None) + sum(kid.ready for kid in self.kids.values())
-        return min(size, self.most), min(ready, self.most)
+        ready = int(self._is_ready) + sum(kid.ready for kid in self.kids.values())
+        return Count(self.key, min(size, self.most), min(ready, self.most), tuple(self.log))
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether this peer can take part in turns: it has warmed up."""
+        return self.warm is not None
 
     def is_held_by(self, entry: Entry) -> bool:
         """Return whether an entry of a lineage is what comes of this wave."""
@@ -291,11 +296,11 @@ class Wave(ABC):
             self._counted()
             return True
         if self.phase == "counted" and self.parent is None:
-            _, ready = self._count()
-            if ready:
+            count = self._count()
+            if count.ready:
                 self.last_s = now
-                self._opened(ready, tuple(self.log))
-            return bool(ready)
+                self._opened(count.ready, count.log)
+            return bool(count.ready)
         return self._end_turn_without_the_silent(now)
 
     @abstractmethod

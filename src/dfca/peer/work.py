@@ -1,7 +1,8 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
 A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
-`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`.
+`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`, `Observe`) at a time:
+`peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
 may run beside it.
 
@@ -63,15 +64,29 @@ class Score:
     held_out: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Observe:
+    """Judge the models of clusters that are open on the samples that are held out (`core.merging.observe`).
+
+    follows: the cluster that the peer trains. The bank does not change until the job has ended. The result is an
+    `Observation`.
+    """
+
+    slots: tuple[int, ...]
+    follows: int
+
+
 class Trained(NamedTuple):
     """What came of a round: the cluster, whether the model is finite, the model (P,), and the lowest loss (the one of
     the model that was chosen, before training; inf where nobody looked). model None: the driver wrote it to the bank.
+    samples: how many it was trained on.
     """
 
     cluster: int
     fine: bool
     model: Tensor | None
     loss: float
+    samples: int = 0
 
 
 class Losses(NamedTuple):
@@ -88,7 +103,7 @@ class Warm(NamedTuple):
     losses: Losses
 
 
-Job = Train | Rest | WarmUp | Draw | Score
+Job = Train | Rest | WarmUp | Observe | Draw | Score
 
 
 class Note(NamedTuple):
@@ -119,6 +134,7 @@ NOTES = {
     "join": "a peer without models took over those of a neighbour",
     "afresh": "the peer begins with a start of its own",
     "elect": "an election ended; number: the clusters",
+    "survey": "the result of a survey was taken; number: the clusters that are open",
     "adopt": "a cluster that others opened was taken",
     "switch": "the peer took over the models of another lineage",
     "broadcast": "the server ended a round",

@@ -110,7 +110,14 @@ class PeerHost:
     def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
         """Do the long jobs of some clients in one call: (client, job, result)."""
         busy = [(i, peer) for i in clients if (peer := self.peers[i]) is not None]
+        if self.pool.setting.merging is not None:
+            self._note_assignments()  # surveys give clusters other numbers
         return self._do([Order(i, peer.job, peer.bank) for i, peer in busy if peer.job is not None])
+
+    def _note_assignments(self) -> None:
+        for i, peer in enumerate(self.peers):
+            if peer is not None and peer.assignment is not None:
+                self.pool.assigned[i] = peer.assignment
 
     def do_short_jobs(self) -> list[tuple[int, Job, Any]]:
         """Do the jobs that take no time in one call: (client, job, result)."""
@@ -372,6 +379,7 @@ def peer_options(
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
     staleness = changes.pop("staleness", None) or Staleness()
     rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
+    observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.steps)
     return [
         PeerOptions(
             rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), *rules),
@@ -386,6 +394,8 @@ def peer_options(
             election=setting.election,
             revives=algorithm.revives and not pool.dry,
             staleness=staleness,
+            merging=None if pool.dry else setting.merging,
+            observation=observation,
             **changes,
         )
         for i in ids

@@ -17,17 +17,19 @@ from torch import Tensor
 
 from dfca.core.algorithm import Choice, View
 from dfca.core.election import Parts, divide
+from dfca.core.merging import Observation
 from dfca.core.params import initial
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
-from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Job, Losses, Observe, Rest, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
+from dfca.sim.observing import observe_all
 from dfca.sim.planned import work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
@@ -104,10 +106,13 @@ class ClientPool:
 
     def fill(self, sizes: Sequence[int]) -> Tensor:
         """Repeat the first model of clients that hold fewer than others; sizes (N,). Returns the banks (m, N, P)."""
-        for client, size in enumerate(() if self.shared else sizes):
-            if 0 < size < len(self.banks):
-                self.banks[size:, client] = self.banks[0, client]
-        return self.banks[:, :, : self.size]
+        if self.shared:
+            return self.banks[:, :, : self.size]
+        most = max(1, *sizes)
+        for client, size in enumerate(sizes):
+            if 0 < size < most:
+                self.banks[size:most, client] = self.banks[0, client]
+        return self.banks[:most, :, : self.size]
 
     # Work.
 
@@ -130,6 +135,8 @@ class ClientPool:
             return self._warm_up(orders)
         if kind is Score:
             return self._score(orders)
+        if kind is Observe:
+            return self._observe(orders)
         return [None if kind is Rest else self._draw(order.client) for order in orders]
 
     def _draw(self, client: int) -> Tensor:
@@ -199,7 +206,8 @@ class ClientPool:
             for row, position in enumerate(done.positions):
                 model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
                 loss = lowest[row] if looks else math.inf
-                found[places[position]] = Trained(done.choices[row].cluster, bool(done.fine[row]), model, loss)
+                client, cluster = places[position], done.choices[row].cluster
+                found[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
         return found
 
     def _unseen_losses(self, banks: Tensor, places: Sequence[int], closed: Collection[int]) -> Tensor:
@@ -255,6 +263,27 @@ class ClientPool:
             for client, *each in zip(run, own, bids, votes, strict=True):
                 found[client, stage, held_out] = Warm(each[0], Losses(each[1], each[2]))
         return [found[order.client, *_samples_of(order)] for order in orders]
+
+    def _observe(self, orders: Sequence[Order]) -> list[Observation]:
+        """Judge models on held-out samples, for all that look at the same clusters in one call."""
+        merging, (seen, unseen) = self.setting.merging, self.start.divided
+        assert merging is not None  # else nobody surveys
+        found = {
+            order.client: Observation(order.job.follows, seen.sizes[order.client])  # type: ignore[union-attr]
+            for order in orders
+        }
+        groups: dict[tuple[int, ...], list[Order]] = {}
+        for order in sorted(orders, key=lambda order: order.client):
+            assert isinstance(order.job, Observe)
+            if unseen.sizes[order.client]:
+                groups.setdefault(order.job.slots, []).append(order)
+        for slots, some in groups.items():
+            places = [order.client for order in some]
+            follows = [found[client].follows for client in places]
+            rows = observe_all(self.start, self.banks, places, follows, slots, merging.steps).tolist()
+            for client, (optimism, *losses) in zip(places, rows, strict=True):
+                found[client] = found[client]._replace(losses=tuple(losses[j] for j in slots), optimism=optimism)
+        return [found[order.client] for order in orders]
 
     def _score(self, orders: Sequence[Order]) -> list[Losses]:
         """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
@@ -340,11 +369,6 @@ class ClientPool:
         name = self.setting.algorithm.name
         if self.setting.last_steps != 0:
             found = (*found, f"{name} runs without its personal last step in virtual time, where it is not built yet")
-        if self.setting.merging is not None and not self.dry:
-            found = (
-                *found,
-                "clusters are not merged in virtual time: the verdict of the election decides how many there are",
-            )
         return found
 
     # Checkpoints.

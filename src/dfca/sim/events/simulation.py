@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from dfca.errors import ConfigError, RunError
-from dfca.peer.work import Job, WarmUp
+from dfca.peer.work import Job, Observe, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
@@ -338,6 +338,9 @@ class EventSimulation:
         compute, now = self.world.compute, self.clock.now
         if isinstance(job, WarmUp):
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
+        elif isinstance(job, Observe):
+            merging = self.setting.merging
+            seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * len(job.slots)
         else:
             round: int = job.round  # type: ignore[union-attr]
             seconds = self._step_s[i] * self._round_steps * compute.noise(self.setting.seed, i, round)

@@ -44,7 +44,7 @@ def replay(run: FaultRun, i: int) -> None:
         raise Violation(f"the replay of peer {i} gives other models")
 
 
-_KEPT = ("number", "algorithm", "aggregation", "clusters", "groups")
+_KEPT = ("number", "algorithm", "aggregation", "clusters", "groups", "merges")
 """What makes another world of it; peers and edges go together."""
 
 

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions
+from dfca.core.options import MergeOptions
 from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.state import Saved
-from dfca.peer.work import Job, Rest, Train, WarmUp
+from dfca.peer.work import Job, Observe, Rest, Train, WarmUp
 from dfca.sim.events.host import make_machine
 from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER
@@ -133,6 +134,7 @@ class FaultRun:
             revives=world.algorithm == "dfca",
             join_s=5.0,
             hang_s=5.0,
+            merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,
         )
 
     # The clock.
@@ -211,7 +213,7 @@ class FaultRun:
             peer, (life, job) = self.peers.get(i), detail
             if peer is None or life != self.lives[i]:
                 return
-            long = isinstance(job, Train | Rest | WarmUp)
+            long = isinstance(job, Train | Rest | WarmUp | Observe)
             if long and getattr(peer, "job", None) is not job:
                 return
             self._call(i, "finished", job, self.work[i].run(job, peer.bank))
@@ -297,7 +299,8 @@ class FaultRun:
         for to, message in ready.messages:
             self._send(i, to, message)
         for job in ready.work:
-            takes = self.round_s[i] if isinstance(job, Train | Rest) else 2.0 if isinstance(job, WarmUp) else 0.0
+            takes = self.round_s[i] if isinstance(job, Train | Rest) else 0.0
+            takes = 2.0 if isinstance(job, WarmUp | Observe) else takes
             self.push(self.now + takes, 1, "done", i, (self.lives[i], job))
 
     def _crash(self, i: int, crash: Crash) -> None:

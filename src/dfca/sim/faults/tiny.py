@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dfca.core.client import ClientState, Message, Rules, is_finite
 from dfca.core.election import divide
+from dfca.core.merging import Observation
 from dfca.core.rng import stream
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.peer import Peer
-from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm
+from dfca.peer.work import Draw, Job, Losses, Observe, Rest, Score, Train, Trained, Warm
 
 SIZE = 3
 """Floats of a model."""
@@ -81,15 +82,19 @@ class TinyWork:
         if isinstance(job, Train):
             assert bank is not None
             losses = (bank - self.mean).square().sum(dim=1).tolist()
-            cluster = losses.index(min(losses))
+            cluster = min((j for j in range(len(bank)) if j not in job.closed), key=lambda j: losses[j])
             model = torch.lerp(bank[cluster], self.mean, 0.5)
-            return Trained(cluster, True, model, losses[cluster] + self.variance)
+            return Trained(cluster, True, model, losses[cluster] + self.variance, len(self.x))
         if isinstance(job, Rest):
             return None
         if isinstance(job, Draw):
             who = () if self.start == "shared" else (self.peer,)
             drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
             return torch.stack(drawn).double()
+        if isinstance(job, Observe):
+            assert bank is not None
+            losses = [float((bank[j] - self.mean).square().sum()) / 50 for j in job.slots]
+            return Observation(job.follows, len(self.x), tuple(losses), self.variance / 100)
         stage = () if job.stage is None else (job.stage,)
         parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
         if isinstance(job, Score):

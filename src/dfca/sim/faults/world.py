@@ -69,6 +69,7 @@ class FaultWorld:
     drift_s: float = 0.0
     swap: int = -1
     rewires: int = 0
+    merges: bool = False
 
 
 ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
@@ -130,6 +131,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
         rnd.choice((-1, rnd.randrange(2000))),
         rnd.choice((0, 0, 0, 1, 4)),
+        rnd.random() < 0.5 and algorithm == "dfca",
     )
 
 
