@@ -4,6 +4,7 @@
     begin                                          an input; `@5 begin`: at 5 s, and from then on
     receive 1 Hello(0, 3, 1)                       a message from neighbour 1
     trained 0 2.5 [loss]                           the job's result: cluster, model; also warmed, drawn, scored, rested
+    observed 0 20 0.5 0.3 0.1                      of a survey: cluster, samples, losses of the clusters, optimism
     wake                                           as often as something is due now
     rewire 2 3                                     the neighbours from now on
     show                                           the state, its round and models
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Message, Rules
-from dfca.core.election import ElectionOptions, Tally, no_votes
+from dfca.core.election import ElectionOptions, Tally, lot, no_votes
+from dfca.core.merging import Merge, MergeOptions, Observation
 from dfca.core.relay import Offer
 from dfca.peer import messages
 from dfca.peer.lineage import Entry, Lineage
@@ -36,7 +38,15 @@ def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Li
 
 
 A = elected(3, 0, 1)
-LINEAGES = {"A": A, "A2": elected(3, 2, before=A), "B": elected(5, 0, 1), "LOW": elected(1, 0)}
+S = Entry(3, 0, 1, 0, 0, (0, 1), (Merge(0, 1, 0.25, 0.1),), (), True)
+LINEAGES = {
+    "A": A,
+    "A2": elected(3, 2, before=A),
+    "B": elected(5, 0, 1),
+    "LOW": elected(1, 0),
+    "AS": (*A, S),
+    "AX": (*A, S._replace(slots=(0,))),
+}
 
 
 def model(value: float) -> Tensor:
@@ -63,6 +73,9 @@ NAMES: dict[str, Any] = {
     "BankCopy": lambda sender, cluster, value, round, clusters, lineage=(): messages.BankCopy(
         copied(sender, cluster, value, round, -2), round, clusters, lineage
     ),
+    "S": S,
+    "OWN": messages.Key(0, 0, -lot(0, 0), 0, 0),
+    "MergeOptions": MergeOptions,
     "Offer": Offer,
     "ElectionOptions": ElectionOptions,
     "Staleness": Staleness,
@@ -145,16 +158,20 @@ class Script:
 
     def _finish(self, what: str, numbers: list[float]) -> None:
         """End the job that was asked for last and fits."""
-        kind = {"trained": "Train", "warmed": "WarmUp", "drawn": "Draw", "scored": "Score", "rested": "Rest"}[what]
+        kinds = {"trained": "Train", "warmed": "WarmUp", "drawn": "Draw", "scored": "Score", "rested": "Rest"}
+        kind = {**kinds, "observed": "Observe"}[what]
         place = next(n for n, job in enumerate(self.jobs) if type(job).__name__ == kind)
         job, result = self.jobs.pop(place), None
         if what == "trained":
             cluster, value, *loss = numbers
             fine = value == value
-            result = Trained(int(cluster), fine, model(value) if fine else None, *(loss or [1.0]))
+            result = Trained(int(cluster), fine, model(value) if fine else None, *(loss or [1.0]), samples=20)
         elif what == "warmed":
             value, *own = numbers
             result = Warm(model(value), losses([own or [1.0]]))
+        elif what == "observed":
+            follows, samples, *rest = numbers
+            result = Observation(int(follows), int(samples), tuple(rest[:-1]), rest[-1])
         elif what == "drawn":
             result = torch.stack([model(value) for value in numbers])
         elif what == "scored":

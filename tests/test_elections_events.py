@@ -120,7 +120,8 @@ def test_an_election_ends_on_uplinks_that_are_slower_than_the_first_deadline() -
     ((entry,),) = lineages(simulation)
     assert entry.voters == 6
     assert entry.attempt > 0
-    assert result.banks.shape[0] == Simulation(setting).models
+    # Who is asked to stand and has not sent its model in time is not asked again: there may be fewer than asked for.
+    assert result.banks.shape[0] == len(entry.slots) <= Simulation(setting).models
     deadlines = [peer.answer_time.deadline_s for peer in simulation.host.peers if isinstance(peer, Peer)]
     assert 100 < max(deadlines) < 3600  # a leaf of the tree waits for nobody, and learns nothing
 

@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
+from test_merging import make_world
 from torch import Tensor
 
 from dfca.algorithms import ALGORITHMS
@@ -20,7 +21,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.work import Job, WarmUp
+from dfca.peer.work import Job, Observe, WarmUp
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of
@@ -58,6 +59,8 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
         worker = Worker(clients[max(0, i)])
 
         def duration(job: Job) -> float:
+            if isinstance(job, Observe):
+                return float(len(job.slots) * setting.local.steps)
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
             return float(steps)
 
@@ -108,6 +111,18 @@ def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None
     nodes = make_nodes(setting, network_of(setting))
     run_all(nodes, VirtualTimeLoop())
     assert_banks(setting, nodes)
+
+
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+def test_nodes_in_memory_merge_clusters_as_the_synchronous_simulator_does(aggregation: str) -> None:
+    setting = make_world(personal_steps=0, dtype=torch.float64, rounds=12, aggregation=aggregation)
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+    lineages = {node.machine.lineage for node in nodes.values() if isinstance(node.machine, Peer)}
+    ((_, *surveys),) = lineages
+    assert any(survey.merges for survey in surveys)
+    assert surveys[-1].last
 
 
 def test_nodes_with_threads_equal_it_too_where_everybody_waits_for_all() -> None:

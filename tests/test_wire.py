@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
+from dfca.core.merging import Merge, Survey
 from dfca.core.relay import Offer
 from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
@@ -61,8 +62,10 @@ def any_value(hint: Any, descriptor: Descriptor, name: str) -> st.SearchStrategy
 
 
 def any_number(field: FieldDescriptor) -> st.SearchStrategy[int]:
-    if field.name in ("slots", "slot", "cluster"):
+    if field.name in ("slots", "slot", "cluster", "empty"):
         return st.integers(0, 4095)
+    if field.name == "followers":
+        return st.integers(0, 2**20)
     if field.type == FieldDescriptor.TYPE_SFIXED64:
         return st.integers(-(2**63), 2**63 - 1)
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -86,7 +89,12 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
         return accepted | st.builds(Turn, fields["candidate"], st.just(False), st.just(-1))
     if kind is messages.Call:
         lost = st.lists(st.integers(0, 9), max_size=3, unique=True).map(lambda each: tuple(sorted(each)))
-        return st.builds(messages.Call, lost, st.integers(10, 4096))
+        return st.builds(messages.Call, lost, st.integers(10, 4096), lost, st.booleans())
+    if kind is Merge:
+        slots = st.integers(0, 4095)
+        return st.builds(Merge, slots, slots, st.floats(0, 1), st.floats(allow_nan=False, allow_infinity=False))
+    if kind is Survey:
+        return st.integers(1, 3).flatmap(any_survey)
     if kind is Count:
         fields |= {"size": st.integers(2**19, 2**20), "ready": st.integers(0, 2**19)}
     if kind is messages.Open:
@@ -94,6 +102,15 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
     if kind is Message:
         fields["offer"] = any_record(Offer, pb.Offer.DESCRIPTOR)
     return st.builds(kind, **fields)
+
+
+def any_survey(k: int) -> st.SearchStrategy[Survey]:
+    def of(low: int, high: int, items: int = k) -> st.SearchStrategy[tuple[int, ...]]:
+        return st.lists(st.integers(low, high), min_size=items, max_size=items).map(tuple)
+
+    slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda each: tuple(sorted(each)))
+    sums = (of(-(2**127), 2**127 - 1, k * k), of(-(2**127), 2**127 - 1))
+    return st.builds(Survey, slots, of(9, 2**20), of(0, 2**53), of(0, 9), *sums)
 
 
 def _cut(values: st.SearchStrategy[Any], count: int, name: str) -> st.SearchStrategy[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
+from dfca.core.merging import Merge, Survey
 from dfca.core.relay import Offer
 from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
@@ -26,7 +27,11 @@ from dfca.peer.lineage import Entry
 P = 70
 MODEL = torch.linspace(-1, 1, P)
 BANK = torch.stack([MODEL, MODEL / 2])
-LINEAGE = (Entry(9, 1, 2**62, 3, 2**47, (0, 1)), Entry(9, 2, 5, 6, 7, (2,)))
+LINEAGE = (
+    Entry(9, 1, 2**62, 3, 2**47, (0, 1)),
+    Entry(9, 2, 5, 6, 7, (2,)),
+    Entry(9, 0, 5, 6, 0, (0, 1, 2), (Merge(0, 1, 0.25, -0.5),), (2,), True),
+)
 KEY = m.Key(1, 2, -3, 2**60, 5)
 OFFER = Offer(3, 4, -2)
 SENT = Message(2**61, 1, 7, 3, MODEL, OFFER, 4)
@@ -41,8 +46,8 @@ VALID = [
     m.BankRequest((0, 1)),
     m.BankCopy(SENT, 3, 2, LINEAGE),
     m.Declined(1),
-    m.Probe(KEY, LINEAGE, m.Call((1,), 2)),
-    m.Count(KEY, 4, 3, LOG),
+    m.Probe(KEY, LINEAGE, m.Call((1,), 2, (0,), True)),
+    m.Count(KEY, 4, 3, LOG, (3, 1)),
     m.Refuse(KEY),
     m.Open(KEY, 4, LOG),
     m.Centre(KEY, 0, 5, MODEL),
@@ -51,6 +56,9 @@ VALID = [
     m.Candidate(KEY, 1, 3, 0.5, MODEL),
     m.Votes(KEY, 1, TALLY),
     m.Decision(KEY, 1, LOG[1], False),
+    m.Question(KEY, (2, 1)),
+    m.Answer(KEY, Survey((0, 3), (2, 1), (40, 20), (1, 1), (0, 2**70, -(2**70), 0), (5, -5))),
+    m.Result(KEY, LINEAGE[2]),
     m.Alarm(2**60, 3, True, LINEAGE),
     m.Served(4, BANK),
     m.Report(4, SENT),

@@ -197,6 +197,15 @@ def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
         kept.copy_(torch.where(sound, torch.where(kept.isfinite().all(dim=-1, keepdim=True), merged, joining), kept))
 
 
+def hide_closed(bank: Tensor, closed: Collection[int]) -> Tensor:
+    """Put the first model that is open in the place of those that are not, for whoever looks at all of them: (m, P)."""
+    if not closed:
+        return bank
+    found = bank.clone()
+    found[list(closed)] = bank[next(j for j in range(len(bank)) if j not in closed)]
+    return found
+
+
 def order_of(clusters: int, closed: Collection[int]) -> list[int]:
     """Number clusters anew after the last survey: those that are open first. Returns which one becomes 0, 1, ..."""
     return sorted(range(clusters), key=lambda j: (j in closed, j))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Client
+from dfca.core.merging import hide_closed
 from dfca.errors import ConfigError, DfcaError
 from dfca.node.heap import give_back_memory
 from dfca.node.worker import Worker
@@ -74,7 +75,7 @@ class LocalWork:
         if isinstance(job, Train):
             self._read_again()
             if bank is not None and self._clock() >= self._score_after:
-                self.score(bank)
+                self.score(hide_closed(bank, job.closed))
         elif isinstance(job, Score):
             job = replace(job, models=job.models.to(device))
         result = moved(self._worker.run(job, bank), "cpu")

@@ -79,6 +79,8 @@ class Joining(Voting):
             self.highest = None
             if not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
                 continue
+            if hello.lineage and not clusters_of(hello.lineage):
+                continue  # it is impossible
             if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
                 continue  # the decision is on its way here
             starting = self.election if self.bank is None else None
@@ -152,7 +154,7 @@ class Joining(Voting):
 
     def _follow_surveys(self, lineage: Lineage) -> None:
         """Do what others have decided in surveys, unless a training is under way; then it is done after that."""
-        if isinstance(self.job, Train) or not clusters_of(lineage):
+        if isinstance(self.job, Train):
             return
         self._leave_election()
         if isinstance(self.job, WarmUp):

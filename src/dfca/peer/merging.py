@@ -7,7 +7,7 @@ from typing import Any
 
 from dfca.core.merging import LATEST, order_of
 from dfca.peer.lineage import Entry, Lineage, layout_of
-from dfca.peer.messages import Call, Probe
+from dfca.peer.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay
 from dfca.peer.state import State, Step
 from dfca.peer.survey import SurveyWave
@@ -40,7 +40,11 @@ class Merging(Relay):
 
     @property
     def _survey_is_due(self) -> bool:
-        return self.surveying and self.round >= self.survey_at and bool(self.lineage)
+        return self.surveying and self.round >= self.survey_at and self._can_survey
+
+    @property
+    def _can_survey(self) -> bool:
+        return bool(self.lineage) and len(self.open_clusters) <= MOST_SURVEYED
 
     def _make_survey(self) -> SurveyWave:
         merging, bank, rounds = self.options.merging, self.bank, self.options.rounds
@@ -74,7 +78,7 @@ class Merging(Relay):
 
     def _may_survey(self, probe: Probe) -> bool:
         """Return whether to join a survey: of the same clusters, and not a second one within a round."""
-        if self.options.merging is None or self.bank is None or self.state is State.DONE or not self.lineage:
+        if self.options.merging is None or self.bank is None or self.state is State.DONE or not self._can_survey:
             return False
         return probe.base == self.lineage and self.round != self.surveyed
 
@@ -127,6 +131,8 @@ class Merging(Relay):
         if layout_of(self.lineage).after(entry) is None:
             return
         after = self.copies.merged(entry.plan)
+        if after.assignment in after.closed:
+            after = replace(after, assignment=None)
         order = list(range(len(after.bank)))
         if entry.last:
             order = order_of(len(after.bank), after.closed)

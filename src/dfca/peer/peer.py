@@ -177,7 +177,7 @@ class Peer(Rounds):
                 self._end_rest()
             elif isinstance(job, Observe):
                 if isinstance(self.election, SurveyWave):
-                    self.election.observed(job, result)
+                    self.election.observed(result)
             else:
                 self._note("warmed")
                 self._end_warm_up(result)

@@ -44,8 +44,8 @@ class SurveyWave(Wave):
     slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
     many it has done; goes_on: whether another survey may follow this one; holds_out: whether it can observe.
     ending: it is between the training of a round and its end, and counts itself when that is over. paused: it is
-    between two rounds. missing: the children whose answer is to come; observing: the job that runs; said: the sum so
-    far. work_s: how long an observation may take.
+    between two rounds. missing: the children whose answer is to come; observing: its own is; said: the sum so far.
+    work_s: how long an observation may take.
     """
 
     merging: MergeOptions = field(default_factory=MergeOptions)
@@ -59,7 +59,7 @@ class SurveyWave(Wave):
     paused: bool = False
     work_s: float = 0.0
     missing: set[int] = field(default_factory=set)
-    observing: Observe | None = None
+    observing: bool = False
     said: Survey | None = None
     outcome: Surveyed | None = None
     work: list[Observe] = field(default_factory=list)
@@ -129,23 +129,27 @@ class SurveyWave(Wave):
             self._send(kid, Question(self.key, tuple(followers)))
         known = self.paused and self.holds_out and self.follows in self.slots
         if known and observes(self.seed, self.round, self.id, followers[self.slots.index(self.follows)]):
-            self.observing = Observe(self.slots, self.follows)
-            self.work.append(self.observing)
+            self.observing = True
+            self.work.append(Observe(self.slots, self.follows))
         else:
-            self.observed(None, Observation(self.follows, self.samples))
+            self._say(Observation(self.follows, self.samples))
 
-    def observed(self, job: Observe | None, said: Observation) -> None:
-        """Take in what this peer has to say."""
-        if job is self.observing and self.said is not None:
-            self.observing, self.said = None, add(self.said, count(self.slots, said))
+    def observed(self, said: Observation) -> None:
+        """Take in what came of this peer's observation; that of an earlier wave is of no use."""
+        if self.observing:
+            self._say(said)
+
+    def _say(self, said: Observation) -> None:
+        if self.said is not None:
+            self.observing, self.said = False, add(self.said, count(self.slots, said))
             self._answers_are_in()
 
     def _answers_are_in(self) -> None:
-        if self.phase != "vote" or self.missing or self.observing is not None or self.said is None:
+        if self.phase != "vote" or self.missing or self.observing or self.said is None:
             return
         if self.parent is None:
             self._end(self._decide(self.said))
-        elif self.outcome is None:
+        else:
             self._send(self.parent, Answer(self.key, self.said))
 
     def _decide(self, said: Survey) -> Entry:
@@ -177,7 +181,7 @@ class SurveyWave(Wave):
         self._give_up()
 
     def _forget_turn(self) -> None:
-        self.missing, self.observing, self.said = set(), None, None
+        self.missing, self.observing, self.said = set(), False, None
 
     def _without(self, neighbour: int, now: float) -> None:
         if neighbour == self.parent:
@@ -211,7 +215,7 @@ class SurveyWave(Wave):
         if now < self.next_wake():
             return
         waits = self._waited_for()
-        own = self.ending if not self.opened else self.observing is not None
+        own = self.observing if self.opened else self.ending
         if not waits and own:  # it is this peer itself that takes so long
             self.last_s = now
             return

@@ -9,7 +9,7 @@ Nothing else crosses from one node to another but what nodes send each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class Plan:
                 "weights": config.mixing.weights,
                 "share": config.mixing.share,
                 "robust": config.mixing.robust,
+                "merging": None if setting.merging is None else asdict(setting.merging),
             }
         )
         model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from dfca.core.merging import hide_closed
 from dfca.node.store import DiskStore
+from dfca.peer.lineage import layout_of
 from dfca.peer.state import Saved
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.shards import Alone
@@ -68,7 +70,7 @@ class Scorer:
             saved = snapshot.saves[i]
             assert saved is not None
             assert saved.bank is not None
-            banks[: len(saved.bank), i] = saved.bank
+            banks[: len(saved.bank), i] = hide_closed(saved.bank, layout_of(saved.lineage).closed)
             banks[len(saved.bank) :, i] = saved.bank[0]
             assignments[i] = -1 if saved.assignment is None else saved.assignment
         scored = self._evaluator.score_holders(banks, assignments, holding)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dfca.node.wire.refused import Refused
 from dfca.peer.lineage import Lineage
+from dfca.peer.messages import Result
 
 
 def find_lie(message: Any, introduced: Collection[int]) -> Refused | None:
@@ -24,6 +25,8 @@ def find_lie(message: Any, introduced: Collection[int]) -> Refused | None:
     if voters > len(introduced):
         return Refused("number", f"an election with {voters} voters, of {len(introduced)} devices")
     lineage: Lineage = getattr(message, "lineage", ()) or getattr(message, "base", ())
+    if isinstance(message, Result):
+        lineage = (message.entry,)
     for entry in lineage:
         if entry.voters > len(introduced):
             return Refused("number", f"a lineage with {entry.voters} voters, of {len(introduced)} devices")

@@ -66,6 +66,7 @@ _LOGGED = {
     "warm": "trains a model of its own, to vote with",
     "warmed": "the warm-up ended",
     "elect": "an election ended: there are {number} clusters",
+    "survey": "a survey ended: {number} clusters are left",
     "join": "took over the {number} models of {other}",
     "switch": "took over the {number} models of {other}, whose election counts more",
     "adopt": "took cluster {cluster} from {other}",

@@ -127,9 +127,11 @@ def load_model(path: Path, cluster: int | None = None) -> Any:
 
     Raises RunError where there is none yet.
     """
+    from dfca.core.merging import hide_closed
     from dfca.node.task.dataset import load
     from dfca.node.task.export import Exported
     from dfca.node.task.learner import build, choose_cluster
+    from dfca.peer.lineage import layout_of
 
     folder = NodeFolder.load(path)
     saved = folder.store().load()
@@ -146,7 +148,8 @@ def load_model(path: Path, cluster: int | None = None) -> Any:
     if cluster is None:
         cluster = saved.assignment
     if cluster is None:
-        cluster = choose_cluster(model, saved.bank, load(folder.config, path, folder.facts).train)
+        bank = hide_closed(saved.bank, layout_of(saved.lineage).closed)
+        cluster = choose_cluster(model, bank, load(folder.config, path, folder.facts).train)
     if not 0 <= cluster < len(saved.bank):
         raise ConfigError(f"--cluster must be 0 to {len(saved.bank) - 1}, got {cluster}")
     return Exported(folder.facts, model, saved.bank[cluster].clone(), cluster, saved.round)

@@ -37,15 +37,17 @@ MOST_BYTES = 16 * 2**20
 def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int, str]) -> dict[str, Any]:
     """Describe what a node computes: state, round, clusters, scores, staleness."""
     machine, report = node.machine, work.report
+    closed, models = machine.copies.closed, 0 if machine.bank is None else len(machine.bank)
     scores = [] if report is None else [_score(each) for each in report.scores]
     own = scores[report.cluster] if scores else None
+    scores = [score for j, score in enumerate(scores) if j not in closed]
     waits = re.sub(r"clients? (?=\d)", "", machine.waits())
     return {
         "state": machine.state.value,
         "waits": re.sub(r"\d{10,}", lambda number: names.get(int(number[0]), number[0]), waits),
         "round": machine.round,
         "rounds": machine.options.rounds,
-        "clusters": 0 if machine.bank is None else len(machine.bank),
+        "clusters": models - len(closed),
         "cluster": machine.assignment,
         "incarnation": machine.incarnation,
         "loss": _finite(work.loss),

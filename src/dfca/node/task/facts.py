@@ -161,6 +161,16 @@ class ElectionFacts(Section):
     quorum: Number = Field(default=0.8, gt=0, le=1, description="share of the members that must have warmed up")
 
 
+class MergingFacts(Section):
+    """How the members merge clusters that are not worth their data (`core.merging`)."""
+
+    opens: int = Field(default=8, ge=2, le=64, description="clusters to begin with, at most one for 3 members")
+    first: int = Field(default=10, ge=1, le=1_000_000, description="rounds before the first survey")
+    every: int = Field(default=2, ge=1, le=1_000_000, description="rounds between two surveys")
+    worth: Number = Field(default=0.5, gt=0, description="clusters worth less are merged")
+    steps: int = Field(default=20, ge=0, le=1_000_000, description="personal steps before a model is judged")
+
+
 class StalenessFacts(Section):
     """How a message weighs by its age (`peer.staleness`)."""
 
@@ -207,6 +217,9 @@ class Facts(Section):
     )
     election: ElectionFacts = ElectionFacts()
     revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
+    merging: MergingFacts | None = Field(
+        default=None, description="how clusters are merged; none: the election decides how many there are"
+    )
     staleness: StalenessFacts = StalenessFacts()
     payload: Literal["float32", "bf16", "int8"] = "float32"
     compression: Literal["none", "zstd"] = "none"
@@ -236,6 +249,8 @@ class Facts(Section):
         left_out = {"task", "target"} if self.task == "classification" else set()
         if self.robust == "none":  # nor does one without a guard have another name than before there was one
             left_out.add("robust")
+        if self.merging is None:
+            left_out.add("merging")
         plain = self.model_dump(mode="json", exclude=left_out)
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
@@ -311,12 +326,16 @@ class Facts(Section):
         from dataclasses import replace
 
         from dfca import algorithms
-        from dfca.core.election import ElectionOptions
+        from dfca.core.options import ElectionOptions, MergeOptions
 
         algorithm = algorithms.get(self.algorithm)
         options = self.election.model_dump(exclude={"quorum"}) | {"bounded": self.robust != "none"}
         revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
-        return replace(algorithm, election=ElectionOptions(**options), revives=revives)
+        merging = self.merging
+        if merging is None or algorithm.merging is None or 0 < self.rounds < 2 * merging.first:
+            return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=None)
+        surveys = MergeOptions(**merging.model_dump())
+        return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=surveys)
 
     def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
         """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""
@@ -340,6 +359,8 @@ class Facts(Section):
             "election": algorithm.election,
             "revives": algorithm.revives,
             "quorum": self.election.quorum,
+            "merging": algorithm.merging,
+            "observation": 1.0 if self.merging is None else self.merging.steps / self.local.steps,
         }
         rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share, robust=self.robust)
         return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})

@@ -82,6 +82,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
             "seed": options.seed,
             "algorithm": options.algorithm,
             "clusters": options.clusters,
+            "merging": {} if options.algorithm == "dfca" else None,
             **(options.agreed or {}),
             "label": config.data.label,
             "inputs": _inputs(raw, config),

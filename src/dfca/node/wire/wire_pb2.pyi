@@ -174,7 +174,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "update", "nothing", "copy_request", "copy", "bank_request", "bank_copy", "declined", "probe", "count", "refuse", "open", "centre", "bid", "stand", "candidate", "votes", "decision", "alarm", "served", "report")
+    __slots__ = ("hello", "update", "nothing", "copy_request", "copy", "bank_request", "bank_copy", "declined", "probe", "count", "refuse", "open", "centre", "bid", "stand", "candidate", "votes", "decision", "alarm", "served", "report", "question", "answer", "result")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     NOTHING_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,9 @@ class PeerMessage(_message.Message):
     ALARM_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     update: Update
     nothing: Nothing
@@ -217,23 +220,44 @@ class PeerMessage(_message.Message):
     alarm: Alarm
     served: Served
     report: Report
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., copy_request: _Optional[_Union[CopyRequest, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., bank_request: _Optional[_Union[BankRequest, _Mapping]] = ..., bank_copy: _Optional[_Union[BankCopy, _Mapping]] = ..., declined: _Optional[_Union[Declined, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., count: _Optional[_Union[Count, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., bid: _Optional[_Union[Bid, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ..., votes: _Optional[_Union[Votes, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., alarm: _Optional[_Union[Alarm, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    question: Question
+    answer: Answer
+    result: Result
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., copy_request: _Optional[_Union[CopyRequest, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., bank_request: _Optional[_Union[BankRequest, _Mapping]] = ..., bank_copy: _Optional[_Union[BankCopy, _Mapping]] = ..., declined: _Optional[_Union[Declined, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., count: _Optional[_Union[Count, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., bid: _Optional[_Union[Bid, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ..., votes: _Optional[_Union[Votes, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., alarm: _Optional[_Union[Alarm, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("voters", "attempt", "root", "incarnation", "digest", "slots")
+    __slots__ = ("voters", "attempt", "root", "incarnation", "digest", "slots", "merges", "empty", "last")
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MERGES_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     voters: int
     attempt: int
     root: int
     incarnation: int
     digest: int
     slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, voters: _Optional[int] = ..., attempt: _Optional[int] = ..., root: _Optional[int] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    merges: _containers.RepeatedCompositeFieldContainer[Merge]
+    empty: _containers.RepeatedScalarFieldContainer[int]
+    last: bool
+    def __init__(self, voters: _Optional[int] = ..., attempt: _Optional[int] = ..., root: _Optional[int] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., merges: _Optional[_Iterable[_Union[Merge, _Mapping]]] = ..., empty: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class Merge(_message.Message):
+    __slots__ = ("into", "closed", "share", "worth")
+    INTO_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    WORTH_FIELD_NUMBER: _ClassVar[int]
+    into: int
+    closed: int
+    share: float
+    worth: float
+    def __init__(self, into: _Optional[int] = ..., closed: _Optional[int] = ..., share: _Optional[float] = ..., worth: _Optional[float] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("sender", "stamp", "origin")
@@ -370,12 +394,16 @@ class Key(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., decided: _Optional[int] = ..., lot: _Optional[int] = ..., root: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("lost", "clusters")
+    __slots__ = ("lost", "clusters", "closed", "survey")
     LOST_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    SURVEY_FIELD_NUMBER: _ClassVar[int]
     lost: _containers.RepeatedScalarFieldContainer[int]
     clusters: int
-    def __init__(self, lost: _Optional[_Iterable[int]] = ..., clusters: _Optional[int] = ...) -> None: ...
+    closed: _containers.RepeatedScalarFieldContainer[int]
+    survey: bool
+    def __init__(self, lost: _Optional[_Iterable[int]] = ..., clusters: _Optional[int] = ..., closed: _Optional[_Iterable[int]] = ..., survey: _Optional[bool] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("candidate", "accepted", "slot")
@@ -398,16 +426,18 @@ class Probe(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., base: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., call: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
 
 class Count(_message.Message):
-    __slots__ = ("key", "size", "ready", "log")
+    __slots__ = ("key", "size", "ready", "log", "followers")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     key: Key
     size: int
     ready: int
     log: _containers.RepeatedCompositeFieldContainer[Turn]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., size: _Optional[int] = ..., ready: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+    followers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., size: _Optional[int] = ..., ready: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., followers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("key",)
@@ -522,6 +552,46 @@ class Decision(_message.Message):
     outcome: Turn
     done: bool
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., turn: _Optional[int] = ..., outcome: _Optional[_Union[Turn, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("key", "followers")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    followers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., followers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Survey(_message.Message):
+    __slots__ = ("slots", "followers", "samples", "voters", "excess", "optimism")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    EXCESS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMISM_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    followers: _containers.RepeatedScalarFieldContainer[int]
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    voters: _containers.RepeatedScalarFieldContainer[int]
+    excess: _containers.RepeatedScalarFieldContainer[bytes]
+    optimism: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., followers: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ..., optimism: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("key", "survey")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SURVEY_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    survey: Survey
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., survey: _Optional[_Union[Survey, _Mapping]] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("key", "entry")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    entry: Entry
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
 
 class Alarm(_message.Message):
     __slots__ = ("origin", "number", "raised", "lineage")

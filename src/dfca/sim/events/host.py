@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import rules_of
+from dfca.peer.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.options import PeerOptions
@@ -284,7 +285,7 @@ class PeerHost:
         """Score everybody, and add the row to the metrics."""
         self.enter_notes()
         self.books.note(self.now, "evaluate", SERVER)
-        row = self.pool.evaluate(self.books, self.sizes())
+        row = self.pool.evaluate(self.books, self.held())
         self.metrics.append(row)
         return row
 
@@ -293,13 +294,21 @@ class PeerHost:
         self.books.note(self.now, "drift", i)
         self.pool.drift()
 
-    def sizes(self) -> list[int]:
-        """Return how many models each client holds, those that are away included."""
+    def held(self) -> list[Clusters]:
+        """Return which models each client holds, those that are away included."""
         found = []
         for i in range(self.books.clients):
             holder = self.peers[i] or self.saved[i]
-            found.append(0 if holder is None or holder.bank is None else len(holder.bank))
+            if holder is None or holder.bank is None:
+                found.append(NO_CLUSTERS)
+            else:
+                closed = holder.copies.closed if isinstance(holder, Machine) else layout_of(holder.lineage).closed
+                found.append(Clusters(len(holder.bank), closed))
         return found
+
+    def sizes(self) -> list[int]:
+        """Return how many models each client holds, those that are away included."""
+        return [each.models for each in self.held()]
 
     def models(self) -> int:
         """Return the most models that somebody holds."""
@@ -328,7 +337,7 @@ class PeerHost:
         present = [peer for peer in self.peers if peer is not None]
         return EventResult(
             metrics=self.metrics,
-            banks=pool.fill(self.sizes()),
+            banks=pool.fill(self.held()),
             assignments=torch.tensor(pool.assigned),
             rounds=[self.rounds[i] if (peer := self.peers[i]) is None else peer.round for i in range(clients)],
             time_s=books.time,

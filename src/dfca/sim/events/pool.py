@@ -22,6 +22,7 @@ from dfca.core.params import initial
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
+from dfca.peer.lineage import Clusters
 from dfca.peer.work import Job, Losses, Observe, Rest, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, TrainedChunk
@@ -104,14 +105,19 @@ class ClientPool:
         if not self.shared:
             self.banks[:, client] = 0
 
-    def fill(self, sizes: Sequence[int]) -> Tensor:
-        """Repeat the first model of clients that hold fewer than others; sizes (N,). Returns the banks (m, N, P)."""
+    def fill(self, held: Sequence[Clusters]) -> Tensor:
+        """Put a model of a client in the places that it has no use for: others hold more, or clusters are closed.
+
+        held (N,): which models each client holds. Returns the banks (m, N, P).
+        """
         if self.shared:
             return self.banks[:, :, : self.size]
-        most = max(1, *sizes)
-        for client, size in enumerate(sizes):
-            if 0 < size < most:
-                self.banks[size:most, client] = self.banks[0, client]
+        most = max(1, *(each.models for each in held))
+        for client, (models, closed) in enumerate(held):
+            spare = [*closed, *range(models, most)]
+            if models and spare:
+                opened = next(j for j in range(models) if j not in closed)
+                self.banks[spare, client] = self.banks[opened, client]
         return self.banks[:most, :, : self.size]
 
     # Work.
@@ -346,12 +352,12 @@ class ClientPool:
 
     # Scores.
 
-    def evaluate(self, books: Books, sizes: Sequence[int]) -> dict[str, Any]:
-        """Score everybody: a row of metrics. sizes (N,): how many models each client holds."""
-        holding = [client for client, size in enumerate(sizes) if size]
+    def evaluate(self, books: Books, held: Sequence[Clusters]) -> dict[str, Any]:
+        """Score everybody: a row of metrics. held (N,): which models each client holds."""
+        holding = [client for client, each in enumerate(held) if each.models]
         row: dict[str, Any] = {"time_s": books.time}
         if not self.dry:
-            banks = self.fill(sizes)
+            banks = self.fill(held)
             row |= {
                 "round": books.rounds_done,
                 **self._evaluator.score_holders(banks, torch.tensor(self.assigned), holding),
@@ -360,7 +366,7 @@ class ClientPool:
                 "election": None,
             }
         self.changed = 0
-        row["without_models"] = [client for client, size in enumerate(sizes) if not size]
+        row["without_models"] = [client for client, each in enumerate(held) if not each.models]
         return row | books.times()
 
     def notes(self, models: int) -> tuple[str, ...]:

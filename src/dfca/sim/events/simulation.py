@@ -116,7 +116,7 @@ class EventSimulation:
     @property
     def banks(self) -> Tensor:
         """The models of all clients, (m, N, P), or the server's (m, 1, P)."""
-        return self.pool.fill(self.host.sizes())
+        return self.pool.fill(self.host.held())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class EventSimulation:
         A trace that nobody has taken is among the facts.
         """
         self.host.enter_notes()
-        banks = self.pool.fill(self.host.sizes())
+        banks = self.pool.fill(self.host.held())
         packer = Packer(banks)
         clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
         facts = {
