@@ -113,7 +113,7 @@ def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None
     assert_banks(setting, nodes)
 
 
-@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("aggregation", ["batch", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_nodes_in_memory_merge_clusters_as_the_synchronous_simulator_does(aggregation: str) -> None:
     setting = make_world(personal_steps=0, dtype=torch.float64, rounds=12, aggregation=aggregation)
     nodes = make_nodes(setting, network_of(setting))
