@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_for_ever_surveys_until_nothing_is_merged() -> None:
 
 ROUGH = {
     "stragglers": World(Compute(1.0, devices=(Devices(0.25, 6.0),)), Link(0.05, spread=0.5)),
-    "churn": World(link=Link(0.02), churn=Churn.of_share(0.2, away_s=10.0)),
+    "churn": World(link=Link(0.02), churn=Churn.of_share(0.1, away_s=20.0)),
     "loss": World(link=Link(0.1, spread=0.5), faults=Faults(loss=0.2, corruption=0.1)),
     "partition": World(link=Link(0.02), partitions=(Partition(20.0, 60.0, ((0, 1, 2),)),)),
 }

@@ -97,7 +97,7 @@ class Rounds(Joining):
         else:
             self._broadcast(updates[0] if updates else Nothing(now, self.lineage, fresh, offers))
         self._adopt()  # what came while it trained; the trained model has left with the lineage that it is of
-        if self.options.merging is not None:
+        if self.highest != self.lineage:
             self._seek()
         if self.ending is None:
             return  # it has begun anew with the models of others
@@ -237,7 +237,9 @@ class Rounds(Joining):
         rests = self.options.participation < 1 and not self._takes_part(self.id, round)
         if self.bank is None or not same or rests:
             self._note("drop", sender, j, round)
-        elif j >= len(self.copies.counts) or message.form != self._form or not message.finite:
+        elif (
+            j >= len(self.copies.counts) or j in self.copies.closed or message.form != self._form or not message.finite
+        ):
             self._refuse("does not fit", sender, j, round)  # not `usable`, asked without a look at the bank
         elif self.inbox.add(sender, update, self.now):
             self._out.noted.append(("hold", sender, j, round, 0.0))
