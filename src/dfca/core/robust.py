@@ -15,10 +15,10 @@ with a radius tau that needs local knowledge only: the lower quartile of d_1 .. 
 RECENT folds of this cluster. So a message that comes alone, as on a sparse graph or without waiting, is held against
 what came before it, and liars are far as long as a quarter of what comes is honest: 20 % of all are often half of the
 few that train one cluster beside a client. Two things differ from plain clipping, s_l = min(1, tau / d_l). It lets
-every liar pull by tau in every round; t_l falls faster than d_l grows, and leaves some weight, so that parts of a cluster
-that were apart for long still meet. And what it takes from a message stays with the own copy, which then fits the
-client's own samples better than what others have learned: random starts end in the wrong cluster. Here the others get
-it, so where nobody is far the fold is the plain one.
+every liar pull by tau in every round; t_l falls faster than d_l grows, and leaves some weight, so that parts of a
+cluster that were apart for long still meet. And what it takes from a message stays with the own copy, which then fits
+the client's own samples better than what others have learned: random starts end in the wrong cluster. Here the others
+get it, so where nobody is far the fold is the plain one.
 
 A coordinate of T lies between values of honest members as long as at most t of the n + 1 lie. Below FEWEST messages
 nothing can be trimmed, and `trimmed` and `median` clip. What is folded at once is one batch: in a synchronous round the
@@ -41,9 +41,11 @@ RECENT = 8
 FEWEST = 3
 """From so many messages on values are trimmed."""
 BEYOND = 2.0
-"""From so many times tau on a model loses weight."""
+"""From so many times tau on a model loses weight. Points that the honest lose with dfca-gi among 20 % liars in the
+world of the preset `liars`, seeds 10 to 17; flip-signs, noise, stale, swap-labels: 1.3, 0.4, 3.8, 2.9. With 3 in place
+of 2: 2.3, 1.5, 2.6, 4.5. With the median for tau, and models pulled to tau for the own copy: 5.9, 3.0, 3.2, 2.9."""
 STEEPNESS = 4
-"""How fast it does."""
+"""How fast it does. With 2 in place of 4 the same, without swap-labels: 1.9, 0.4, 4.2."""
 NO_WEIGHT = 1e-9
 """An own copy with less weight has none: the rest is rounding."""
 FAR = torch.finfo(torch.float64).max
