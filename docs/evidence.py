@@ -33,7 +33,7 @@ TABLES = (
     "har",
 )
 PAPER_SCALE = "table1-mnist-paper"
-CONTROLLED = ("quickstart", "soft", "har", "forecast", "table2-femnist", "table4-femnist-k")
+CONTROLLED = ("quickstart", "soft", "har", "forecast", "table2-femnist")
 """Results with the rows that take a difference apart: one model with all else that dfca has, and dfca without it."""
 ONE_MODEL, PLAIN = "dfedavgm + last step", "dfca, plain"
 SHOWN = {  # which figures of a result stand on the page
