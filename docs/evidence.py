@@ -33,6 +33,9 @@ TABLES = (
     "har",
 )
 PAPER_SCALE = "table1-mnist-paper"
+CONTROLLED = ("quickstart", "soft", "har", "forecast", "table2-femnist")
+"""Results with the rows that take a difference apart: one model with all else that dfca has, and dfca without it."""
+ONE_MODEL, PLAIN = "dfedavgm + last step", "dfca, plain"
 SHOWN = {  # which figures of a result stand on the page
     "table1-mnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
     "table2-emnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
@@ -60,7 +63,7 @@ NOT_YET = (
 def blocks() -> dict[str, Callable[[], str]]:
     """Return the blocks of the page by name."""
     made: dict[str, Callable[[], str]] = {"claims": claims, "skew": skew, "paper-scale": paper_scale}
-    made["soft"] = soft
+    made |= {"causes": causes, "soft": lambda: one_scale("soft"), "forecast": lambda: one_scale("forecast")}
     for name in PRESETS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
     return made
@@ -74,14 +77,14 @@ def block(name: str) -> str:
     return described(name, run)
 
 
-def soft() -> str:
-    """Show the table of clients that mix two distributions, which has one scale."""
-    run = result("soft")
+def one_scale(name: str) -> str:
+    """Write the size and the table of a result that has one scale."""
+    run = result(name)
     if run is None:
-        return NOT_YET.format(name="soft").replace(" --scale desk", "")
+        return NOT_YET.format(name=name).replace(" --scale desk", "")
     seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
     took = f"{len(run.summary['runs'])} runs took {duration(seconds)}, one after the other, on a busy machine."
-    return f"`dfca run soft`: {_size(run.config, 'soft')}. {took}\n\n{formats.markdown(run.summary).strip()}"
+    return f"`dfca run {name}`: {_size(run.config, name)}. {took}\n\n{formats.markdown(run.summary).strip()}"
 
 
 def paper_scale() -> str:
@@ -152,6 +155,24 @@ def _size(config: Mapping[str, Any], name: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def causes() -> str:
+    """Take the difference between dfca and one model apart: what is clustering, what the last step, what momentum."""
+    head = ["result", "`dfca` − `dfedavgm`", "of it clustering", "of it the last step", "`dfca` − itself, plain"]
+    lines = []
+    for name in CONTROLLED:
+        run = result(name)
+        rows = [] if run is None else summary_rows(run.summary)
+        for label in dict.fromkeys(row["label"] for row in rows):
+            at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
+            if not {"dfca", ONE_MODEL, PLAIN} <= at.keys():
+                continue
+            pairs = ("dfca", "dfedavgm"), ("dfca", ONE_MODEL), (ONE_MODEL, "dfedavgm"), ("dfca", PLAIN)
+            unit = "" if at["dfca"]["metric"].name == "accuracy" else f" ({at['dfca']['metric'].name})"
+            where = name + unit + (f", {label}" if label else "")
+            lines.append([where, *(_gap(at, one, other) for one, other in pairs)])
+    return table(head, lines)
+
+
 def claims() -> str:
     """Put the paper's claims beside the measurements, one line per result."""
     head = ["result", "gi − ifca", "li − ifca", "gi, li − dfedavgm", "gi, li − fedspd", "right cluster: dfca, dfca-fi"]
@@ -170,23 +191,25 @@ def claims() -> str:
     return table(head, lines) + f"\n\n{note}" if lines else NOT_YET.format(name="table1-mnist")
 
 
-def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    def gap(one: str, other: str) -> str:
-        pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
-        if pairs is None:
-            return "–"
-        found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
-        return at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"]) + (DIVERGED if failed else "")
+def _gap(at: Mapping[str, Mapping[str, Any]], one: str, other: str) -> str:
+    """Write the difference of two rows, paired by seed."""
+    pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
+    if pairs is None:
+        return "–"
+    found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
+    return at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"]) + (DIVERGED if failed else "")
 
+
+def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
     def both(other: str) -> str:
-        return f"{gap('dfca-gi', other)}, {gap('dfca-li', other)}" if other in at else "–"
+        return f"{_gap(at, 'dfca-gi', other)}, {_gap(at, 'dfca-li', other)}" if other in at else "–"
 
     def texts(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
         return ", ".join(write(at[name]) for name in names if name in at) or "–"
 
     return [
-        gap("dfca-gi", "ifca"),
-        gap("dfca-li", "ifca"),
+        _gap(at, "dfca-gi", "ifca"),
+        _gap(at, "dfca-li", "ifca"),
         both("dfedavgm"),
         both("fedspd"),
         texts(("dfca", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),

@@ -19,6 +19,7 @@ from test_events import run as run_events
 from dfca.core.client import ClientState, Message, Rules
 from dfca.core.mixing import WeightedLinks, mix
 from dfca.core.robust import (
+    BEYOND,
     FAR,
     RECENT,
     RobustMixer,
@@ -27,10 +28,11 @@ from dfca.core.robust import (
     fold_robust_,
     radius,
     remember,
-    scale,
     shift,
     trim_count,
     trimmed_mean,
+    trust,
+    trusted,
 )
 from dfca.sim.rounds.simulation import Simulation
 
@@ -49,13 +51,26 @@ def folded(own: float, came: list[float], rule: str, recent: tuple[float, ...] =
 
 
 def test_clip_by_hand() -> None:
-    # distances 1, 2, 5: tau is 2, and what is far moves the own copy as far as 2 does
-    assert folded(0.0, [1.0, 2.0, 5.0], "clip") == pytest.approx((1 + 2 + 2) / 4)
-    # what is beyond 3 tau by a factor of 10 moves it by a hundredth of that
-    assert folded(0.0, [1.0, 2.0, 60.0], "clip") == pytest.approx((1 + 2 + 0.02) / 4)
+    # distances 1, 2, 2: tau is 1, nothing is beyond 2 tau, and the fold is the plain one
+    assert folded(0.0, [1.0, 2.0, -2.0], "clip") == pytest.approx((1 + 2 - 2) / 4)
+    # what is at 4 tau counts as a sixteenth of a message
+    assert folded(0.0, [1.0, 2.0, 4.0], "clip") == pytest.approx((1 + 2 + 4 / 16) / (3 + 1 / 16))
     # alone, a model is held against what came before
-    assert folded(0.0, [5.0], "clip", recent=(2.0, 2.0, 3.0)) == pytest.approx(1.0)
+    assert folded(0.0, [6.0], "clip", recent=(2.0, 2.0, 1.5)) == pytest.approx(6 / 16 / (1 + 1 / 16))
     assert folded(0.0, [100.0], "clip") == pytest.approx(50.0)
+
+
+def test_a_quarter_of_honest_messages_is_enough_for_clip() -> None:
+    honest, lies = [1.0, -1.0], [-40.0, -40.0, -40.0]
+    assert folded(0.0, [*honest, *lies], "clip") == pytest.approx(0.0, abs=1e-2)
+    assert folded(0.0, [*lies, *lies], "clip") < -30, "but some of it must be"
+
+
+def test_what_a_far_model_loses_goes_to_the_others_and_not_to_the_own_copy() -> None:
+    near = [1.0, 1.5, 2.0]
+    assert folded(0.0, [*near, 1e6], "clip") == pytest.approx(folded(0.0, near, "clip"))
+    assert trusted([0.5, 0.5], [1.0, 4.0], 1.0) == pytest.approx([0.5, 0.5 / 16]), "an own copy without weight keeps it"
+    assert trusted([0.4, 0.4], [1.0, 4.0], 1.0) == pytest.approx([0.4 / 0.625, 0.025 / 0.625])
 
 
 def test_trimmed_and_median_by_hand() -> None:
@@ -65,7 +80,7 @@ def test_trimmed_and_median_by_hand() -> None:
     assert folded(0.0, came, "trimmed") == pytest.approx(2.0)  # of 0, 1, 2, 3, 1000: without 0 and 1000
     assert folded(0.0, came, "median") == pytest.approx(2.0)
     assert folded(0.0, [*came, 1000.0], "median") == pytest.approx(2.5)
-    assert folded(0.0, [1.0, 3.0], "trimmed") == folded(0.0, [1.0, 3.0], "clip") == pytest.approx(2 / 3)
+    assert folded(0.0, [1.0, 2.0], "trimmed") == folded(0.0, [1.0, 2.0], "clip") == pytest.approx(1.0)
 
 
 def test_metropolis_weights_move_less() -> None:
@@ -107,15 +122,15 @@ def test_whatever_comes_the_result_is_finite_and_a_clipped_one_near(
     assert mine.isfinite().all()
     assert all(map(math.isfinite, recent))
     if clips(rule, len(came)):
-        distances = [distance(model, before) for model in models]
-        assert float((mine - before).abs()) <= radius(distances, recent[:-1]) * (1 + 1e-5) + 1e-3
+        tau = radius([distance(model, before) for model in models], recent[:-1])
+        assert float((mine - before).abs()) <= len(came) * BEYOND * tau * (1 + 1e-5) + 1e-3
 
 
 def test_what_is_too_far_to_be_measured_has_no_weight() -> None:
     far = [torch.tensor([3e38, -3e38]), torch.tensor([-3e38, 3e38])]
     own = torch.tensor([-3e38, 3e38])
     assert distance(far[0], own) == FAR
-    assert scale(FAR, FAR) == 0
+    assert trust(FAR, FAR) == 0
     fold_robust_(own, far[:1], [0.5], "clip", ())
     assert own.tolist() == torch.tensor([-3e38, 3e38]).tolist()
     assert trimmed_mean(torch.full((4, 2), 3e38), 1).isfinite().all()
@@ -124,7 +139,7 @@ def test_what_is_too_far_to_be_measured_has_no_weight() -> None:
 def test_only_the_last_folds_are_remembered() -> None:
     recent: tuple[float, ...] = ()
     for value in range(2 * RECENT):
-        recent = remember([float(value), 1e9, -1.0 + value], recent)
+        recent = remember([float(value), 1e9, 1.0 + value], recent)
     assert recent == tuple(float(value) for value in range(RECENT, 2 * RECENT))
     table = torch.full((2, RECENT), float("nan"), dtype=torch.float64)
     for value in range(2 * RECENT):
@@ -148,19 +163,19 @@ def test_all_at_once_is_one_by_one(seed: int, rule: str) -> None:
     blocks = (slice(0, 2), slice(2, 5))
     for columns in blocks:
         mixer.measure(columns, models[:, columns], sent[:, columns])
-    medians = mixer.settle(recent, models)
+    quartiles = mixer.settle(recent, models)
     together = models.clone()
     for columns in blocks:
         mixer.apply_(together[:, columns], sent[:, columns])
     for i in range(7):
         own, places = models[i].clone(), (receiver == i).nonzero()[:, 0]
         if not len(places):
-            assert medians[i].isnan()
+            assert quartiles[i].isnan()
             continue
         known = tuple(value for value in recent[i].tolist() if value == value)
         later = fold_robust_(own, list(sent[sender[places]]), weight[places].tolist(), rule, known)
         torch.testing.assert_close(together[i], own, rtol=1e-12, atol=1e-12)
-        assert float(medians[i]) == pytest.approx(later[-1], rel=1e-12)
+        assert float(quartiles[i]) == pytest.approx(later[-1], rel=1e-12)
 
 
 def test_where_nothing_is_clipped_clip_is_the_plain_fold() -> None:
@@ -177,13 +192,13 @@ def test_a_relayed_copy_counts_as_one_message() -> None:
     from dfca.core.relay import Offer
 
     state = ClientState.of(torch.zeros(1, 2, dtype=torch.float64))
-    for size in (1.0, 1.0, 2.5):
+    for size, share in ((1.0, 1.0), (1.0, 1.0), (4.0, 1 / 16)):
         before = state.bank[0].clone()
         model = before + torch.tensor([size, 0.0], dtype=torch.float64)
         state = rules.receive(state, Message(1, 0, 3, 1, model, Offer(*offer)))
         moved = float((state.bank[0] - before).norm())
-        assert moved == pytest.approx(1.0)  # a listener takes a copy as a whole, but not further than the usual
-    assert state.distances[0] == pytest.approx((1.0, 1.0, 2.5))
+        assert moved == pytest.approx(share * size)  # a listener takes a copy as a whole, but little of a far one
+    assert state.distances[0] == pytest.approx((1.0, 1.0, 4.0))
 
 
 AXES: dict[str, list[Any]] = {

@@ -207,8 +207,8 @@ class Exchange:
         here = slice(self.shards.members.start, self.shards.members.stop)
         for plan, mixer in robust:
             recent = self.distances[plan.cluster]
-            medians = self.shards.gather(mixer.settle(recent[here], banks[plan.cluster]))
-            self.distances[plan.cluster] = shift(recent, medians)
+            quartiles = self.shards.gather(mixer.settle(recent[here], banks[plan.cluster]))
+            self.distances[plan.cluster] = shift(recent, quartiles)
 
     def _plan(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Find what everybody receives of every cluster that travels this round, and count it."""
