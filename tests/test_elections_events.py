@@ -138,7 +138,22 @@ def test_a_late_joiner_takes_what_was_elected_without_it() -> None:
     assert result.rounds == [6] * 6
 
 
-def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
+def watch_lineages(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, bool]]:
+    """Note after inputs of peers with models: whether a neighbour claims a higher lineage, and whether a wake looks."""
+    seen, next_wake = set(), Peer.next_wake
+
+    def watched(peer: Peer) -> float | None:
+        if peer.bank is not None:
+            hellos = [each.hello for each in peer.links.values() if each.hello is not None]
+            seen.add((any(each.lineage > peer.lineage for each in hellos), peer.highest != peer.lineage))
+        return next_wake(peer)
+
+    monkeypatch.setattr(Peer, "next_wake", watched)
+    return seen
+
+
+def test_two_halves_that_elected_alone_agree_when_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = watch_lineages(monkeypatch)
     split = make_toy_split(clients=9, samples=30)
     setting = quick(rounds=12, split=split, graph=nx.cycle_graph(9), aggregation="sequential")
     world = World(link=Link(0.01), partitions=(Partition(0.0, 12.0, ((0, 1, 2),)),))
@@ -151,6 +166,8 @@ def test_two_halves_that_elected_alone_agree_when_they_meet() -> None:
     assert len(before) == 2
     assert len(lineages(simulation)) == 1
     assert {record.client for record in result.trace or [] if record.kind == "switch"} == {0, 1, 2}
+    assert looks >= {(True, True), (False, False)}
+    assert (True, False) not in looks  # nobody overlooks a higher lineage
     assert_identical(run(setting, world, trace=True, replay=result.trace), result)
 
 

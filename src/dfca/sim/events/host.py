@@ -202,11 +202,11 @@ class PeerHost:
 
     def _send(self, i: int, messages: Sequence[tuple[int, Any]]) -> None:
         """Hand messages over; those in a row that are the same object go as one, to several neighbours."""
-        begin = 0
-        while begin < len(messages):
+        begin, total = 0, len(messages)
+        while begin < total:
             message = messages[begin][1]
             end = begin + 1
-            while end < len(messages) and messages[end][1] is message:
+            while end < total and messages[end][1] is message:
                 end += 1
             if self.liars is not None and type(message) in _LIED_ABOUT and i in self.liars:
                 message = self._told(i, message)
