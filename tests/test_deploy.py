@@ -168,7 +168,7 @@ def test_two_devices_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def wait_for_round(folder: Path, least: int) -> dict:
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + 300
     while (found := read_status(folder))["round"] < least:
         assert time.monotonic() < limit, found
         time.sleep(0.1)

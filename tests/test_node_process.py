@@ -39,7 +39,7 @@ def start(path: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_round(path: Path, process: subprocess.Popen[str], least: int, seconds: float = 90) -> dict[str, Any]:
+def wait_for_round(path: Path, process: subprocess.Popen[str], least: int, seconds: float = 300) -> dict[str, Any]:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         assert process.poll() is None, process.communicate()[1]

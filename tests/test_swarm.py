@@ -54,7 +54,7 @@ def experiment(**values: Any) -> Experiment:
 def test_a_swarm_in_memory_finds_the_clusters_and_leaves_a_run_folder(tmp_path: Path) -> None:
     out = tmp_path / "swarm"
     shown: list[int] = []
-    options = SwarmOptions(8, "memory", limit_s=60)
+    options = SwarmOptions(8, "memory", limit_s=300)
     summary = run_swarm(experiment(), out, options, show=lambda progress: shown.append(len(progress.nodes)))
     (row,) = summary["runs"]
     assert (row["finished"], row["lineages"], row["nodes"], row["kills"]) == (True, 1, "memory", 0)
@@ -70,7 +70,7 @@ def test_a_swarm_in_memory_finds_the_clusters_and_leaves_a_run_folder(tmp_path: 
 def test_killed_nodes_and_cut_links_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "swarm"
     faults = FaultOptions(kill_every_s=0.3, cut_every_s=0.5)
-    (row,) = run_swarm(experiment(rounds=60), out, SwarmOptions(8, "memory", faults, limit_s=60))["runs"]
+    (row,) = run_swarm(experiment(rounds=60), out, SwarmOptions(8, "memory", faults, limit_s=300))["runs"]
     assert row["finished"]
     assert row["kills"] > 0
     assert row["lineages"] == 1
