@@ -61,8 +61,8 @@ def test_an_idle_node_is_within_60_megabytes_of_torch(tmp_path: Path) -> None:
     """Of two linked nodes, after the warm-up and all rounds of a first life, and after a restart.
 
     `pytest tests/test_node_memory.py -m slow -s`: 62 and 54 MB, of which 20 MB are private and the others code of
-    libraries, which the system takes back where memory is short. Training touches some 60 functions of torch, each in
-    three or four places of 64 kB, which is what the system maps at a time.
+    libraries, which the system takes back where memory is short: a warm-up touches some 100 places of torch's code
+    (perf record -e page-faults), and Linux maps 64 kB around each.
     """
     folders = make_swarm(tmp_path, (0, 0), free_port(2), agreed={"rounds": 20, "starts_with": 2})
     alone = torch_alone()
