@@ -283,7 +283,7 @@ def test_other_bytes_than_announced_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     def spoil(device: Device) -> None:
-        def encode(model: torch.Tensor, encoding: str) -> tuple[bytes, bytes]:
+        async def encode(model: torch.Tensor, encoding: str) -> tuple[bytes, bytes]:
             import hashlib
 
             from dfca.node.wire import payload

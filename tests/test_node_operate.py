@@ -78,7 +78,7 @@ def _poke(port: int, data: bytes) -> None:
 
 
 def test_a_stopped_node_has_left_its_status(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="does not run and has left no status"):
+    with pytest.raises(ConfigError, match=r"there is no node in .* \(node.toml is missing\)"):
         read_status(tmp_path)
     save_status(tmp_path, {"round": 7, "running": True})
     assert read_status(tmp_path) == {"round": 7, "running": False}

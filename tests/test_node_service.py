@@ -321,6 +321,9 @@ def test_a_device_that_no_model_fits_is_told_so(tmp_path: Path) -> None:
     assert describe_misfit([2.0] * 4 + [0.3] * 6, facts, members=3) is None  # it has learned something
     assert describe_misfit([2.0] * 9, facts, members=3) is None  # too early to say
     assert describe_misfit([2.0] * 10, facts, members=1) is None  # nobody else
+    assert describe_misfit([0.5] * 10, facts, members=3) is None
+    assert describe_misfit([0.5] * 10, facts, members=3, known=True) is not None  # not yet solved
+    assert describe_misfit([0.4] * 10, facts, members=3, known=True) is None
 
 
 def test_a_lone_device_among_others_is_told_so_and_they_are_not(tmp_path: Path) -> None:

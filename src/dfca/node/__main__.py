@@ -20,7 +20,9 @@ def become_node(options: dict[str, object]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # -P: nothing in the working directory takes the place of a library; `main` adds it for the user's own modules.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "dfca.node", json.dumps(options)])
+    # no_debug_ranges: 1 MB of columns that only tracebacks would show.
+    flags = ["-P", "-X", "no_debug_ranges"]
+    os.execv(sys.executable, [sys.executable, *flags, "-m", "dfca.node", json.dumps(options)])
 
 
 def main() -> None:

@@ -257,8 +257,7 @@ class Service:
             self._watch("roster", self._save_roster)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
-            members = len(self.folder.roster.members())
-            self._report("fit", describe_misfit(tuple(self.work.recent_losses), self.folder.facts, members))
+            self._check_fit()
             now = time.monotonic()
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
@@ -287,6 +286,15 @@ class Service:
             self._report(what, str(error))
         else:
             self._report(what, None)
+
+    def _check_fit(self) -> None:
+        """Look whether the swarm's models fit; a loss that has only changed is not logged again."""
+        known, members = "fit" in self._problems, len(self.folder.roster.members())
+        problem = describe_misfit(tuple(self.work.recent_losses), self.folder.facts, members, known)
+        if known and problem is not None:
+            self._problems["fit"] = problem
+        else:
+            self._report("fit", problem)
 
     def _report(self, what: str, problem: str | None) -> None:
         """Log a problem when it comes, and when it goes."""

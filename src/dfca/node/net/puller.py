@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,6 +39,20 @@ ENCODINGS = {
     pb.ENCODING_BF16: "bf16",
     pb.ENCODING_INT8: "int8",
 }
+
+
+def _nothing() -> Future[None]:
+    """Return what has been written before the first chunk comes."""
+    found: Future[None] = Future()
+    found.set_result(None)
+    return found
+
+
+async def _ended(writing: Future[None]) -> None:
+    """Wait for a thread, however it ends; one that has ended costs the event loop nothing."""
+    if not writing.done():
+        with suppress(Exception):
+            await asyncio.shield(asyncio.wrap_future(writing))
 
 
 class _Stalled(Exception):
@@ -152,7 +166,8 @@ class Puller:
         """Stop everything."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would not let it keep the chunk that a thread is writing
+                task.cancel()
         await asyncio.gather(*tasks, *self._dropping, return_exceptions=True)
         for source in self._sources.values():
             await source.drop()
@@ -246,7 +261,7 @@ class Puller:
         channel = source.channel(lambda: self._make_channel(pull.member, source.attempts))
         request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
         call = channel.unary_stream(READ)(request, metadata=metadata)
-        expected, writing = partial.offset, None
+        expected, writing = partial.offset, _nothing()
         progress, since = 0, self._local.now()
         try:
             while expected < pull.size:
@@ -262,17 +277,15 @@ class Puller:
                     progress, since = 0, self._local.now()
                 self.bytes_in[pull.member] += len(data)
                 pull.link.detector.hear(self._local.now())
-                if writing is not None:
-                    await writing
-                writing = asyncio.ensure_future(self._in_thread(partial.write, data))
-                pull.got = expected
+                await _ended(writing)
+                writing.result()
+                pull.got = partial.offset
+                writing = self._executor.submit(partial.write, data)
         finally:
             self._due.pop(pull, None)
             call.cancel()
-            if writing is not None:
-                await asyncio.wait([writing])
-        if writing is not None:
-            writing.result()
+            await _ended(writing)
+        writing.result()
 
     async def _next(self, call: Any, pull: Pull, source: _Source) -> bytes:
         try:

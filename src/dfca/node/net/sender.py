@@ -111,15 +111,17 @@ class Sender:
         if found is not None and found[0] is model and found[1] == model._version:
             return found[2]
         self.packed += 1
-        loop = asyncio.get_running_loop()
-        future = asyncio.ensure_future(loop.run_in_executor(self._executor, self._encode, model, encoding))
+        future = asyncio.ensure_future(self._encode(model, encoding))
         self._packing[key] = (model, model._version, future)  # which keeps the id from being used again
         future.add_done_callback(lambda _: self._packing.pop(key, None))
         return future
 
-    def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
-        data = payload.pack(model, encoding, self._swarm.compress, self._swarm.tail)
-        return bytes.fromhex(payload.name(data)), data
+    async def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
+        """Name and copy a model at the same time: neither needs the interpreter."""
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        pieces = await in_thread(payload.pieces, model, encoding, self._swarm.compress, self._swarm.tail)
+        name, data = await asyncio.gather(in_thread(payload.name, pieces), in_thread(b"".join, pieces))
+        return bytes.fromhex(name), data
 
     def _announce_packed(self, link: Link, offer: Offer, packed: asyncio.Future[tuple[bytes, bytes]]) -> None:
         if packed.cancelled():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dfca.node.operate.logs import Log
+from dfca.node.operate.status import counted
 from dfca.peer.work import Note
 
 REMEMBERED = 200
@@ -40,8 +41,14 @@ class Books:
         elif note.kind == "fold":
             self.ages.append(note.number)
         elif note.kind in _LOGGED:
+            number = int(note.number)
             text = _LOGGED[note.kind].format(
-                other=self.name(note.other), cluster=note.cluster, round=note.round, number=f"{note.number:g}"
+                other=self.name(note.other),
+                cluster=note.cluster,
+                round=note.round,
+                are="is" if number == 1 else "are",
+                clusters=counted(number, "cluster"),
+                models=counted(number, "model"),
             )
             (self.log.debug if note.kind in ("timeout", "warmed") else self.log.info)(text, event=note.kind)
 
@@ -65,10 +72,10 @@ class Books:
 _LOGGED = {
     "warm": "trains a model of its own, to vote with",
     "warmed": "the warm-up ended",
-    "elect": "an election ended: there are {number} clusters",
-    "survey": "a survey ended: {number} clusters are left",
-    "join": "took over the {number} models of {other}",
-    "switch": "took over the {number} models of {other}, whose election counts more",
+    "elect": "an election ended: there {are} {clusters}",
+    "survey": "a survey ended: {clusters} {are} left",
+    "join": "took over the {models} of {other}",
+    "switch": "took over the {models} of {other}, whose election counts more",
     "adopt": "took cluster {cluster} from {other}",
     "afresh": "nobody is there: begins with models of its own",
     "jump": "goes on with round {round} of its neighbours",

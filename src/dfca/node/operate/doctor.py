@@ -20,6 +20,7 @@ from dfca.errors import DfcaError
 from dfca.files import NO_ROOM
 from dfca.node.folder import ROSTER, NodeFolder, load_facts
 from dfca.node.operate.control import NotRunning, call
+from dfca.node.operate.status import counted
 from dfca.node.task.config import Config
 from dfca.node.task.facts import Facts
 from dfca.node.trust.identity import Identity
@@ -196,7 +197,7 @@ def _check_saved(path: Path, facts: Facts) -> Iterator[Check]:
         text = f"the saved models have {saved.bank.shape[1]} floats, the swarm's {facts.model.size}"
         yield Check("models", "failure", text, "restore the folder state/ of this device, or remove it: it joins anew")
     else:
-        yield Check("models", "ok", f"{len(saved.bank)} models of round {saved.round}")
+        yield Check("models", "ok", f"{counted(len(saved.bank), 'model')} of round {saved.round}")
 
 
 def _ask_status(path: Path) -> dict[str, Any] | None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dfca.node.task.facts import Facts
 
 FILE = "status.json"
-MISFIT = 0.9
-"""Of the loss of guessing: a model with more has learned nothing about the data."""
+MISFIT, FIT = 0.9, 0.6
+"""Of the loss of guessing: a model with more has learned nothing about the data; one with less fits again."""
 RECENT = 10
 """So many losses are needed to say so."""
 MOST_BYTES = 16 * 2**20
@@ -68,15 +68,17 @@ def _score(score: Any) -> dict[str, Any]:
     return found if score.rmse is None else {**found, "rmse": _finite(score.rmse)}
 
 
-def describe_misfit(losses: Sequence[float], facts: Facts, members: int) -> str | None:
+def describe_misfit(losses: Sequence[float], facts: Facts, members: int, known: bool = False) -> str | None:
     """Say that no model of the swarm fits this device's data, by its losses before the last trainings; or None.
+
+    known: it has been said; then a little less loss than that of guessing is not enough to take it back.
 
     Guessing has the loss ln(classes), of scaled numbers 1. A model that is no better in most of the last rounds was
     trained by others, on data that contradicts this device's: what it learns in a round is averaged away again. Most,
     not all: in a round before which nothing has come from others, its own last training still counts.
     """
     guess = math.log(len(facts.classes)) if facts.classes else 1.0
-    if members < 2 or len(losses) < RECENT or median(losses) < MISFIT * guess:
+    if members < 2 or len(losses) < RECENT or median(losses) < (FIT if known else MISFIT) * guess:
         return None
     found = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
     if facts.clusters is None and facts.algorithm.startswith("dfca"):
@@ -118,7 +120,7 @@ def save_status(folder: Path, status: Mapping[str, Any]) -> None:
 def read_status(folder: Path) -> dict[str, Any]:
     """Ask the node that runs in a folder for its status; where none runs, return the last one it left.
 
-    Raises RunError where there is none.
+    Raises RunError where there is none, ConfigError where there is no node.
     """
     try:
         return call(folder, "status", timeout_s=10.0)
@@ -126,6 +128,9 @@ def read_status(folder: Path) -> dict[str, Any]:
         try:
             last: dict[str, Any] = json.loads(read_small(folder / FILE, MOST_BYTES))
         except (OSError, ValueError):
+            from dfca.node.task.config import Config
+
+            Config.load(folder)
             raise RunError(
                 f"the node in {folder} does not run and has left no status; start it: dfca node run {folder}"
             ) from None
@@ -151,11 +156,22 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     return Group(facts, Text(""), links) if status.get("neighbours") else Group(facts)
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "cluster"), counted(2, "cluster")
+    ('1 cluster', '2 clusters')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     get = status.get
     running = "runs" if get("running") else f"does not run; this is its state of {get('time')}"
     rows = [("node", f"{get('name')} ({str(get('id', ''))[:7]}), {running}")]
-    rows.append(("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {get('members')} members"))
+    rows.append(
+        ("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {counted(get('members') or 0, 'member')}")
+    )
     rounds = "" if (get("rounds") or 0) >= 2**50 else f" of {get('rounds')}"
     took = "" if get("round_s") is None else f", {get('round_s'):.2g} s each"
     waits = "" if get("state") == "training" or not get("waits") else f"; {get('waits')}"

@@ -80,12 +80,15 @@ class _Tensor(NamedTuple):
 # Sending.
 
 
-def name(data: _Buffer | Path) -> str:
-    """Name a payload, in memory or in a file: SHA-256 in hex."""
+def name(data: _Buffer | Path | list[_Buffer]) -> str:
+    """Name a payload, in memory, in a file or in pieces: SHA-256 in hex."""
     if isinstance(data, Path):
         with data.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    return hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256()
+    for piece in data if isinstance(data, list) else [data]:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def most_bytes(expect: Expect) -> int:
@@ -102,6 +105,11 @@ def pack(model: Tensor, encoding: str = "float32", compress: bool | None = None,
     compress: None for what pays with this encoding; int8 never is. tail: with int8, how many of the last numbers of a
     model stay exact (P - `FlatModel.trained`). Raises Refused for what is not finite, also after rounding.
     """
+    return b"".join(pieces(model, encoding, compress, tail))
+
+
+def pieces(model: Tensor, encoding: str = "float32", compress: bool | None = None, tail: int = 0) -> list[_Buffer]:
+    """Return what `pack` joins. Pieces may be views of the model: they can be named while they are copied."""
     if model.dim() not in (1, 2) or not model.is_floating_point() or not model.numel():
         raise Refused("shape", f"a model is (P,) or (m, P) of floats, got {tuple(model.shape)} of {model.dtype}")
     if encoding not in ENCODINGS:
@@ -115,7 +123,8 @@ def pack(model: Tensor, encoding: str = "float32", compress: bool | None = None,
     _check_norms(floats, None)
     compress = encoding in COMPRESSED_BY_DEFAULT if compress is None else compress
     plain = {"model": (_NAMES[encoding], tuple(floats.shape), _bytes_of(floats))}
-    return (_smaller(floats, encoding) if compress else None) or _file(plain, {"encoding": encoding})
+    smaller = _smaller(floats, encoding) if compress else None
+    return _file(plain, {"encoding": encoding}) if smaller is None else [smaller]
 
 
 def _smaller(floats: Tensor, encoding: str) -> bytes | None:
@@ -127,14 +136,14 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
     planes = np.empty((width, len(values)), np.uint8)
     for place in range(width):
         planes[place] = values[:, place]
-    file = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, {"encoding": encoding})
-    start = len(file) - planes.size
-    stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=len(file))
-    found = [stream.compress(file[:start]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    start, _ = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, {"encoding": encoding})
+    size = len(start) + planes.size
+    stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=size)
+    found = [stream.compress(start), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
     for plane in planes:  # its own blocks: exponents and digits have nothing in common
         found += [stream.compress(plane.data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
     whole = b"".join([*found, stream.flush()])
-    return whole if len(whole) <= WORTH * len(file) else None
+    return whole if len(whole) <= WORTH * size else None
 
 
 def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
@@ -165,8 +174,8 @@ def _bytes_of(tensor: Tensor) -> np.ndarray:
     return found
 
 
-def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], facts: dict[str, str]) -> bytes:
-    """Write a safetensors file, its data aligned to 64 bytes."""
+def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], facts: dict[str, str]) -> list[_Buffer]:
+    """Write a safetensors file, its data aligned to 64 bytes: what stands before the data, and the data."""
     header: dict[str, Any] = {"__metadata__": {"form": FORM, **facts}}
     at = 0
     for key, (dtype, shape, data) in tensors.items():
@@ -174,7 +183,7 @@ def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], facts: di
         at += len(data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(data.data for _, _, data in tensors.values())])
+    return [len(text).to_bytes(8, "little") + text, *(data.data for _, _, data in tensors.values())]
 
 
 # Receiving.
