@@ -13,7 +13,7 @@ from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting
-from dfca.peer.work import Draw, Train, WarmUp
+from dfca.peer.work import READS_BANK, Draw, WarmUp
 
 MOST_AHEAD = 1000
 """A peer joins no round that is further ahead of all that the other neighbours claim."""
@@ -120,7 +120,7 @@ class Joining(Voting):
         if pursuit is None or not pursuit.complete:
             return
         if self.bank is not None and extends(pursuit.lineage, self.lineage):
-            if not isinstance(self.job, Train):
+            if not isinstance(self.job, READS_BANK):
                 self._extend(pursuit)
             return
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
+from dfca.core.personal import GRID, SWEEPS
 from dfca.core.relay import Offer
 from dfca.peer.lineage import MOST_SLOTS, Lineage, is_lineage
 
@@ -24,6 +25,8 @@ MOST_ATTEMPT = 2**32
 MOST_TURNS = 2**14
 MOST_PEERS = 2**20
 """No swarm has more."""
+MOST_LOSS = 1e30
+"""A curve with a larger loss is nobody's: sums of these stay finite."""
 
 # Types of fields, with what is checked where they come from somebody else.
 
@@ -239,6 +242,25 @@ class Alarm(NamedTuple):
     lineage: Lineage = ()
 
 
+# The personal last step.
+
+
+class Curves(NamedTuple):
+    """The sender's curve (`core.personal`), measured before round `due`, and what became of it by averaging.
+
+    cluster: what it deploys, -1 where it has no curve; degree: how many neighbours are alike, -1 before it knows;
+    values: rows of the grid's length, the first of them after `first` sweeps. A server sends the mean of a cluster as
+    the last.
+    """
+
+    due: Natural
+    cluster: int
+    degree: int
+    first: Natural
+    values: tuple[float, ...]
+    lineage: Lineage = ()
+
+
 # A server and its clients.
 
 
@@ -257,7 +279,8 @@ class Report(NamedTuple):
 
 
 ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision)
-KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Served, Report, *ELECTION)
+SERVED = (Served, Report)
+KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Curves, *SERVED, *ELECTION)
 """All messages; the other records are parts of them."""
 LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)
 """Messages that carry models."""
@@ -335,6 +358,13 @@ _RULES: dict[type, Check] = {
         -1 <= m.slot < MOST_SLOTS and m.accepted == (m.slot >= 0) and not (m.accepted and m.candidate is None)
     ),
     Call: lambda m: m.clusters <= MOST_SLOTS and m.lost == tuple(sorted({j for j in m.lost if 0 <= j < m.clusters})),
+    Curves: lambda m: (
+        -1 <= m.cluster < MOST_SLOTS
+        and -1 <= m.degree <= MOST_PEERS
+        and len(m.values) % len(GRID) == 0
+        and m.first + len(m.values) // len(GRID) <= SWEEPS + 1
+        and all(abs(value) <= MOST_LOSS for value in m.values)
+    ),
     Tally: lambda m: min(m[:3]) >= 0 and all(len(each) == len(m.totals) for each in m[3:]),
 }
 """What must hold besides."""

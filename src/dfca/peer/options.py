@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 
 from dfca.core.client import Rules
 from dfca.core.election import ElectionOptions
+from dfca.core.options import PersonalSteps
+from dfca.core.personal import release_round
 from dfca.peer.staleness import Staleness
+
+ENDLESS = 2**50
+"""So many rounds never end."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,8 @@ class PeerOptions:
     timeout_s: how long `batch` waits for its neighbours, None: for ever. quorum: the share of the peers of a wave that
     must have warmed up before an election opens. join_s: how long a peer without models waits for a neighbour that has
     some, and at most for the neighbours' first word. hang_s: how long it waits for an answer before it has learned how
-    long answers take (`deadline`): then an election is begun again, or a request is given up.
+    long answers take (`deadline`): then an election is begun again, or a request is given up. personal: the steps of
+    the personal last step.
     """
 
     rules: Rules
@@ -42,6 +49,13 @@ class PeerOptions:
     quorum: float = 0.8
     join_s: float = 10.0
     hang_s: float = 60.0
+    personal: PersonalSteps = 0
+
+    @cached_property
+    def release(self) -> int | None:
+        """The round before which the personal steps are picked, where they are: a last quarter there is only of rounds
+        that end."""
+        return release_round(self.personal, self.rounds) if self.rounds < ENDLESS else None
 
     @property
     def id(self) -> int:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import ClientState, is_finite, participates
+from dfca.peer.curves import CurvePool
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage
-from dfca.peer.machine import Machine
 from dfca.peer.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.options import PeerOptions
+from dfca.peer.personal import Personal
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
-from dfca.peer.work import Rest, Score, Train, Warm, WarmUp
+from dfca.peer.work import Curve, LastStep, Rest, Score, Train, Warm, WarmUp
 
 VERSION = 1
 """Of what `save` returns."""
@@ -84,9 +85,10 @@ class Saved:
     detector: DriftDetector = field(default_factory=DriftDetector)
     voted: bool = True
     own: Tensor | None = None
+    curves: CurvePool = field(default_factory=CurvePool)
 
 
-class PeerState(Machine):
+class PeerState(Personal):
     """What all parts of a peer share.
 
     neighbours: those of the graph now, whether they are there or not; the options hold those that it began with.
@@ -110,7 +112,7 @@ class PeerState(Machine):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Score | None = None
+        self.job: Train | Rest | WarmUp | Score | Curve | LastStep | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -157,6 +159,7 @@ class PeerState(Machine):
             detector=self.detector.copy(),
             voted=self.voted,
             own=self.own,
+            curves=self.curves.copy(),
             **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
 
@@ -268,11 +271,11 @@ class PeerState(Machine):
         parts = {name: getattr(saved, name) for name in FRESHNESS}
         if all(len(part) == len(bank) for part in parts.values()):
             self.copies = replace(self.copies, assignment=saved.assignment, **parts)
-        self.detector, self.voted = saved.detector.copy(), saved.voted
+        self.detector, self.voted, self.curves = saved.detector.copy(), saved.voted, saved.curves.copy()
         self.detector.grow(len(bank))
         self.adopted = saved.round
 
-    NO_STATE = Machine.NO_STATE | {"_form", "awaited", "highest"}
+    NO_STATE = Personal.NO_STATE | {"_form", "awaited", "highest"}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; what parts of it share is shared again."""

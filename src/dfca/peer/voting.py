@@ -13,7 +13,7 @@ from dfca.peer.messages import Alarm, Call, Probe, Refuse
 from dfca.peer.relay import Relay
 from dfca.peer.revival import FRESH
 from dfca.peer.state import State, Step
-from dfca.peer.work import Losses, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.work import READS_BANK, Losses, Rest, Score, Warm, WarmUp
 
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
@@ -181,7 +181,7 @@ class Voting(Relay):
             else:
                 self._warm_up(None)
             self._drain_election()
-        if election.outcome is not None and not isinstance(self.job, Train | Rest):
+        if election.outcome is not None and not isinstance(self.job, (*READS_BANK, Rest)):
             self._conclude(election.outcome)
 
     def _conclude(self, outcome: Outcome) -> None:

@@ -1,7 +1,7 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
 A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
-`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`) at a time: `peer.job`.
+`Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
 may run beside it.
 
@@ -63,6 +63,30 @@ class Score:
     held_out: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Measure the losses on held-out samples by the number of personal steps (`core.personal`) from the model that the
+    peer would deploy. The bank does not change until the job has ended. The result is `OwnCurve`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LastStep:
+    """Take personal steps from the model that the peer deploys: from a copy, on all samples, for its own use.
+
+    What comes of it is the driver's, and is never sent; the result is None.
+    """
+
+    steps: int
+
+
+class OwnCurve(NamedTuple):
+    """A curve: the cluster that the peer would deploy, how many samples are held out, and the losses (G,) on them."""
+
+    cluster: int
+    samples: int
+    losses: Tensor
+
+
 class Trained(NamedTuple):
     """What came of a round: the cluster, whether the model is finite, the model (P,), and the lowest loss (the one of
     the model that was chosen, before training; inf where nobody looked). model None: the driver wrote it to the bank.
@@ -88,7 +112,13 @@ class Warm(NamedTuple):
     losses: Losses
 
 
-Job = Train | Rest | WarmUp | Draw | Score
+Job = Train | Rest | WarmUp | Draw | Score | Curve | LastStep
+
+
+LONG = (Train, Rest, WarmUp, Curve, LastStep)
+"""Jobs that take time, one after the other."""
+READS_BANK = (Train, Curve, LastStep)
+"""Jobs while which the bank does not change."""
 
 
 class Note(NamedTuple):
@@ -123,6 +153,10 @@ NOTES = {
     "switch": "the peer took over the models of another lineage",
     "broadcast": "the server ended a round",
     "download": "a client took the server's models",
+    "measure": "a measurement of the curve of personal steps began",
+    "measured": "it ended",
+    "tune": "the personal last step began; number: its steps",
+    "tuned": "it ended",
     "done": "the last round was done",
 }
 """The kinds of notes."""

@@ -1,0 +1,85 @@
+"""The personal last step of a participant: measures its curve, pools it, picks its steps, takes them (`curves`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dfca.peer.curves import CurvePool
+from dfca.peer.lineage import Lineage, compatible
+from dfca.peer.machine import Machine
+from dfca.peer.messages import Curves
+from dfca.peer.options import PeerOptions
+from dfca.peer.work import Curve, LastStep, OwnCurve
+
+
+class Personal(Machine):
+    """Measures the curve before the round of the release, and takes the last step after the last round.
+
+    curves: those by which the steps are picked; tuned: the last step was asked for in this life.
+    """
+
+    def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
+        super().__init__(options, allocate, incarnation)
+        self.curves = CurvePool()
+        self.tuned = False
+
+    @property
+    def personal_steps(self) -> int:
+        """The steps of the personal last step, as far as is known now."""
+        steps, pool = self.options.personal, self.curves
+        if steps != "auto":
+            return steps
+        return pool.pick() if pool.picked is None else pool.picked
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples are held out of training, until the curve is measured on them."""
+        return self.options.release is not None and not self.curves.measured
+
+    def _personal_job(self) -> Curve | LastStep | None:
+        """Return the job that is due between two rounds, if one is: the curve, or the last step, once in a life."""
+        release, pool = self.options.release, self.curves
+        if release is not None and self.round >= release and not pool.measured:
+            self._note("measure", round=self.round)
+            return Curve()
+        if self.round < self.options.rounds or self.tuned:
+            return None
+        self.tuned, steps = True, self.personal_steps
+        if pool.measured and pool.picked is None:
+            pool.picked, self._out.save = steps, True
+        if not steps:
+            return None
+        self._note("tune", round=self.round, number=steps)
+        return LastStep(steps)
+
+    def _end_measuring(self, curve: OwnCurve, lineage: Lineage) -> None:
+        assert self.options.release is not None
+        self._note("measured", cluster=curve.cluster, round=self.round)
+        self.curves.begin(self.options.release, curve, lineage)
+        self._out.save = True  # from now on it trains on the samples that the curve was measured on
+        self._broadcast(self.curves.everything())
+        self._pool_curves()
+
+    def _on_curves(self, sender: int, message: Curves) -> None:
+        pool = self.curves
+        if message.due != self.options.release:
+            self._refuse("a curve of another round", sender)
+            return
+        if pool.measured and message.cluster >= 0 and not compatible(pool.lineage, message.lineage, message.cluster):
+            self._refuse("a curve of another lineage", sender, message.cluster)
+        pool.take(sender, message)
+        self._pool_curves()
+
+    def _send_curves(self, neighbour: int) -> None:
+        """Send all that there is over a link that has come up."""
+        if self.curves.measured:
+            self._send(neighbour, self.curves.everything())
+
+    def _pool_curves(self) -> None:
+        """Average the curves as far as what has come allows; neighbours without models have none."""
+        if self.curves.measured:
+            waited = [n for n, known in self.links.items() if known.hello is not None and known.hello.clusters]
+            for receivers, message in self.curves.advance(waited, self.links):
+                self._out.messages += [(neighbour, message) for neighbour in receivers]
