@@ -20,7 +20,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.work import Job, WarmUp
+from dfca.peer.work import Curve, Job, Personalise, WarmUp
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of
@@ -58,6 +58,8 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
         worker = Worker(clients[max(0, i)])
 
         def duration(job: Job) -> float:
+            if isinstance(job, Curve | Personalise):
+                return 200.0 if isinstance(job, Curve) else float(job.steps)
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
             return float(steps)
 

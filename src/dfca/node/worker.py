@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Client, ClientState, effective
+from dfca.core.deployment import deploy, measure, steps_of
 from dfca.core.election import Parts, divide
 from dfca.core.local import local_steps, sample_losses
 from dfca.core.params import initial
 from dfca.core.rng import seeded, stream
-from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Curve, Draw, Job, Losses, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm, WarmUp
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Worker:
     """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
 
     memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
-    client with the samples that it does not hold out, and with those that it does, once a job is for them.
+    client with the samples that it does not hold out, and with those that it does, once a job is for them. personal:
+    what came of the last step.
     """
 
     client: Client
@@ -29,6 +31,11 @@ class Worker:
     models: int = 0
     seen: Client | None = None
     unseen: Client | None = None
+    personal: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Leave it to the jobs which samples they are for."""
+        self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -41,6 +48,15 @@ class Worker:
             return self._losses(job, job.models)
         if isinstance(job, Draw):
             return self.client.start().bank
+        if isinstance(job, Curve):
+            assert bank is not None
+            return OwnCurve(*measure(self.client, bank, job.closed))
+        if isinstance(job, Personalise):
+            assert bank is not None
+            samples = self.client.x, self.client.y
+            deployed = deploy(self.client, bank, samples, job.closed)[1]
+            self.personal = steps_of(self.client).take(deployed, samples, job.steps)
+            return None
         assert isinstance(job, Rest)
         return None
 

@@ -8,7 +8,7 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
     WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
     ELECTING   takes part in an election with a vote (`election.py`)
     PAUSED     takes part without one: it forwards, and ends with the same centres
-    TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `LastStep` after the last
+    TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `Personalise` after the last
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
     DONE       all its rounds are done; it goes on serving
 
@@ -30,7 +30,7 @@ from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import names
 from dfca.peer.rounds import Rounds
 from dfca.peer.state import State, Step
-from dfca.peer.work import Curve, Draw, Job, LastStep, Rest, Score, Train, Warm
+from dfca.peer.work import Curve, Draw, Job, Personalise, Rest, Score, Train, Warm
 
 
 class Peer(Rounds):
@@ -174,7 +174,7 @@ class Peer(Rounds):
                 self._end_training(result)
             elif isinstance(job, Rest):
                 self._end_rest()
-            elif isinstance(job, Curve | LastStep):
+            elif isinstance(job, Curve | Personalise):
                 self._end_personal(job, result)
             else:
                 self._note("warmed")

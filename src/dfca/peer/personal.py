@@ -11,7 +11,7 @@ from dfca.peer.lineage import Lineage, compatible
 from dfca.peer.machine import Machine
 from dfca.peer.messages import Curves
 from dfca.peer.options import PeerOptions
-from dfca.peer.work import Curve, LastStep, OwnCurve
+from dfca.peer.work import Curve, OwnCurve, Personalise
 
 
 class Personal(Machine):
@@ -34,16 +34,16 @@ class Personal(Machine):
         return pool.pick() if pool.picked is None else pool.picked
 
     @property
-    def holds_out(self) -> bool:
-        """Whether samples are held out of training, until the curve is measured on them."""
+    def unmeasured(self) -> bool:
+        """Whether the curve is still to be measured, on samples that are held out of training until then."""
         return self.options.release is not None and not self.curves.measured
 
-    def _personal_job(self) -> Curve | LastStep | None:
+    def _personal_job(self) -> Curve | Personalise | None:
         """Return the job that is due between two rounds, if one is: the curve, or the last step, once in a life."""
         release, pool = self.options.release, self.curves
         if release is not None and self.round >= release and not pool.measured:
             self._note("measure", round=self.round)
-            return Curve()
+            return Curve(self.copies.closed)
         if self.round < self.options.rounds or self.tuned:
             return None
         self.tuned, steps = True, self.personal_steps
@@ -52,7 +52,7 @@ class Personal(Machine):
         if not steps:
             return None
         self._note("tune", round=self.round, number=steps)
-        return LastStep(steps)
+        return Personalise(steps, self.copies.closed)
 
     def _end_measuring(self, curve: OwnCurve, lineage: Lineage) -> None:
         assert self.options.release is not None

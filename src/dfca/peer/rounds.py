@@ -12,7 +12,7 @@ from dfca.peer.join import Joining
 from dfca.peer.lineage import Lineage, clusters_of, compatible
 from dfca.peer.messages import Call, Hello, Nothing, Offers, Update
 from dfca.peer.state import State, Step
-from dfca.peer.work import READS_BANK, Curve, LastStep, Rest, Train, Trained
+from dfca.peer.work import READS_BANK, Curve, Personalise, Rest, Train, Trained
 
 REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
@@ -112,7 +112,7 @@ class Rounds(Joining):
         self.state = State.WAITING
         self._wait_for(Step.CLOSE)
 
-    def _end_personal(self, job: Curve | LastStep, result: Any) -> None:
+    def _end_personal(self, job: Curve | Personalise, result: Any) -> None:
         """Go on after a job of the personal last step, with what came meanwhile."""
         if isinstance(job, Curve):
             self._end_measuring(result, self.lineage)

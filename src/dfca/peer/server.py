@@ -27,7 +27,7 @@ from dfca.peer.messages import Curves, Report, Served
 from dfca.peer.options import PeerOptions
 from dfca.peer.personal import Personal
 from dfca.peer.state import State
-from dfca.peer.work import Curve, Draw, Job, LastStep, Train, Trained
+from dfca.peer.work import Curve, Draw, Job, Personalise, Train, Trained
 
 
 class Server(Machine):
@@ -175,7 +175,7 @@ class ServerClient(Personal):
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         super().__init__(options, allocate, incarnation)
         self.state: Enum = State.EMPTY
-        self.job: Train | Curve | LastStep | None = None
+        self.job: Train | Curve | Personalise | None = None
         self.pending: Served | None = None
         self.reported = -1
         self.due = False
@@ -213,13 +213,13 @@ class ServerClient(Personal):
             self.state = State.DONE
             self._note("done", round=self.round)
         elif participates(self.options.seed, self.id, self.round, self.options.participation):
-            self._begin(Train(self.round))
+            self._begin(Train(self.round, self.unmeasured))
             self._note("start", round=self.round)
         else:
             self._note("sit", round=self.round)
             self.copies = self.rules.skip_round(self.copies)
 
-    def _begin(self, job: Train | Curve | LastStep) -> None:
+    def _begin(self, job: Train | Curve | Personalise) -> None:
         self.state, self.job = State.TRAINING, job
         self._out.work.append(job)
 

@@ -23,7 +23,7 @@ from dfca.peer.options import PeerOptions
 from dfca.peer.personal import Personal
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
-from dfca.peer.work import Curve, LastStep, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.work import Curve, Personalise, Rest, Score, Train, Warm, WarmUp
 
 VERSION = 1
 """Of what `save` returns."""
@@ -112,7 +112,7 @@ class PeerState(Personal):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Score | Curve | LastStep | None = None
+        self.job: Train | Rest | WarmUp | Score | Curve | Personalise | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -166,7 +166,7 @@ class PeerState(Personal):
     @property
     def holds_out(self) -> bool:
         """Whether samples are held out of training now: somebody will ask how models do on them."""
-        return False
+        return self.unmeasured
 
     def _silent(self) -> bool:
         """Return whether a neighbour in reach has not said hello yet."""

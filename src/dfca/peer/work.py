@@ -66,17 +66,22 @@ class Score:
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Measure the losses on held-out samples by the number of personal steps (`core.personal`) from the model that the
-    peer would deploy. The bank does not change until the job has ended. The result is `OwnCurve`."""
+    peer would deploy; closed: the clusters that it would not. The bank does not change until the job has ended. The
+    result is `OwnCurve`.
+    """
+
+    closed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class LastStep:
+class Personalise:
     """Take personal steps from the model that the peer deploys: from a copy, on all samples, for its own use.
 
     What comes of it is the driver's, and is never sent; the result is None.
     """
 
     steps: int
+    closed: tuple[int, ...] = ()
 
 
 class OwnCurve(NamedTuple):
@@ -112,12 +117,12 @@ class Warm(NamedTuple):
     losses: Losses
 
 
-Job = Train | Rest | WarmUp | Draw | Score | Curve | LastStep
+Job = Train | Rest | WarmUp | Draw | Score | Curve | Personalise
 
 
-LONG = (Train, Rest, WarmUp, Curve, LastStep)
+LONG = (Train, Rest, WarmUp, Curve, Personalise)
 """Jobs that take time, one after the other."""
-READS_BANK = (Train, Curve, LastStep)
+READS_BANK = (Train, Curve, Personalise)
 """Jobs while which the bank does not change."""
 
 

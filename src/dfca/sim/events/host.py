@@ -273,11 +273,11 @@ class PeerHost:
 
     # The whole.
 
-    def evaluate(self) -> dict[str, Any]:
-        """Score everybody, and add the row to the metrics."""
+    def evaluate(self, final: bool = False) -> dict[str, Any]:
+        """Score everybody, and add the row to the metrics; final: with the personal last steps."""
         self.enter_notes()
-        self.books.note(self.now, "evaluate", SERVER)
-        row = self.pool.evaluate(self.books, self.sizes())
+        self.books.note(self.now, "evaluate", SERVER, number=1 if final else -1)
+        row = self.pool.evaluate(self.books, self.sizes(), self.personal_steps() if final else None)
         self.metrics.append(row)
         return row
 
@@ -292,6 +292,18 @@ class PeerHost:
         for i in range(self.books.clients):
             holder = self.peers[i] or self.saved[i]
             found.append(0 if holder is None or holder.bank is None else len(holder.bank))
+        return found
+
+    def personal_steps(self) -> list[int]:
+        """Return the personal last steps of each client, as far as they know; those that are away included."""
+        fixed = self.pool.setting.last_steps
+        if fixed != "auto":
+            return [fixed] * self.books.clients
+        found = []
+        for i in range(self.books.clients):
+            holder = self.peers[i] or self.saved[i]
+            curves = getattr(holder, "curves", None)
+            found.append(0 if curves is None else curves.pick() if curves.picked is None else curves.picked)
         return found
 
     def models(self) -> int:
@@ -386,6 +398,7 @@ def peer_options(
             election=setting.election,
             revives=algorithm.revives and not pool.dry,
             staleness=staleness,
+            personal=0 if pool.dry else setting.last_steps,
             **changes,
         )
         for i in ids

@@ -18,16 +18,18 @@ from torch import Tensor
 from dfca.core.algorithm import Choice, View
 from dfca.core.election import Parts, divide
 from dfca.core.params import initial
+from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
-from dfca.peer.work import Job, Losses, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Curve, Draw, Job, Losses, OwnCurve, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
+from dfca.sim.personal import LastStep, measure_curves
 from dfca.sim.planned import work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
@@ -45,19 +47,22 @@ class Order(NamedTuple):
 
 
 class ClientPool:
-    """The clients' models and samples. `dry`: nothing is computed, and models have no numbers.
+    """The clients' models and samples. `dry`: nothing is computed, and models have no numbers. rounds: of the run,
+    those of the setting if not given; 0: nobody knows how many.
 
     assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
     last evaluation.
     """
 
-    def __init__(self, setting: Setting, dry: bool) -> None:
+    def __init__(self, setting: Setting, dry: bool, rounds: int | None = None) -> None:
         self.setting, self.seed, self.dry, algorithm = setting, setting.seed, dry, setting.algorithm
         self.start = Start(setting)
         self.flat, self.engine, self.shared = self.start.flat, self.start.engine, self.start.shared
         self.liars = self.start.liars
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
+        self.rounds = setting.rounds if rounds is None else rounds
+        self.last_step = LastStep(self.start, self.rounds)
         self._divided: dict[tuple[int | None, bool], _Divided] = {}
         self._steps: dict[int, int] = {}
         self.drifted, self.changed = False, 0
@@ -130,7 +135,9 @@ class ClientPool:
             return self._warm_up(orders)
         if kind is Score:
             return self._score(orders)
-        return [None if kind is Rest else self._draw(order.client) for order in orders]
+        if kind is Curve:
+            return self._measure(orders)
+        return [None if kind is not Draw else self._draw(order.client) for order in orders]
 
     def _draw(self, client: int) -> Tensor:
         """Draw the models that a client begins with: (m, P)."""
@@ -256,6 +263,35 @@ class ClientPool:
                 found[client, stage, held_out] = Warm(each[0], Losses(each[1], each[2]))
         return [found[order.client, *_samples_of(order)] for order in orders]
 
+    def _measure(self, orders: Sequence[Order]) -> list[OwnCurve]:
+        """Measure the curves of clients, in one call for those that hold as many models, or the same of a server."""
+        groups: dict[tuple[Any, ...], list[Order]] = {}
+        found: dict[int, OwnCurve] = {}
+        for order in orders:
+            assert isinstance(order.job, Curve)
+            assert order.bank is not None
+            where = order.bank.data_ptr() if self.shared else 0
+            groups.setdefault((len(order.bank), where, order.job.closed), []).append(order)
+        for (models, _, closed), some in groups.items():
+            many = max(1, 16 * PIECE_BYTES // (models * self.size * self.banks.element_size()))
+            for begin in range(0, len(some), many):
+                found |= self._measure_group(some[begin : begin + many], closed)
+        return [found[order.client] for order in orders]
+
+    def _measure_group(self, orders: Sequence[Order], closed: tuple[int, ...]) -> dict[int, OwnCurve]:
+        clients, banks = [order.client for order in orders], [order.bank for order in orders if order.bank is not None]
+        train, held = (data.subset(clients) for data in self.start.divided)
+        stacked = banks[0][:, None] if self.shared else torch.stack(banks, dim=1)
+        losses = self.engine.losses(stacked, train, closed=closed)
+        losses[:, list(closed)] = math.inf
+        _, picks, deployed = self._evaluator.deploy(stacked, losses, train, clients)
+        curves = torch.full((len(clients), len(GRID)), math.nan, dtype=torch.float64)
+        if holders := [row for row, size in enumerate(held.sizes) if size]:
+            parts, names = (train.subset(holders), held.subset(holders)), [clients[row] for row in holders]
+            curves[holders] = measure_curves(self.engine, deployed(holders), *parts, names).cpu()
+        found = zip(clients, picks.tolist(), held.sizes, curves, strict=True)
+        return {client: OwnCurve(cluster, size, curve) for client, cluster, size, curve in found}
+
     def _score(self, orders: Sequence[Order]) -> list[Losses]:
         """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
         shared: dict[tuple[tuple[int | None, bool], int, int], list[int]] = {}
@@ -317,15 +353,20 @@ class ClientPool:
 
     # Scores.
 
-    def evaluate(self, books: Books, sizes: Sequence[int]) -> dict[str, Any]:
-        """Score everybody: a row of metrics. sizes (N,): how many models each client holds."""
+    def evaluate(self, books: Books, sizes: Sequence[int], steps: Sequence[int] | None = None) -> dict[str, Any]:
+        """Score everybody: a row of metrics. sizes (N,): how many models each client holds; steps (N,): of their
+        personal last steps, which they take now."""
         holding = [client for client, size in enumerate(sizes) if size]
         row: dict[str, Any] = {"time_s": books.time}
         if not self.dry:
             banks = self.fill(sizes)
+            if steps is not None:
+                self.last_step.steps = torch.tensor(steps)
             row |= {
                 "round": books.rounds_done,
-                **self._evaluator.score_holders(banks, torch.tensor(self.assigned), holding),
+                **self._evaluator.score_holders(
+                    banks, torch.tensor(self.assigned), holding, self.last_step, final=steps is not None
+                ),
                 "changed": self.changed,
                 **books.traffic(self.start.sent_size * banks.element_size(), len(banks)),
                 "election": None,
@@ -338,8 +379,11 @@ class ClientPool:
         """Return what the user should know about this run, once; models: the most that a client holds."""
         found = notes_of(self.start, self._evaluator, models, self.diverged)
         name = self.setting.algorithm.name
-        if self.setting.last_steps != 0:
-            found = (*found, f"{name} runs without its personal last step in virtual time, where it is not built yet")
+        if self.setting.last_steps == "auto" and not self.rounds and not self.dry:
+            found = (
+                *found,
+                f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",
+            )
         if self.setting.merging is not None and not self.dry:
             found = (
                 *found,

@@ -29,8 +29,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
-from dfca.peer.work import Job, WarmUp
+from dfca.peer.work import Curve, Job, Personalise, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
@@ -57,11 +58,6 @@ class EventSimulation:
     def __init__(self, setting: Setting, world: World | None = None, options: EventOptions | None = None) -> None:
         self.options = options = options or EventOptions()
         self.setting, self.world, clients = setting, world or World(), setting.clients
-        if setting.personal_steps:
-            raise ConfigError(
-                f"virtual time has no personal last step yet, got personal.steps = {setting.personal_steps!r}; "
-                "set it to 0, or leave [world] out"
-            )
         if setting.quiet_rounds:
             raise ConfigError(
                 f"virtual time has no quiet rounds yet, got mixing.quiet_rounds = {setting.quiet_rounds}; set it to 0"
@@ -72,7 +68,8 @@ class EventSimulation:
                 f"{setting.algorithm.name} chooses its peers by the losses of their models, which no peer in virtual "
                 "time can ask for; run it in rounds, without a world"
             )
-        self.pool = ClientPool(setting, options.dry)
+        rounds = options.rounds or (setting.rounds if options.until_s is None else 0)
+        self.pool = ClientPool(setting, options.dry, rounds)
         self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
         self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
@@ -82,7 +79,7 @@ class EventSimulation:
             setting,
             self.pool,
             near,
-            rounds=options.rounds or (setting.rounds if options.until_s is None else sys.maxsize),
+            rounds=rounds or sys.maxsize,
             timeout_s=options.timeout_s,
             staleness=options.staleness,
             quorum=options.quorum,
@@ -154,7 +151,7 @@ class EventSimulation:
             self.clock.now = self.host.now = min(time, self._due_s)
             self._handle_instant()
             due = self.clock.now >= self._due_s or self.books.finished >= self._due
-            row = self._evaluate() if due and self._is_evaluated() else None
+            row = self._evaluate(self._is_last()) if due and self._is_evaluated() else None
             if self._drifter is not None:
                 self.host.drift(self._drifter)
                 self._drifter = None
@@ -165,7 +162,7 @@ class EventSimulation:
         self.done = True
         self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
-        return None if self._scored_at == self.books.kinds.total() else self._evaluate()
+        return None if self._scored_at == self.books.kinds.total() else self._evaluate(final=True)
 
     def take_trace(self) -> list[Line]:
         """Hand over the trace since the last call, and forget it."""
@@ -338,6 +335,8 @@ class EventSimulation:
         compute, now = self.world.compute, self.clock.now
         if isinstance(job, WarmUp):
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
+        elif isinstance(job, Curve | Personalise):
+            seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:
             round: int = job.round  # type: ignore[union-attr]
             seconds = self._step_s[i] * self._round_steps * compute.noise(self.setting.seed, i, round)
@@ -368,8 +367,12 @@ class EventSimulation:
             self._due += self.setting.evaluate_every * self.setting.clients
         return due
 
-    def _evaluate(self) -> dict[str, Any]:
-        row = self.host.evaluate()
+    def _is_last(self) -> bool:
+        """Return whether nothing is left to be done."""
+        return not (self.clock.live or self.host.due or self.host.short) and self._all_done()
+
+    def _evaluate(self, final: bool) -> dict[str, Any]:
+        row = self.host.evaluate(final)
         self._scored_at = self.books.kinds.total()
         return row
 

@@ -21,7 +21,7 @@ from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.state import Saved
-from dfca.peer.work import Job, Rest, Train, WarmUp
+from dfca.peer.work import LONG, Job, Rest, Train, WarmUp
 from dfca.sim.events.host import make_machine
 from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER
@@ -211,8 +211,7 @@ class FaultRun:
             peer, (life, job) = self.peers.get(i), detail
             if peer is None or life != self.lives[i]:
                 return
-            long = isinstance(job, Train | Rest | WarmUp)
-            if long and getattr(peer, "job", None) is not job:
+            if isinstance(job, LONG) and getattr(peer, "job", None) is not job:
                 return
             self._call(i, "finished", job, self.work[i].run(job, peer.bank))
         elif kind == "link":

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dfca.core.client import ClientState, Message, Rules, is_finite
 from dfca.core.election import divide
+from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.peer import Peer
-from dfca.peer.work import Draw, Job, Losses, Rest, Score, Train, Trained, Warm
+from dfca.peer.work import Curve, Draw, Job, Losses, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm
 
 SIZE = 3
 """Floats of a model."""
@@ -80,22 +81,31 @@ class TinyWork:
         """Do a job."""
         if isinstance(job, Train):
             assert bank is not None
-            losses = (bank - self.mean).square().sum(dim=1).tolist()
-            cluster = losses.index(min(losses))
-            model = torch.lerp(bank[cluster], self.mean, 0.5)
-            return Trained(cluster, True, model, losses[cluster] + self.variance)
+            cluster = self._nearest(bank)
+            loss = float((bank[cluster] - self.mean).square().sum())
+            return Trained(cluster, True, torch.lerp(bank[cluster], self.mean, 0.5), loss + self.variance)
         if isinstance(job, Rest):
             return None
         if isinstance(job, Draw):
             who = () if self.start == "shared" else (self.peer,)
             drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
             return torch.stack(drawn).double()
+        if isinstance(job, Curve):
+            assert bank is not None
+            cluster = self._nearest(bank)
+            moved = bank[cluster] + (self.mean - bank[cluster]) * (1 - 0.9 ** torch.tensor(GRID).double())[:, None]
+            return OwnCurve(cluster, len(self.x) // 5, _losses(moved, self.x[::5]).mean(dim=1))
+        if isinstance(job, Personalise):
+            return None
         stage = () if job.stage is None else (job.stage,)
         parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
         if isinstance(job, Score):
             return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
         own = self.x[parts.warm].mean(dim=0)
         return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
+
+    def _nearest(self, bank: Tensor) -> int:
+        return int((bank - self.mean).square().sum(dim=1).argmin())
 
 
 def _losses(models: Tensor, x: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Simulation:
         self.setting = setting
         release = release_round(setting.last_steps, setting.rounds)
         self.start = Start(setting, shards, hold_out=release is not None or setting.merging is not None)
-        self.last_step = LastStep(self.start)
+        self.last_step = LastStep(self.start, setting.rounds)
         self.shards, self.members, self.shared = self.start.shards, self.start.members, self.start.shared
         self.flat, self.engine = self.start.flat, self.start.engine
         self.seconds = dict.fromkeys(PHASES, 0.0)
