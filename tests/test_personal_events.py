@@ -1,4 +1,4 @@
-"""The personal last step among peers: by rounds, in virtual time and on nodes in memory the same is picked and scored."""
+"""The personal last step among peers: virtual time and nodes in memory pick and score what rounds do."""
 
 from __future__ import annotations
 

@@ -176,7 +176,8 @@ def _pick_personal_steps(
     setting: Setting, clients: Sequence[Client], states: Sequence[ClientState]
 ) -> list[ClientState]:
     """Let every client pick the steps of its personal last step by its curve and those of its neighbours."""
-    found = [measure(client, state.bank, state.closed) for client, state in zip(clients, states, strict=True)]
+    pairs = zip(clients, states, strict=True)
+    found = [measure(client, state.bank, *client.divided(), state.closed) for client, state in pairs]
     graphs = {"server": nx.complete_graph(len(clients)), "none": nx.empty_graph(len(clients))}
     graph = graphs.get(setting.algorithm.exchange, setting.graph)
     sound = [i for i, (_, _, curve) in enumerate(found) if bool(curve.isfinite().all())]

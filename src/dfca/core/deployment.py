@@ -31,10 +31,11 @@ def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = 
     return cluster, vector
 
 
-def measure(client: Client, bank: Tensor, closed: Sequence[int] = ()) -> tuple[int, int, Tensor]:
+def measure(
+    client: Client, bank: Tensor, train: Pair, held: Pair, closed: Sequence[int] = ()
+) -> tuple[int, int, Tensor]:
     """Measure the curve of personal steps: the cluster, how many samples are held out, and the losses (G,), NaN where
     none are."""
-    train, held = client.divided()
     cluster, vector = deploy(client, bank, train, closed)
     if not len(held[1]):
         return cluster, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64)

@@ -13,8 +13,12 @@ from dfca.core.deployment import deploy, measure, steps_of
 from dfca.core.election import Parts, divide
 from dfca.core.local import local_steps, sample_losses
 from dfca.core.params import initial
+from dfca.core.personal import Pair
 from dfca.core.rng import seeded, stream
 from dfca.peer.work import Curve, Draw, Job, Losses, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm, WarmUp
+
+MOST_PERSONAL_SAMPLES = 4096
+"""Personal steps are full-batch steps: on a device with more samples they are taken on so many of them."""
 
 
 @dataclass
@@ -23,7 +27,7 @@ class Worker:
 
     memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
     client with the samples that it does not hold out, and with those that it does, once a job is for them. personal:
-    what came of the last step.
+    what came of the last step; held: samples on which it is picked, where they are none of the client's.
     """
 
     client: Client
@@ -32,6 +36,7 @@ class Worker:
     seen: Client | None = None
     unseen: Client | None = None
     personal: Tensor | None = None
+    held: Pair | None = None
 
     def __post_init__(self) -> None:
         """Leave it to the jobs which samples they are for."""
@@ -50,10 +55,11 @@ class Worker:
             return self.client.start().bank
         if isinstance(job, Curve):
             assert bank is not None
-            return OwnCurve(*measure(self.client, bank, job.closed))
+            train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
+            return OwnCurve(*measure(self.client, bank, few(train, self.client), held, job.closed))
         if isinstance(job, Personalise):
             assert bank is not None
-            samples = self.client.x, self.client.y
+            samples = few((self.client.x, self.client.y), self.client)
             deployed = deploy(self.client, bank, samples, job.closed)[1]
             self.personal = steps_of(self.client).take(deployed, samples, job.steps)
             return None
@@ -104,3 +110,13 @@ class Worker:
             (x, y), (unseen_x, unseen_y) = self.client.divided()
             self.seen, self.unseen = replace(self.client, x=x, y=y), replace(self.client, x=unseen_x, y=unseen_y)
         return self.seen
+
+
+def few(samples: Pair, client: Client) -> Pair:
+    """Draw the samples that personal steps are taken on, where there are too many."""
+    x, y = samples
+    if len(y) <= MOST_PERSONAL_SAMPLES:
+        return samples
+    drawn = torch.randperm(len(y), generator=stream(client.seed, "personal", client.id))
+    rows = drawn[:MOST_PERSONAL_SAMPLES].to(y.device)
+    return x[rows], y[rows]

@@ -22,6 +22,7 @@ from dfca.peer.work import OwnCurve
 
 UNKNOWN = -1
 """The degree of a peer that does not know yet who is alike; the cluster of one that has no curve."""
+NO_CURVE = OwnCurve(UNKNOWN, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64))
 Row = tuple[float, ...]
 
 
@@ -42,7 +43,7 @@ class CurvePool:
 
     due: the round before which it was measured; cluster: what it deployed then, of that lineage; samples: how many it
     holds out; rows: the curve after 0, 1, ... sweeps, none before it is measured; degree: how many neighbours are
-    alike; picked: the steps, once they are; heard: by neighbour, what came.
+    alike; picked: the steps, once they are; tried: how often a measurement was begun; heard: by neighbour, what came.
     """
 
     due: int = -1
@@ -52,6 +53,7 @@ class CurvePool:
     rows: list[Row] = field(default_factory=list)
     degree: int = UNKNOWN
     picked: int | None = None
+    tried: int = 0
     heard: dict[int, Heard] = field(default_factory=dict)
 
     def copy(self) -> CurvePool:
@@ -71,7 +73,7 @@ class CurvePool:
     def begin(self, due: int, curve: OwnCurve, lineage: Lineage) -> None:
         """Take in the own curve."""
         self.due, self.cluster, self.samples, self.lineage = due, curve.cluster, curve.samples, lineage
-        self.rows, self.degree, self.picked = [tuple(curve.losses.tolist())], UNKNOWN, None
+        self.rows, self.degree, self.picked, self.tried = [tuple(curve.losses.tolist())], UNKNOWN, None, 0
 
     def take(self, sender: int, message: Curves) -> None:
         """Take in what a neighbour sent; a first row begins anew, and what is older than that is of no use."""
@@ -115,6 +117,11 @@ class CurvePool:
             self.rows.append(_averaged(self.rows[-1], others))
             if len(self.rows) <= SWEEPS:
                 yield near, self._message(sweep + 1, self.rows[-1:])
+
+    @property
+    def steps(self) -> int:
+        """The steps that were picked; before the end, those that would be picked now."""
+        return self.pick() if self.picked is None else self.picked
 
     def pick(self) -> int:
         """Pick the steps with what is here: where sweeps are missing, one more with the newest rows of all alike."""

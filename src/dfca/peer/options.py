@@ -16,6 +16,8 @@ from dfca.peer.staleness import Staleness
 
 ENDLESS = 2**50
 """So many rounds never end."""
+FIRST = 32
+"""The first curve is measured before this round, where rounds do not end."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,15 @@ class PeerOptions:
         """The round before which the personal steps are picked, where they are: a last quarter there is only of rounds
         that end."""
         return release_round(self.personal, self.rounds) if self.rounds < ENDLESS else None
+
+    def due(self, round: int) -> int | None:
+        """Return the round before which the curve is measured that counts in a round; None: there is none yet.
+
+        Where rounds do not end there is no release: curves are measured anew whenever the rounds have doubled.
+        """
+        if self.personal == "auto" and self.rounds >= ENDLESS:
+            return 2 ** (round.bit_length() - 1) if round >= FIRST else None
+        return self.release if self.release is not None and round >= self.release else None
 
     @property
     def id(self) -> int:

@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dfca.peer.curves import CurvePool
+from dfca.peer.curves import NO_CURVE, UNKNOWN, CurvePool
 from dfca.peer.lineage import Lineage, compatible
 from dfca.peer.machine import Machine
 from dfca.peer.messages import Curves
 from dfca.peer.options import PeerOptions
 from dfca.peer.work import Curve, OwnCurve, Personalise
+
+MOST_TRIES = 3
+"""How often a measurement that was broken off, by a restart, is begun again; then there is no personal step."""
 
 
 class Personal(Machine):
@@ -28,10 +31,8 @@ class Personal(Machine):
     @property
     def personal_steps(self) -> int:
         """The steps of the personal last step, as far as is known now."""
-        steps, pool = self.options.personal, self.curves
-        if steps != "auto":
-            return steps
-        return pool.pick() if pool.picked is None else pool.picked
+        steps = self.options.personal
+        return self.curves.steps if steps == "auto" else steps
 
     @property
     def unmeasured(self) -> bool:
@@ -40,10 +41,14 @@ class Personal(Machine):
 
     def _personal_job(self) -> Curve | Personalise | None:
         """Return the job that is due between two rounds, if one is: the curve, or the last step, once in a life."""
-        release, pool = self.options.release, self.curves
-        if release is not None and self.round >= release and not pool.measured:
-            self._note("measure", round=self.round)
-            return Curve(self.copies.closed)
+        due, pool = self.options.due(self.round), self.curves
+        # Who comes after that trains a round first: measuring takes long, and it may not stay.
+        if due is not None and pool.due < due and (self.round == due or any(self.copies.updates)):
+            if pool.tried < MOST_TRIES:
+                pool.tried, self._out.save = pool.tried + 1, True
+                self._note("measure", round=self.round)
+                return Curve(self.copies.closed)
+            self._take_curve(NO_CURVE, pool.lineage)
         if self.round < self.options.rounds or self.tuned:
             return None
         self.tuned, steps = True, self.personal_steps
@@ -55,21 +60,27 @@ class Personal(Machine):
         return Personalise(steps, self.copies.closed)
 
     def _end_measuring(self, curve: OwnCurve, lineage: Lineage) -> None:
-        assert self.options.release is not None
         self._note("measured", cluster=curve.cluster, round=self.round)
-        self.curves.begin(self.options.release, curve, lineage)
+        self._take_curve(curve, lineage)
+
+    def _take_curve(self, curve: OwnCurve, lineage: Lineage) -> None:
+        due = self.options.due(self.round)
+        assert due is not None
+        self.curves.begin(due, curve, lineage)
         self._out.save = True  # from now on it trains on the samples that the curve was measured on
         self._broadcast(self.curves.everything())
         self._pool_curves()
 
     def _on_curves(self, sender: int, message: Curves) -> None:
         pool = self.curves
-        if message.due != self.options.release:
+        if self.options.due(message.due) != message.due:
             self._refuse("a curve of another round", sender)
             return
         if pool.measured and message.cluster >= 0 and not compatible(pool.lineage, message.lineage, message.cluster):
             self._refuse("a curve of another lineage", sender, message.cluster)
         pool.take(sender, message)
+        if message.values and message.degree == UNKNOWN != pool.degree:  # it begins, and rows were sent without it
+            self._send_curves(sender)
         self._pool_curves()
 
     def _send_curves(self, neighbour: int) -> None:

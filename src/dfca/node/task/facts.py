@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dfca.core.options import MOST_PERSONAL_STEPS
 from dfca.errors import ConfigError
 from dfca.files import atomic_write, read_small
 from dfca.node.task.problems import explain, sentences
@@ -205,6 +206,9 @@ class Facts(Section):
     robust: Literal["none", "clip", "trimmed", "median"] = Field(
         default="none", description="how members guard against those that lie: mixing.robust of an experiment"
     )
+    personal: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] = Field(
+        default=0, description="steps of a member on its own samples before it uses its model; auto: it picks them"
+    )
     election: ElectionFacts = ElectionFacts()
     revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
     staleness: StalenessFacts = StalenessFacts()
@@ -236,6 +240,8 @@ class Facts(Section):
         left_out = {"task", "target"} if self.task == "classification" else set()
         if self.robust == "none":  # nor does one without a guard have another name than before there was one
             left_out.add("robust")
+        if self.personal == 0:
+            left_out.add("personal")
         plain = self.model_dump(mode="json", exclude=left_out)
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
@@ -340,6 +346,7 @@ class Facts(Section):
             "election": algorithm.election,
             "revives": algorithm.revives,
             "quorum": self.election.quorum,
+            "personal": self.personal,
         }
         rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share, robust=self.robust)
         return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})

@@ -22,6 +22,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
+from dfca.peer.personal import Personal
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
@@ -302,8 +303,7 @@ class PeerHost:
         found = []
         for i in range(self.books.clients):
             holder = self.peers[i] or self.saved[i]
-            curves = getattr(holder, "curves", None)
-            found.append(0 if curves is None else curves.pick() if curves.picked is None else curves.picked)
+            found.append(holder.curves.steps if isinstance(holder, Personal | Saved) else 0)
         return found
 
     def models(self) -> int:
@@ -398,7 +398,7 @@ def peer_options(
             election=setting.election,
             revives=algorithm.revives and not pool.dry,
             staleness=staleness,
-            personal=0 if pool.dry else setting.last_steps,
+            personal=setting.last_steps if pool.rounds and not pool.dry else 0,
             **changes,
         )
         for i in ids

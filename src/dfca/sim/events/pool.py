@@ -30,7 +30,7 @@ from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep, measure_curves
-from dfca.sim.planned import work
+from dfca.sim.planned import quiet, work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts
@@ -200,7 +200,10 @@ class ClientPool:
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
         task = Task(banks, data, choose, round, needs, known, in_place=not self.shared, closed=job.closed)
         found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
-        for done in work(self.engine, task, places, self.start.stages, algorithm.trains == "all"):
+        engine, stages = self.engine, self.start.stages
+        if self.is_quiet(round):
+            engine, stages = quiet(engine, stages)
+        for done in work(engine, task, places, stages, algorithm.trains == "all"):
             self._remember(places, done)
             lowest = done.losses.nan_to_num(nan=math.inf).min(dim=1).values.tolist() if looks else []
             for row, position in enumerate(done.positions):
@@ -208,6 +211,11 @@ class ClientPool:
                 loss = lowest[row] if looks else math.inf
                 found[places[position]] = Trained(done.choices[row].cluster, bool(done.fine[row]), model, loss)
         return found
+
+    def is_quiet(self, round: int) -> bool:
+        """Return whether nobody takes a step in a round: it is one of the last, in which clients only exchange."""
+        many = self.setting.quiet_rounds if self.setting.algorithm.exchange == "gossip" else 0
+        return many > 0 and round >= self.rounds - many
 
     def _unseen_losses(self, banks: Tensor, places: Sequence[int], closed: Collection[int]) -> Tensor:
         """Compute the losses of clients on the samples that they hold out, or on the others where they hold out none:

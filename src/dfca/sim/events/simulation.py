@@ -58,10 +58,6 @@ class EventSimulation:
     def __init__(self, setting: Setting, world: World | None = None, options: EventOptions | None = None) -> None:
         self.options = options = options or EventOptions()
         self.setting, self.world, clients = setting, world or World(), setting.clients
-        if setting.quiet_rounds:
-            raise ConfigError(
-                f"virtual time has no quiet rounds yet, got mixing.quiet_rounds = {setting.quiet_rounds}; set it to 0"
-            )
         self.until_s = math.inf if options.until_s is None else options.until_s
         if setting.algorithm.peers is not None:
             raise ConfigError(
@@ -69,6 +65,11 @@ class EventSimulation:
                 "time can ask for; run it in rounds, without a world"
             )
         rounds = options.rounds or (setting.rounds if options.until_s is None else 0)
+        if setting.quiet_rounds and not rounds:
+            raise ConfigError(
+                f"quiet rounds are the last ones, and this run ends by time: got mixing.quiet_rounds = "
+                f"{setting.quiet_rounds} with until_s; give rounds too, or set it to 0"
+            )
         self.pool = ClientPool(setting, options.dry, rounds)
         self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
@@ -339,7 +340,8 @@ class EventSimulation:
             seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:
             round: int = job.round  # type: ignore[union-attr]
-            seconds = self._step_s[i] * self._round_steps * compute.noise(self.setting.seed, i, round)
+            steps = 1 if self.pool.is_quiet(round) else self._round_steps
+            seconds = self._step_s[i] * steps * compute.noise(self.setting.seed, i, round)
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
