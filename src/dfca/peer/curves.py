@@ -106,12 +106,12 @@ class CurvePool:
         if self.degree == UNKNOWN:
             if any(n not in self.heard or self.heard[n].due < self.due for n in waited):
                 return
-            near = self._alike(linked)
+            near = self.alike(linked)
             self.degree = len(near)
             yield near, self._message(0, [])
         while len(self.rows) <= SWEEPS:
-            near, sweep = self._alike(linked), len(self.rows) - 1
-            if any(sweep not in self.heard[n].rows or self.heard[n].degree == UNKNOWN for n in near):
+            near, sweep = self.alike(linked), len(self.rows) - 1
+            if not near or any(sweep not in self.heard[n].rows or self.heard[n].degree == UNKNOWN for n in near):
                 return
             others = [(self.heard[n].rows[sweep], self.heard[n].degree) for n in near]
             self.rows.append(_averaged(self.rows[-1], others))
@@ -129,12 +129,12 @@ class CurvePool:
             return 0
         pool = self.rows[-1]
         if self.sound and len(self.rows) <= SWEEPS:
-            near = [self.heard[n] for n in self._alike(self.heard)]
+            near = [self.heard[n] for n in self.alike(self.heard)]
             newest = [(each.rows[max(each.rows)], max(each.degree, len(near))) for each in near if each.rows]
             pool = _averaged(pool, newest)
         return pick(_tensor(self.rows[0]), self.samples, _tensor(pool))
 
-    def _alike(self, among: Collection[int]) -> list[int]:
+    def alike(self, among: Collection[int]) -> list[int]:
         """List the neighbours whose curves are of the same cluster."""
         known = {n: self.heard[n] for n in sorted(among) if n in self.heard}
         return [

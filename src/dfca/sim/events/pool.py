@@ -383,6 +383,12 @@ class ClientPool:
         row["without_models"] = [client for client, size in enumerate(sizes) if not size]
         return row | books.times()
 
+    def personal_vector(self, client: int, sizes: Sequence[int], steps: int) -> Tensor:
+        """Make the model (P,) that a client deploys after so many personal steps."""
+        deployed = self._evaluator.deploy(self.fill(sizes), None)[2]([client])
+        self.last_step.steps[client] = steps
+        return self.last_step.take(deployed, [client])[0]
+
     def notes(self, models: int) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models: the most that a client holds."""
         found = notes_of(self.start, self._evaluator, models, self.diverged)

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from heapq import heappop
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
@@ -45,7 +45,7 @@ from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
-_FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
+_FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
 
 class EventSimulation:
@@ -92,7 +92,7 @@ class EventSimulation:
         self._round_steps = max(1, self.pool.steps(self.pool.models))
         self.handled = 0
         self.done = False
-        self._scored_at = -1
+        self._scored_at, self._scored_last = -1, False
         self._due = setting.evaluate_every * clients
         self._due_s = options.evaluate_every_s or math.inf
         self._stays = [0] * clients
@@ -163,7 +163,15 @@ class EventSimulation:
         self.done = True
         self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
-        return None if self._scored_at == self.books.kinds.total() else self._evaluate(final=True)
+        complete = self._scored_last or not self.pool.last_step.active
+        return None if complete and self._scored_at == self.books.kinds.total() else self._evaluate(final=True)
+
+    def personal_model(self, client: int) -> nn.Module:
+        """Make the module that a client deploys at the end: with its personal last step, if it takes one."""
+        if not 0 <= client < self.setting.clients:
+            raise ConfigError(f"client must be in 0..{self.setting.clients - 1}, got {client}")
+        steps = self.host.personal_steps()[client]
+        return self.pool.flat.to_module(self.pool.personal_vector(client, self.host.sizes(), steps))
 
     def take_trace(self) -> list[Line]:
         """Hand over the trace since the last call, and forget it."""
@@ -375,7 +383,7 @@ class EventSimulation:
 
     def _evaluate(self, final: bool) -> dict[str, Any]:
         row = self.host.evaluate(final)
-        self._scored_at = self.books.kinds.total()
+        self._scored_at, self._scored_last = self.books.kinds.total(), final
         return row
 
     # Who is there.

@@ -510,8 +510,10 @@ class FaultRun:
         """Say what is missing at a peer that has ended: it has picked its steps, and its sweeps go on to their end."""
         if peer.state is not State.DONE:
             yield f"peer {i} is {peer.state.name.lower()} after its last round"
-        elif isinstance(peer, Peer) and peer.curves.samples and len(peer.curves.rows) <= SWEEPS and not self.lied:
-            yield f"peer {i} has done {len(peer.curves.rows) - 1} sweeps"
+        elif isinstance(peer, Peer) and not self.lied:
+            sweeps = len(peer.curves.rows) - 1
+            if sweeps < SWEEPS and peer.curves.alike(peer.links):
+                yield f"peer {i} has done {sweeps} sweeps"
 
     def _is_well(self) -> bool:
         return next(self._problems(), None) is None
