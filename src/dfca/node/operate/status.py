@@ -206,6 +206,8 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _personal(found: Mapping[str, Any]) -> str:
     """Say in a line what the personal last step is."""
+    if not found["steps"] and not found.get("samples"):
+        return "none: nothing is held out to pick it on"
     if not found["steps"]:
         return f"none: on {found.get('samples')} held-out samples the swarm's model is the best"
     parts = [f"{found['steps']} steps before the model is used"]
