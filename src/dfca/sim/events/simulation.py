@@ -163,7 +163,7 @@ class EventSimulation:
         self.done = True
         self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
-        complete = self._scored_last or not self.pool.last_step.active
+        complete = self._scored_last or self.options.dry or not self.pool.last_step.active
         return None if complete and self._scored_at == self.books.kinds.total() else self._evaluate(final=True)
 
     def personal_model(self, client: int) -> nn.Module:
@@ -378,7 +378,9 @@ class EventSimulation:
         return due
 
     def _is_last(self) -> bool:
-        """Return whether nothing is left to be done."""
+        """Return whether nothing is left to be done, or no time for it."""
+        if min(self._next_time(), self._due_s) > self.until_s:
+            return True
         return not (self.clock.live or self.host.due or self.host.short) and self._all_done()
 
     def _evaluate(self, final: bool) -> dict[str, Any]:
