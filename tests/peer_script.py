@@ -7,6 +7,7 @@
     observed 0 20 0.5 0.3 0.1                      of a survey: cluster, samples, losses of the clusters, optimism
     wake                                           as often as something is due now
     rewire 2 3                                     the neighbours from now on
+    measured 0 10 5                                the curve: cluster, held-out samples, the best number of steps
     show                                           the state, its round and models
     restart [SAVE]                                 a new life, with the last save or a changed one, or None
 
@@ -23,13 +24,14 @@ from torch import Tensor
 from dfca.core.client import Message, Rules
 from dfca.core.election import ElectionOptions, Tally, lot, no_votes
 from dfca.core.merging import Merge, MergeOptions, Observation
+from dfca.core.personal import GRID
 from dfca.core.relay import Offer
 from dfca.peer import messages
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.staleness import Staleness
-from dfca.peer.work import Job, Losses, Score, Trained, Warm
+from dfca.peer.work import Job, Losses, OwnCurve, Score, Trained, Warm
 
 
 def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Lineage:
@@ -63,6 +65,11 @@ def copied(sender: int, cluster: int, value: float, stamp: int, origin: int) -> 
     return Message(sender, cluster, stamp, 2, model(value), Offer(sender, stamp, origin), 1)
 
 
+def curve(best: int) -> tuple[float, ...]:
+    """Make a curve with the loss 0 after so many steps, and 1 after all others."""
+    return tuple(float(steps != best) for steps in GRID)
+
+
 NAMES: dict[str, Any] = {
     **{name: value for name, value in vars(messages).items() if isinstance(value, type)},
     **LINEAGES,
@@ -82,6 +89,19 @@ NAMES: dict[str, Any] = {
     "model": model,
     "nan": float("nan"),
     "votes": no_votes,
+    "curve": curve,
+}
+
+
+KINDS = {
+    "trained": "Train",
+    "warmed": "WarmUp",
+    "drawn": "Draw",
+    "scored": "Score",
+    "rested": "Rest",
+    "measured": "Curve",
+    "tuned": "Personalise",
+    "observed": "Observe",
 }
 
 
@@ -158,8 +178,7 @@ class Script:
 
     def _finish(self, what: str, numbers: list[float]) -> None:
         """End the job that was asked for last and fits."""
-        kinds = {"trained": "Train", "warmed": "WarmUp", "drawn": "Draw", "scored": "Score", "rested": "Rest"}
-        kind = {**kinds, "observed": "Observe"}[what]
+        kind = KINDS[what]
         place = next(n for n, job in enumerate(self.jobs) if type(job).__name__ == kind)
         job, result = self.jobs.pop(place), None
         if what == "trained":
@@ -177,6 +196,9 @@ class Script:
         elif what == "scored":
             assert isinstance(job, Score)
             result = losses([[value] for value in numbers])
+        elif what == "measured":
+            cluster, samples, best = map(int, numbers)
+            result = OwnCurve(cluster, samples, torch.tensor(curve(best), dtype=torch.float64))
         self.peer.finished(job, result, self.now)
 
     def _outputs(self) -> list[str]:
@@ -235,6 +257,8 @@ def show(message: Any) -> str:
             parts.append(f"wave {value.attempt}.{value.decided} of {value.root}")
         elif name == "offers":
             parts += [f"offers {', '.join(f'{j} of round {offer.stamp}' for j, offer in value)}"] if value else []
+        elif name == "values":
+            parts += [f"values {' '.join(f'{each:g}' for each in value)}"] if value else []
         elif isinstance(value, Tally):
             parts.append(f"{value.voters} voters, {value.movers} movers")
         elif isinstance(value, Tensor):

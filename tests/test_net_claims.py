@@ -47,6 +47,7 @@ def claims(told: tuple[Entry, ...]) -> list[Any]:
         m.BankCopy(sent, 1, 2, told),
         m.Probe(key, told),
         m.Alarm(5, 1, True, told),
+        m.Curves(3, 0, 1, 0, (), told),
     ]
 
 

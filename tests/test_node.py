@@ -21,7 +21,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.work import Job, Observe, WarmUp
+from dfca.peer.work import Curve, Job, Observe, Personalise, WarmUp
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of
@@ -61,6 +61,8 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
         def duration(job: Job) -> float:
             if isinstance(job, Observe):
                 return float(len(job.slots) * setting.local.steps)
+            if isinstance(job, Curve | Personalise):
+                return 200.0 if isinstance(job, Curve) else float(job.steps)
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
             return float(steps)
 

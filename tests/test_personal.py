@@ -28,6 +28,7 @@ from dfca.core.personal import (
 )
 from dfca.errors import ConfigError
 from dfca.experiment.config import Config
+from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.personal import pooled
 from dfca.sim.rounds.simulation import Simulation
@@ -276,13 +277,6 @@ def test_the_key_of_an_experiment() -> None:
         Config.of(base | {"personal": {"steps": -1}})
 
 
-def test_virtual_time_says_that_it_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"virtual time has no personal last step yet, got personal\.steps = 5"):
-        EventSimulation(make_toy_setting("dfca-gi", personal_steps=5))
-    notes = EventSimulation(make_toy_setting(quick("dfca"), personal_steps=None)).notes
-    assert any("without its personal last step" in note for note in notes)
-
-
 # Momentum.
 
 
@@ -304,6 +298,8 @@ def test_quiet_rounds_equal_those_of_the_clients(algorithm: str, engine: str) ->
     setting = make_toy_setting(quick(algorithm), engine=engine, rounds=5, quiet_rounds=2, make_model=dense)
     simulation, _ = run(setting)
     torch.testing.assert_close(simulation.banks, stack(lockstep(setting)), rtol=1e-9, atol=1e-11)
+    in_time = EventSimulation(setting).run()
+    torch.testing.assert_close(in_time.banks, simulation.banks, rtol=1e-9, atol=1e-11)
 
 
 def test_quiet_rounds_keep_the_mean_and_bring_copies_nearer() -> None:
@@ -324,5 +320,5 @@ def test_quiet_rounds_are_for_those_that_gossip() -> None:
     assert torch.equal(one.banks, two.banks)
     with pytest.raises(ConfigError, match=r"mixing\.quiet_rounds must be in 0\.\.3, got 4"):
         make_toy_setting("dfca-gi", quiet_rounds=4)
-    with pytest.raises(ConfigError, match="virtual time has no quiet rounds yet"):
-        EventSimulation(make_toy_setting("dfca-gi", quiet_rounds=1))
+    with pytest.raises(ConfigError, match=r"this run ends by time: got mixing\.quiet_rounds = 1 with until_s"):
+        EventSimulation(make_toy_setting("dfca-gi", quiet_rounds=1), options=EventOptions(until_s=5.0))

@@ -28,7 +28,21 @@ from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 from dfca.peer import messages
 from dfca.peer.lineage import Entry
-from dfca.peer.messages import Alarm, BankRequest, Bid, Count, Declined, Hello, Key, Report, Served, Turn, Update, Votes
+from dfca.peer.messages import (
+    Alarm,
+    BankRequest,
+    Bid,
+    Count,
+    Curves,
+    Declined,
+    Hello,
+    Key,
+    Report,
+    Served,
+    Turn,
+    Update,
+    Votes,
+)
 
 KEY = Key(1, 2, -3, 4, 5)
 TYPES = {kind.__name__: kind for kind in messages.KINDS}
@@ -99,6 +113,10 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
         fields |= {"size": st.integers(2**19, 2**20), "ready": st.integers(0, 2**19)}
     if kind is messages.Open:
         fields["voters"] = st.integers(0, 2**20)
+    if kind is messages.Curves:
+        loss = st.floats(-messages.MOST_LOSS, messages.MOST_LOSS)
+        rows = st.integers(0, 3).flatmap(lambda n: st.lists(loss, min_size=9 * n, max_size=9 * n).map(tuple))
+        fields |= {"degree": st.integers(-1, 2**20), "first": st.integers(0, 8), "values": rows}
     if kind is Message:
         fields["offer"] = any_record(Offer, pb.Offer.DESCRIPTOR)
     return st.builds(kind, **fields)
@@ -164,11 +182,36 @@ def test_every_message_survives_bit_by_bit(kind: type, data: st.DataObject) -> N
         Count(KEY, 1, 0, (Turn(None, False), Turn(0, True, 0))),
         Update(Message(-1, 0, -1, 0, torch.zeros(2, dtype=torch.float64), Offer(-1, -1, -2)), 1),
         Votes(KEY, 0, Tally(0, 0, 0, *[()] * 10)),
+        Curves(3, -1, 0, 0, ()),
     ],
     ids=lambda message: type(message).__name__,
 )
 def test_none_zero_and_minus_one_are_kept_apart(message: Any) -> None:
     assert bits(there_and_back(message)) == bits(message)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"values": (1.0,) * 8},
+        {"values": (1e31,) * 9},
+        {"values": (float("-inf"),) * 9},
+        {"first": 11},
+        {"first": 3, "values": (1.0,) * 81},
+        {"cluster": -2},
+        {"cluster": 4096},
+        {"degree": -2},
+        {"degree": 2**20 + 1},
+    ],
+)
+def test_curves_have_bounds(changes: dict[str, Any]) -> None:
+    fields = {"due": 3, "cluster": 0, "degree": 1, "first": 10, "values": (1.0,) * 9}
+    assert messages.well_formed(Curves(**fields))  # type: ignore[arg-type]
+    wrong = fields | changes
+    with pytest.raises(Refused):
+        codec.encode(Curves(**wrong))  # type: ignore[arg-type]
+    sent = pb.PeerMessage(curves=pb.Curves(**wrong))
+    assert refusal(codec.decode, sent.SerializeToString()) == "field"
 
 
 def test_a_field_that_wire_proto_lacks_is_an_error() -> None:

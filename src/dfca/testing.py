@@ -15,8 +15,9 @@ import networkx as nx
 import torch
 
 from dfca.core.choosing import Drawing, Received
-from dfca.core.client import Client, ClientState, Message, effective, participates
-from dfca.core.local import draw_batches, local_steps, losses, lowest, sample_losses
+from dfca.core.client import Client, ClientState, Message, participates
+from dfca.core.deployment import measure
+from dfca.core.local import losses
 from dfca.core.merging import (
     MergeOptions,
     Observation,
@@ -30,7 +31,7 @@ from dfca.core.merging import (
     total,
 )
 from dfca.core.params import FlatModel
-from dfca.core.personal import SWEEPS, Personal, average, pick, release_round
+from dfca.core.personal import SWEEPS, average, pick, release_round
 from dfca.core.rng import seeded, stream
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
@@ -190,39 +191,17 @@ def _pick_personal_steps(
     setting: Setting, clients: Sequence[Client], states: Sequence[ClientState]
 ) -> list[ClientState]:
     """Let every client pick the steps of its personal last step by its curve and those of its neighbours."""
-    found = [_curve(client, state) for client, state in zip(clients, states, strict=True)]
+    pairs = zip(clients, states, strict=True)
+    found = [measure(client, state.bank, *client.divided(), state.closed) for client, state in pairs]
     graphs = {"server": nx.complete_graph(len(clients)), "none": nx.empty_graph(len(clients))}
     graph = graphs.get(setting.algorithm.exchange, setting.graph)
-    sound = [i for i, (_, curve) in enumerate(found) if curve is not None and bool(curve.isfinite().all())]
+    sound = [i for i, (_, _, curve) in enumerate(found) if bool(curve.isfinite().all())]
     near = {i: [m for m in graph.neighbors(i) if m in sound and found[m][0] == found[i][0]] for i in sound}
-    pools = {i: curve for i, (_, curve) in enumerate(found) if curve is not None}
+    pools = {i: curve for i, (_, _, curve) in enumerate(found)}
     for _ in range(SWEEPS):
         pools |= {i: average(pools[i], [(pools[m], len(near[m])) for m in near[i]]) for i in sound}
-    picked = []
-    for i, (client, state) in enumerate(zip(clients, states, strict=True)):
-        curve = found[i][1]
-        steps = 0 if curve is None else pick(curve, len(client.divided()[1][1]), pools[i])
-        picked.append(replace(state, personal_steps=steps))
-    return picked
-
-
-def _curve(client: Client, state: ClientState) -> tuple[int, torch.Tensor | None]:
-    """Return the cluster that a client deploys, and its curve where it holds samples out."""
-    train, held = client.divided()
-    means = losses(client.model, state.bank, *train)
-    means[list(state.closed)] = torch.inf
-    cluster = lowest(means)
-    if client.algorithm.informed and client.true_cluster is not None:
-        cluster = client.true_cluster
-    vector = state.bank[cluster]
-    if client.algorithm.personal is not None:
-        vector = client.algorithm.personal(state.bank, sample_losses(client.model, state.bank, *train))
-        for stage, options in enumerate(client.algorithm.finetuning.stages(client.local, len(train[1]))):
-            batches = draw_batches(len(train[1]), options, stream(client.seed, "batches", client.id, -1 - stage))
-            vector = local_steps(client.model, vector, *train, options, batches)
-    local = effective(client.local, client.algorithm)
-    personal = Personal(client.model, local, client.seed, client.id)
-    return cluster, personal.curve(vector, train, held) if len(held[1]) else None
+    steps = [pick(curve, samples, pools[i]) if samples else 0 for i, (_, samples, curve) in enumerate(found)]
+    return [replace(state, personal_steps=each) for state, each in zip(states, steps, strict=True)]
 
 
 def _average_with_chosen(

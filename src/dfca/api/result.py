@@ -76,13 +76,13 @@ class Result:
         return self.flat.to_module(bank[chosen])
 
     def personal_model(self, client: int) -> nn.Module:
-        """Make the module that a client deploys: the one that fits it best, after the personal last step (by rounds).
+        """Make the module that a client deploys: the one that fits it best, after the personal last step.
 
-        Raises ConfigError where the simulation is gone (after pickling) or was in virtual time.
+        Raises ConfigError where the simulation is gone (after pickling).
         """
         make = getattr(self.simulation, "personal_model", None)
         if make is None:
-            raise ConfigError("personal models need a simulation by rounds that is still there; use model(client)")
+            raise ConfigError("personal models need a simulation that is still there; use model(client)")
         made: nn.Module = make(client)
         return made
 

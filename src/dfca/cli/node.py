@@ -23,6 +23,7 @@ OWN_PROCESS = "this process is the command's own"
 """What `dfca.cli.main` hands on; whoever calls the commands from Python keeps the process."""
 LIBRARIES = ("grpc", "google.protobuf", "cryptography", "segno", "zstandard", "prometheus_client")
 
+SHARED = "The model of its cluster as the swarm has it, without the personal last step."
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the node.")]
 Data = Annotated[
     str, typer.Option(metavar="PATH", help="CSV, Parquet, npz or safetensors file, image folder, or module:function.")
@@ -303,6 +304,7 @@ def export(
     cluster: Annotated[
         int | None, typer.Option(metavar="J", min=0, help="Which model.", show_default="its own")
     ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help=SHARED)] = False,
 ) -> None:
     """Write the node's model as a file for other programs."""
     with _mistakes_as_status_2():
@@ -313,11 +315,11 @@ def export(
         from dfca.node.operate.commands import load_model
         from dfca.node.task.export import to_onnx, to_safetensors
 
-        exported = load_model(folder, cluster)
+        exported = load_model(folder, cluster, shared)
         for path, write in ((onnx, to_onnx), (safetensors, to_safetensors)):
             if path is not None:
                 write(exported, path)
-                print(f"{path}: cluster {exported.cluster}, round {exported.round}")
+                print(f"{path}: {exported.describe()}")
 
 
 @commands.command()
@@ -327,6 +329,7 @@ def predict(
     cluster: Annotated[
         int | None, typer.Option(metavar="J", min=0, help="Which model.", show_default="its own")
     ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help=SHARED)] = False,
 ) -> None:
     """Predict the classes of new samples; prints CSV: row, class, probability. Of a regression: row, value."""
     with _mistakes_as_status_2():
@@ -334,7 +337,7 @@ def predict(
         _own_modules()
         from dfca.node.operate.commands import predict_file
 
-        text, _ = predict_file(folder, data, cluster)
+        text, _ = predict_file(folder, data, cluster, shared)
     sys.stdout.write(text)
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from dfca.core.client import Client
 from dfca.core.merging import hide_closed
+from dfca.core.personal import Pair
 from dfca.errors import ConfigError, DfcaError
 from dfca.node.heap import give_back_memory
 from dfca.node.worker import Worker
-from dfca.peer.work import Job, Score, Train, Trained, Warm
+from dfca.peer.work import Job, Personalise, Score, Train, Trained, Warm
 
 RECENT = 10
 """Rounds of which the losses are remembered."""
@@ -37,19 +38,21 @@ class Scored(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out."""
+    """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out; held: what
+    personal steps are picked on, where they are not picked on samples of the client."""
 
     client: Client
     held_out: int
     score: Callable[[Tensor], Any]
+    held: Pair | None = None
 
 
 class LocalWork:
     """Computes the jobs of one peer in its thread.
 
     refresh: returns new samples where the data has changed, else None; raises DfcaError where it cannot be used.
-    loss: of the chosen model before the last training; report: the last scores; problem: with the data, None where
-    there is none.
+    loss: of the chosen model before the last training; report: the last scores; personal: those of the model after the
+    personal last step; problem: with the data, None where there is none.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class LocalWork:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.samples, self._refresh, self._clock = samples, refresh, clock
-        self._worker = Worker(samples.client)
+        self._worker = Worker(samples.client, held=samples.held)
         self._score_after = -float("inf")
         self.loss: float | None = None
         self.recent_losses: deque[float] = deque(maxlen=RECENT)
         self.report: Any = None
+        self.personal: Any = None
         self.rounds = 0
         self.rereads = 0
         self.problem: str | None = None
@@ -84,6 +88,8 @@ class LocalWork:
             self.recent_losses.append(result.loss)
         elif isinstance(result, Warm):
             give_back_memory()
+        elif isinstance(job, Personalise) and self._worker.personal is not None:
+            self.personal = self.samples.score(self._worker.personal[None])
         return result
 
     def score(self, bank: Tensor) -> None:
@@ -100,7 +106,7 @@ class LocalWork:
             self.problem = f"the data has changed and cannot be used: {error}; the node goes on with what it had"
             return
         if newer is not None:
-            self.samples, self._worker = newer, Worker(newer.client)
+            self.samples, self._worker = newer, Worker(newer.client, held=newer.held)
             self.rereads += 1
             self.problem = None
             give_back_memory()

@@ -22,7 +22,7 @@ from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Note, Ready, Rest, Train, WarmUp
+from dfca.peer.work import LONG, Draw, Job, Note, Ready, Rest, Train
 
 READ_LOOK_S = 0.01
 MOST_EARLY = 2000
@@ -221,13 +221,13 @@ class Node:
             task = loop.create_task(self._compute(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif isinstance(job, Train | Rest | WarmUp):
+        elif isinstance(job, LONG):
             loop.call_later(self._duration(job), self._finish_inline, job)
         else:
             self._finish_inline(job)
 
     def _finish_inline(self, job: Job) -> None:
-        if not self._stopped and (not isinstance(job, Train | Rest | WarmUp) or self.machine.job is job):
+        if not self._stopped and (not isinstance(job, LONG) or self.machine.job is job):
             self._input("finished", job, self._work.run(job, self.machine.bank))
 
     async def _compute(self, job: Job) -> None:
@@ -235,7 +235,7 @@ class Node:
         try:
             if isinstance(job, Train | Rest):
                 await self._pause()
-            if isinstance(job, Train | Rest | WarmUp) and self.machine.job is not job:
+            if isinstance(job, LONG) and self.machine.job is not job:
                 return  # it was cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
         except Exception as error:

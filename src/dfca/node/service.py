@@ -463,7 +463,8 @@ def make_work(folder: NodeFolder) -> LocalWork:
         if not len(train[1]):
             raise DataError(f"{config.data.path} has no samples to train with")
         client = facts.client(folder.identity.number, 0, train, model)
-        return Samples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out))
+        aside = None if facts.rounds else held_out  # without a last round nothing of the others is ever released
+        return Samples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out), aside)
 
     def refresh() -> Samples | None:
         nonlocal seen

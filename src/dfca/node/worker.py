@@ -9,12 +9,31 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Client, ClientState, effective
+from dfca.core.deployment import deploy, measure, steps_of
 from dfca.core.election import Parts, divide
 from dfca.core.local import local_steps, sample_losses
 from dfca.core.merging import Observation, observe, personal_steps
 from dfca.core.params import initial
+from dfca.core.personal import Pair
 from dfca.core.rng import seeded, stream
-from dfca.peer.work import Draw, Job, Losses, Observe, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import (
+    Curve,
+    Draw,
+    Job,
+    Losses,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Rest,
+    Score,
+    Train,
+    Trained,
+    Warm,
+    WarmUp,
+)
+
+MOST_PERSONAL_SAMPLES = 4096
+"""Personal steps are full-batch steps: on a device with more samples they are taken on so many of them."""
 
 
 @dataclass
@@ -22,7 +41,8 @@ class Worker:
     """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
 
     memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
-    client with the samples that it does not hold out, and with those that it does, once a job is for them.
+    client with the samples that it does not hold out, and with those that it does, once a job is for them. personal:
+    what came of the last step; held: samples on which it is picked, where they are none of the client's.
     """
 
     client: Client
@@ -30,6 +50,12 @@ class Worker:
     models: int = 0
     seen: Client | None = None
     unseen: Client | None = None
+    personal: Tensor | None = None
+    held: Pair | None = None
+
+    def __post_init__(self) -> None:
+        """Leave it to the jobs which samples they are for."""
+        self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -45,6 +71,16 @@ class Worker:
             return self._observe(job, bank)
         if isinstance(job, Draw):
             return self.client.start().bank
+        if isinstance(job, Curve):
+            assert bank is not None
+            train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
+            return OwnCurve(*measure(self.client, bank, few(train, self.client), held, job.closed))
+        if isinstance(job, Personalise):
+            assert bank is not None
+            samples = few((self.client.x, self.client.y), self.client)
+            deployed = deploy(self.client, bank, samples, job.closed)[1]
+            self.personal = steps_of(self.client).take(deployed, samples, job.steps)
+            return None
         assert isinstance(job, Rest)
         return None
 
@@ -101,3 +137,13 @@ class Worker:
             (x, y), (unseen_x, unseen_y) = self.client.divided()
             self.seen, self.unseen = replace(self.client, x=x, y=y), replace(self.client, x=unseen_x, y=unseen_y)
         return self.seen
+
+
+def few(samples: Pair, client: Client) -> Pair:
+    """Draw the samples that personal steps are taken on, where there are too many."""
+    x, y = samples
+    if len(y) <= MOST_PERSONAL_SAMPLES:
+        return samples
+    drawn = torch.randperm(len(y), generator=stream(client.seed, "personal", client.id))
+    rows = drawn[:MOST_PERSONAL_SAMPLES].to(y.device)
+    return x[rows], y[rows]

@@ -13,7 +13,7 @@ from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting
-from dfca.peer.work import Draw, Train, WarmUp
+from dfca.peer.work import KEPT, Draw, WarmUp
 
 MOST_AHEAD = 1000
 """A peer joins no round that is further ahead of all that the other neighbours claim."""
@@ -130,7 +130,7 @@ class Joining(Voting):
             self._follow_surveys(pursuit.lineage)
             return
         if opened is not None:
-            if not isinstance(self.job, Train):
+            if not isinstance(self.job, KEPT):
                 self._extend(pursuit, opened)
             return
         if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
@@ -154,7 +154,7 @@ class Joining(Voting):
 
     def _follow_surveys(self, lineage: Lineage) -> None:
         """Do what others have decided in surveys, unless a training is under way; then it is done after that."""
-        if isinstance(self.job, Train):
+        if isinstance(self.job, KEPT):
             return
         self._leave_election()
         if isinstance(self.job, WarmUp):

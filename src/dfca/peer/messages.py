@@ -17,6 +17,7 @@ from torch import Tensor
 from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.merging import Survey
+from dfca.core.personal import GRID, SWEEPS
 from dfca.core.relay import Offer
 from dfca.peer.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
@@ -27,6 +28,8 @@ MOST_SURVEYED = 64
 """No survey is of more clusters."""
 MOST_PEERS = 2**20
 """No swarm has more."""
+MOST_LOSS = 1e30
+"""A curve with a larger loss is nobody's: sums of these stay finite."""
 
 # Types of fields, with what is checked where they come from somebody else.
 
@@ -275,6 +278,25 @@ class Alarm(NamedTuple):
     lineage: Lineage = ()
 
 
+# The personal last step.
+
+
+class Curves(NamedTuple):
+    """The sender's curve (`core.personal`), measured before round `due`, and what became of it by averaging.
+
+    cluster: what it deploys, -1 where it has no curve; degree: how many neighbours are alike, -1 before it knows;
+    values: rows of the grid's length, the first of them after `first` sweeps. A server sends the mean of a cluster as
+    the last.
+    """
+
+    due: Natural
+    cluster: int
+    degree: int
+    first: Natural
+    values: tuple[float, ...]
+    lineage: Lineage = ()
+
+
 # A server and its clients.
 
 
@@ -293,7 +315,8 @@ class Report(NamedTuple):
 
 
 ELECTION = (Probe, Count, Refuse, Open, Centre, Bid, Stand, Candidate, Votes, Decision, Question, Answer, Result)
-KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Served, Report, *ELECTION)
+SERVED = (Served, Report)
+KINDS = (Update, Hello, Nothing, CopyRequest, Copy, BankRequest, BankCopy, Declined, Alarm, Curves, *SERVED, *ELECTION)
 """All messages; the other records are parts of them."""
 LARGE = (Update, Copy, BankCopy, Centre, Candidate, Served, Report)
 """Messages that carry models."""
@@ -389,6 +412,13 @@ _RULES: dict[type, Check] = {
     ),
     Call: lambda m: m.clusters <= MOST_SLOTS and _are_clusters(m.lost, m) and _are_clusters(m.closed, m),
     Survey: lambda m: _is_survey(m),
+    Curves: lambda m: (
+        -1 <= m.cluster < MOST_SLOTS
+        and -1 <= m.degree <= MOST_PEERS
+        and len(m.values) % len(GRID) == 0
+        and m.first + len(m.values) // len(GRID) <= SWEEPS + 1
+        and all(abs(value) <= MOST_LOSS for value in m.values)
+    ),
     Tally: lambda m: min(m[:3]) >= 0 and all(len(each) == len(m.totals) for each in m[3:]),
 }
 """What must hold besides."""

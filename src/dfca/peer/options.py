@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 
 from dfca.core.client import Rules
 from dfca.core.election import ElectionOptions
-from dfca.core.options import MergeOptions
+from dfca.core.options import MergeOptions, PersonalSteps
+from dfca.core.personal import release_round
 from dfca.peer.staleness import Staleness
+
+ENDLESS = 2**50
+"""So many rounds never end."""
+FIRST = 32
+"""The first curve is measured before this round, where rounds do not end."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class PeerOptions:
     some, and at most for the neighbours' first word. hang_s: how long it waits for an answer before it has learned how
     long answers take (`deadline`): then an election is begun again, or a request is given up. merging: how clusters are
     merged, None: they are not; observation: what it takes to judge one model in a survey, in rounds of training.
+    personal: the steps of the personal last step.
     """
 
     rules: Rules
@@ -46,6 +54,22 @@ class PeerOptions:
     hang_s: float = 60.0
     merging: MergeOptions | None = None
     observation: float = 1.0
+    personal: PersonalSteps = 0
+
+    @cached_property
+    def release(self) -> int | None:
+        """The round before which the personal steps are picked, where they are: a last quarter there is only of rounds
+        that end."""
+        return release_round(self.personal, self.rounds) if self.rounds < ENDLESS else None
+
+    def due(self, round: int) -> int | None:
+        """Return the round before which the curve is measured that counts in a round; None: there is none yet.
+
+        Where rounds do not end there is no release: curves are measured anew whenever the rounds have doubled.
+        """
+        if self.personal == "auto" and self.rounds >= ENDLESS:
+            return 2 ** (round.bit_length() - 1) if round >= FIRST else None
+        return self.release if self.release is not None and round >= self.release else None
 
     @property
     def id(self) -> int:

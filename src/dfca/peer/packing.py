@@ -22,13 +22,27 @@ from torch import Tensor
 from dfca.core import client, election, merging, relay
 from dfca.core import options as core_options
 from dfca.errors import RunError
-from dfca.peer import deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state, survey, work
+from dfca.peer import (
+    curves,
+    deadline,
+    inbox,
+    lineage,
+    messages,
+    options,
+    pursuit,
+    revival,
+    staleness,
+    state,
+    survey,
+    work,
+)
 from dfca.peer import election as peer_election
 
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, election, merging, relay, core_options),
-    *(peer_election, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state, survey, work),
+    *(peer_election, curves, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state),
+    *(survey, work),
 )
 
 

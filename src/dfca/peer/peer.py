@@ -8,7 +8,7 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
     WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
     ELECTING   takes part in an election with a vote (`election.py`)
     PAUSED     takes part without one: it forwards, and ends with the same centres; or in a survey (`survey.py`)
-    TRAINING   a round: `Train`, or `Rest` where it sits the round out
+    TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `Personalise` after the last
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
     DONE       all its rounds are done; it goes on serving
 
@@ -33,7 +33,7 @@ from dfca.peer.machine import names
 from dfca.peer.rounds import Rounds
 from dfca.peer.state import State, Step
 from dfca.peer.survey import SurveyWave
-from dfca.peer.work import Draw, Job, Observe, Rest, Score, Train, Warm
+from dfca.peer.work import Curve, Draw, Job, Observe, Personalise, Rest, Score, Train, Warm
 
 
 class Peer(Rounds):
@@ -102,6 +102,7 @@ class Peer(Rounds):
             self.disconnected(neighbour, now)
         self.links[neighbour] = Neighbour()
         self._send(neighbour, self._hello())
+        self._send_curves(neighbour)
         if self.election is not None:
             self.election.gained(neighbour)
         self._after_input()
@@ -117,6 +118,7 @@ class Peer(Rounds):
             self._give_up()
         if self.election is not None:
             self.election.lost(neighbour, now)
+        self._pool_curves()
         self._check_wait()
         self._settle()
         self._begin_if_all_have_spoken()
@@ -134,6 +136,7 @@ class Peer(Rounds):
             self.disconnected(gone, now)
         self.suspects = {n: each for n, each in self.suspects.items() if n in self.neighbours}
         self.inbox.forget_strangers(self.neighbours)
+        self.curves.forget_strangers(self.neighbours)
         self._settle()
         self._after_input()
 
@@ -178,6 +181,8 @@ class Peer(Rounds):
             elif isinstance(job, Observe):
                 if isinstance(self.election, SurveyWave):
                     self.election.observed(result)
+            elif isinstance(job, Curve | Personalise):
+                self._end_personal(job, result)
             else:
                 self._note("warmed")
                 self._end_warm_up(result)
@@ -224,4 +229,5 @@ _HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
     m.BankRequest: Peer._on_bank_request,
     m.BankCopy: Peer._on_bank_copy,
     m.Alarm: Peer._on_alarm,
+    m.Curves: Peer._on_curves,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from typing import Any
 
 from dfca.core.revival import PAUSE
 from dfca.peer.inbox import Neighbour
@@ -11,7 +12,7 @@ from dfca.peer.join import Joining
 from dfca.peer.lineage import Lineage, clusters_of, compatible
 from dfca.peer.messages import Call, Hello, Nothing, Offers, Update
 from dfca.peer.state import State, Step
-from dfca.peer.work import Observe, Rest, Train, Trained
+from dfca.peer.work import READS_BANK, Curve, Personalise, Rest, Train, Trained
 
 REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""
@@ -46,6 +47,10 @@ class Rounds(Joining):
                 self.state = State.WAITING
                 return
             self._catch_up()
+        if (job := self._personal_job()) is not None:
+            self.state, self.job = State.TRAINING, job
+            self._out.work.append(job)
+            return
         if self.round >= self.options.rounds:
             if self.state is not State.DONE:
                 self._note("done", round=self.round)
@@ -113,6 +118,16 @@ class Rounds(Joining):
         self.state = State.WAITING
         self._wait_for(Step.CLOSE)
 
+    def _end_personal(self, job: Curve | Personalise, result: Any) -> None:
+        """Go on after a job of the personal last step, with what came meanwhile."""
+        if isinstance(job, Curve):
+            self._end_measuring(result, self.lineage)
+        else:
+            self._note("tuned")
+        self.state = State.WAITING
+        self._adopt()
+        self._wait_for(Step.BEGIN)
+
     def _expects(self, neighbour: int) -> bool:
         """Return whether a neighbour has still to end the round that this peer is ending."""
         known, now = self.links[neighbour], self.ending
@@ -136,7 +151,7 @@ class Rounds(Joining):
 
     def _fold(self) -> None:
         """Fold what came; close the round that is being ended."""
-        if self.bank is None or isinstance(self.job, Train | Observe):
+        if self.bank is None or isinstance(self.job, READS_BANK):
             return
         batch, lineage, weight = self.options.aggregation == "batch", self.lineage, self.options.staleness.weight
         limit = math.inf if not batch or self.ending is None else self.ending

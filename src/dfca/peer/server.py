@@ -3,6 +3,9 @@
 The server hands its models down with the number of the round that they begin. A client trains the one that it chooses
 and reports it. The round ends when all clients in reach that take part have reported, or after `timeout_s` with what
 has come: every cluster becomes the mean of what was reported for it.
+
+For the personal last step clients send their curves (`core.personal`), and the server answers, at the end of a round,
+with the mean curve of their cluster.
 """
 
 from __future__ import annotations
@@ -13,19 +16,23 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dfca.core.client import ClientState, participates, usable
+from dfca.core.personal import GRID, SWEEPS
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import Machine, names
-from dfca.peer.messages import Report, Served
+from dfca.peer.messages import Curves, Report, Served
 from dfca.peer.options import PeerOptions
+from dfca.peer.personal import Personal
 from dfca.peer.state import State
-from dfca.peer.work import Draw, Job, Train
+from dfca.peer.work import Curve, Draw, Job, Personalise, Train, Trained
 
 
 class Server(Machine):
-    """The server. served: its bank as of the last round's end; arrived: who has reported."""
+    """The server. served: its bank as of the last round's end; arrived: who has reported; curves: by client, its
+    cluster and curve; pooled: whether all of these are in the means that it sent."""
 
     job = None
 
@@ -34,6 +41,8 @@ class Server(Machine):
         self.state = State.EMPTY
         self.served: Tensor | None = None
         self.arrived: set[int] = set()
+        self.curves: dict[int, tuple[int, tuple[float, ...]]] = {}
+        self.pooled = True
         self.due = False
         self.deadline: float | None = None
 
@@ -100,6 +109,9 @@ class Server(Machine):
         return f"waits for round {self.round} of {names(self.awaited())}" if self.links else "waits for its clients"
 
     def _handle(self, sender: int, message: Any) -> bool:
+        if isinstance(message, Curves):
+            self._take_curve(sender, message)
+            return True
         if not isinstance(message, Report):
             return False
         if message.round != self.round or sender in self.arrived or self.bank is None:
@@ -118,7 +130,26 @@ class Server(Machine):
         self.due = True
         return True
 
+    def _take_curve(self, sender: int, message: Curves) -> None:
+        if message.due != self.options.release:
+            self._refuse("a curve of another round", sender)
+        elif message.cluster >= 0 and len(message.values) == len(GRID):
+            self.curves[sender], self.pooled = (message.cluster, message.values), False
+
+    def _send_means(self) -> None:
+        """Send the clients of each cluster the mean of their curves, where there are new ones."""
+        self.pooled, release = True, self.options.release
+        assert release is not None
+        for j in sorted({cluster for cluster, _ in self.curves.values()}):
+            curves = {i: curve for i, (cluster, curve) in sorted(self.curves.items()) if cluster == j}
+            mean = torch.tensor(list(curves.values()), dtype=torch.float64).mean(dim=0).tolist()
+            message = Curves(release, j, len(curves), SWEEPS, tuple(mean))
+            for i in curves:
+                self._send(i, message)
+
     def _end_round(self) -> None:
+        if not self.pooled:
+            self._send_means()
         self._note("broadcast", round=self.round)
         self.copies = self._own_copy_does_not_count(replace(self.copies, round=self.round + 1))
         self.arrived.clear()
@@ -138,13 +169,13 @@ class Server(Machine):
         return replace(copies, counts=(-1,) * len(copies.bank), own={})
 
 
-class ServerClient(Machine):
+class ServerClient(Personal):
     """A client of a server. pending: models that came while it trained; reported: its last report on this link."""
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         super().__init__(options, allocate, incarnation)
         self.state: Enum = State.EMPTY
-        self.job: Train | None = None
+        self.job: Train | Curve | Personalise | None = None
         self.pending: Served | None = None
         self.reported = -1
         self.due = False
@@ -158,6 +189,7 @@ class ServerClient(Machine):
         self._tick(now)
         self.links[neighbour] = Neighbour()
         self.reported = -1
+        self._send_curves(neighbour)
 
     def disconnected(self, neighbour: int, now: float) -> None:
         """Train the round again if the server says so: the report may be lost."""
@@ -175,38 +207,57 @@ class ServerClient(Machine):
         self.due = False
         if self.state is not State.WAITING or self.job is not None:
             return
-        if self.round >= self.options.rounds:
+        if (job := self._personal_job()) is not None:
+            self._begin(job)
+        elif self.round >= self.options.rounds:
             self.state = State.DONE
             self._note("done", round=self.round)
         elif participates(self.options.seed, self.id, self.round, self.options.participation):
-            self.state, self.job = State.TRAINING, Train(self.round)
-            self._out.work.append(self.job)
+            self._begin(Train(self.round, self.unmeasured))
             self._note("start", round=self.round)
         else:
             self._note("sit", round=self.round)
             self.copies = self.rules.skip_round(self.copies)
 
+    def _begin(self, job: Train | Curve | Personalise) -> None:
+        self.state, self.job = State.TRAINING, job
+        self._out.work.append(job)
+
     def finished(self, job: Job, result: Any, now: float) -> None:
-        """Report what was trained."""
+        """Report what was trained; send the curve that was measured."""
         self._tick(now)
         if job is not self.job:
             return
-        self.job, self.state, trained = None, State.WAITING, self.round
+        self.job, self.state = None, State.WAITING
+        if isinstance(job, Train):
+            self._report(result)
+        elif isinstance(job, Curve):
+            self._end_measuring(result, ())
+            self.due = True
+        else:
+            self._note("tuned")
+            self.due = True
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            self._download(pending)
+
+    def _report(self, result: Trained) -> None:
+        trained = self.round
         self._note("finish", cluster=result.cluster if result.fine else -1, round=trained)
         self.copies, messages = self.rules.end_round(self.copies, result.cluster, result.model if result.fine else None)
         if self.links:
             self._broadcast(Report(trained, messages[0] if messages else None))
             self.reported = trained
         self._out.save = True
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            self._download(pending)
 
     def waits(self) -> str:
         """See `Machine`."""
         return "waits for the server"
 
     def _handle(self, sender: int, message: Any) -> bool:
+        if isinstance(message, Curves):
+            self._take_mean(sender, message)
+            return True
         if not isinstance(message, Served):
             return False
         bank, options = message.bank, self.options
@@ -217,6 +268,14 @@ class ServerClient(Machine):
         else:
             self._download(message)
         return True
+
+    def _take_mean(self, sender: int, message: Curves) -> None:
+        """Take the mean curve of the cluster in place of what sweeps would bring."""
+        own = self.curves
+        if not own.measured or not own.sound or (message.due, message.cluster) != (own.due, own.cluster):
+            self._refuse("a curve of another round", sender)
+        elif len(message.values) == len(GRID):
+            own.rows = [own.rows[0], message.values]
 
     def _download(self, message: Served) -> None:
         if self.state is State.DONE or message.round <= self.reported:

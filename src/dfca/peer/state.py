@@ -14,17 +14,18 @@ from torch import Tensor
 
 from dfca.core.client import ClientState, is_finite, participates
 from dfca.core.merging import LATEST
+from dfca.peer.curves import CurvePool
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
 from dfca.peer.lineage import Lineage, layout_of
-from dfca.peer.machine import Machine
 from dfca.peer.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.options import PeerOptions
+from dfca.peer.personal import Personal
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.revival import DriftDetector
 from dfca.peer.survey import SurveyWave
-from dfca.peer.work import Observe, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.work import Curve, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
 
 VERSION = 1
 """Of what `save` returns."""
@@ -88,9 +89,10 @@ class Saved:
     own: Tensor | None = None
     survey_at: int = 0
     samples: int = 0
+    curves: CurvePool = field(default_factory=CurvePool)
 
 
-class PeerState(Machine):
+class PeerState(Personal):
     """What all parts of a peer share.
 
     neighbours: those of the graph now, whether they are there or not; the options hold those that it began with.
@@ -117,7 +119,7 @@ class PeerState(Machine):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Observe | Score | None = None
+        self.job: Train | Rest | WarmUp | Observe | Score | Curve | Personalise | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -170,13 +172,14 @@ class PeerState(Machine):
             own=self.own,
             survey_at=self.survey_at,
             samples=self.samples,
+            curves=self.curves.copy(),
             **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
         )
 
     @property
     def holds_out(self) -> bool:
         """Whether samples are held out of training now: somebody will ask how models do on them."""
-        return self.surveying
+        return self.surveying or self.unmeasured
 
     @property
     def surveying(self) -> bool:
@@ -305,12 +308,12 @@ class PeerState(Machine):
         parts = {name: getattr(saved, name) for name in FRESHNESS}
         if all(len(part) == len(bank) for part in parts.values()):
             self.copies = replace(self.copies, assignment=saved.assignment, **parts)
-        self.detector, self.voted = saved.detector.copy(), saved.voted
         self.survey_at, self.samples = saved.survey_at or self.survey_at, saved.samples
+        self.detector, self.voted, self.curves = saved.detector.copy(), saved.voted, saved.curves.copy()
         self.detector.grow(len(bank))
         self.adopted = saved.round
 
-    NO_STATE = Machine.NO_STATE | {"_form", "awaited", "highest"}
+    NO_STATE = Personal.NO_STATE | {"_form", "awaited", "highest"}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; what parts of it share is shared again."""

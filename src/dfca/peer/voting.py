@@ -14,7 +14,7 @@ from dfca.peer.messages import Alarm, Call, Probe, Refuse
 from dfca.peer.revival import FRESH
 from dfca.peer.state import State, Step
 from dfca.peer.survey import SurveyWave
-from dfca.peer.work import Losses, Observe, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.work import KEPT, Losses, Observe, Rest, Score, Warm, WarmUp
 
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""
@@ -191,7 +191,7 @@ class Voting(Merging):
             else:
                 self._warm_up(None)
             self._drain_election()
-        if election.outcome is not None and not isinstance(self.job, Train | Rest):
+        if election.outcome is not None and not isinstance(self.job, (*KEPT, Rest)):
             self._conclude(election.outcome)
 
     def _conclude(self, outcome: Outcome) -> None:

@@ -1,8 +1,7 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
 A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
-`Peer.finished(job, result, now)`. A peer has at most one long job (`Train`, `Rest`, `WarmUp`, `Observe`) at a time:
-`peer.job`.
+`Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
 may run beside it.
 
@@ -76,6 +75,35 @@ class Observe:
     follows: int
 
 
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Measure the losses on held-out samples by the number of personal steps (`core.personal`) from the model that the
+    peer would deploy; closed: the clusters that it would not. The bank does not change until the job has ended. The
+    result is `OwnCurve`.
+    """
+
+    closed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Personalise:
+    """Take personal steps from the model that the peer deploys: from a copy, on all samples, for its own use.
+
+    What comes of it is the driver's, and is never sent; the result is None.
+    """
+
+    steps: int
+    closed: tuple[int, ...] = ()
+
+
+class OwnCurve(NamedTuple):
+    """A curve: the cluster that the peer would deploy, how many samples are held out, and the losses (G,) on them."""
+
+    cluster: int
+    samples: int
+    losses: Tensor
+
+
 class Trained(NamedTuple):
     """What came of a round: the cluster, whether the model is finite, the model (P,), and the lowest loss (the one of
     the model that was chosen, before training; inf where nobody looked). model None: the driver wrote it to the bank.
@@ -103,7 +131,15 @@ class Warm(NamedTuple):
     losses: Losses
 
 
-Job = Train | Rest | WarmUp | Observe | Draw | Score
+Job = Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise
+
+
+LONG = (Train, Rest, WarmUp, Observe, Curve, Personalise)
+"""Jobs that take time, one after the other."""
+READS_BANK = (Train, Observe, Curve, Personalise)
+"""Jobs while which the bank does not change."""
+KEPT = (Train, Curve, Personalise)
+"""Those of them that are never broken off: what came meanwhile waits for their end."""
 
 
 class Note(NamedTuple):
@@ -139,6 +175,10 @@ NOTES = {
     "switch": "the peer took over the models of another lineage",
     "broadcast": "the server ended a round",
     "download": "a client took the server's models",
+    "measure": "a measurement of the curve of personal steps began",
+    "measured": "it ended",
+    "tune": "the personal last step began; number: its steps",
+    "tuned": "it ended",
     "done": "the last round was done",
 }
 """The kinds of notes."""

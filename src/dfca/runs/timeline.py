@@ -81,9 +81,9 @@ class Timeline:
             if i not in self._shown or not isinstance(record, Record):
                 continue
             self._server = self._server or (kind == "send" and SERVER in (i, peer))
-            if kind in ("start", "warm"):
+            if kind in ("start", "warm", "measure", "tune"):
                 self._open[f"train {i}"] = time
-            elif kind in ("finish", "sit", "warmed", "switch"):
+            elif kind in ("finish", "sit", "warmed", "switch", "measured", "tuned"):
                 self._close("train", i, time)
             elif kind in ("leave", "absent"):
                 self._close("train", i, time)

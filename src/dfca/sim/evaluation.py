@@ -12,7 +12,7 @@ from dfca import metrics
 from dfca.core.inputs import moved
 from dfca.core.local import lowest
 from dfca.core.rng import stream
-from dfca.data.clients import Split
+from dfca.data.clients import ClientData, Split
 from dfca.sim.mixtures import mixed_scores
 from dfca.sim.personal import LastStep
 from dfca.sim.shards import PIECE_BYTES, members_of, within
@@ -175,9 +175,13 @@ class Evaluator:
         }
         return Scores(row, found[3], before)
 
-    def score_holders(self, banks: Tensor, assignments: Tensor, holding: Sequence[int]) -> dict[str, Any]:
-        """Score the banks where only the clients `holding` hold models: the row, with the mean score over them."""
-        found, key = self.score(banks, assignments), self.metric.key
+    def score_holders(
+        self, banks: Tensor, assignments: Tensor, holding: Sequence[int], personal: LastStep, final: bool
+    ) -> dict[str, Any]:
+        """Score the banks where only the clients `holding` hold models: the row, with the mean score over them; final:
+        they take their personal last step, where they have one."""
+        last_step, key = personal if final and personal.active else None, self.metric.key
+        found = self.score(banks, assignments, last_step=last_step)
         if (liars := self.start.liars) is not None:
             holding = [client for client in holding if client not in liars]
         held, picks = list(holding), torch.tensor(found.row["assignments"])
@@ -190,6 +194,9 @@ class Evaluator:
             f"{key}_by_cluster": _by_cluster(found.by_client[held], picks[held], len(banks)),
             f"{key}_by_client": found.by_client.tolist(),
             "clients": len(holding),
+            **({f"{key}_before_personal": _mean(found.before[held])} if personal.active else {}),
+            **({} if last_step is None else {f"{key}_before_personal_by_client": found.before.tolist()}),
+            **({} if last_step is None else last_step.row()),
         }
 
     def _note_high(self, losses: Tensor) -> None:
@@ -233,24 +240,34 @@ class Evaluator:
                 row[some] = self.engine.score_on(part, *distribution, closed=shut)
         return list(scores)
 
-    def deploy(self, banks: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
-        """Choose what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors."""
-        algorithm, members = self.setting.algorithm, self.shards.members
+    def deploy(
+        self,
+        banks: Tensor,
+        losses: Tensor | None,
+        data: ClientData | None = None,
+        clients: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor, Callable[[Sequence[int]], Tensor]]:
+        """Choose what every member deploys: training losses (L, m), the picks (L,), and how to gather the vectors.
+
+        data, clients: the samples of some clients, whose banks these are, in place of those of all members.
+        """
+        algorithm, members = self.setting.algorithm, self.shards.members if clients is None else clients
+        train = self.start.train if data is None else data
         if (personal := algorithm.personal) is not None:
-            each = self.engine.sample_losses(banks, self.start.train)
+            each = self.engine.sample_losses(banks, train)
 
             def personalise(some: Sequence[int]) -> Tensor:
                 mixed = torch.stack([personal(banks[:, 0 if self.shared else i], each[i]) for i in some])
                 run = range(some[0], some[-1] + 1)
-                data = members_of(self.start.train, run) if len(run) == len(some) else self.start.train.subset(some)
-                return self.engine.personalised(mixed, data, algorithm.finetuning, [members[i] for i in some])
+                mine = members_of(train, run) if len(run) == len(some) else train.subset(some)
+                return self.engine.personalised(mixed, mine, algorithm.finetuning, [members[i] for i in some])
 
             losses = torch.stack([samples.mean(dim=1) for samples in each])
             return losses, _lowest_of_rows(losses), personalise
         if losses is None:
-            losses = self.engine.losses(banks, self.start.train)
+            losses = self.engine.losses(banks, train)
         truth = self.start.truth if algorithm.informed else None
-        picks = _lowest_of_rows(losses) if truth is None else truth[members.start : members.stop]
+        picks = _lowest_of_rows(losses) if truth is None else truth[list(members)]
         if algorithm.mixture is not None and self.start.memory is not None:
             mixed = (algorithm.mixture(self.start.memory[client]) for client in members)
             picks = torch.tensor([int(weights.argmax()) for weights in mixed])
@@ -270,6 +287,10 @@ class Evaluator:
         return [
             0.0 if each else float(metrics.disagreement(banks[j : j + 1], clients, add)) for j, each in enumerate(shut)
         ]
+
+
+def _mean(scores: Tensor) -> float | None:
+    return float(scores.mean()) if len(scores) else None
 
 
 def _lowest_of_rows(losses: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dfca.core.local import lowest
 from dfca.core.personal import FIRST_SCALARS, GRID, LATER_SCALARS, POOL, SWEEPS, release_round
-from dfca.sim.engine import finite
+from dfca.data.clients import ClientData
+from dfca.sim.engine import Engine, finite
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start
 
@@ -20,16 +21,16 @@ Gather = Callable[[Sequence[int]], Tensor]
 
 
 class LastStep:
-    """The personal last step of the clients of a simulation.
+    """The personal last step of the clients of a simulation of so many rounds, 0 where nobody knows how many.
 
     release: the round before which the steps are picked, and from which on clients train on everything; None: they
     always do. steps (N,): of every client; 0 until they are picked.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, rounds: int) -> None:
         self.start, self.setting = start, start.setting
         asked = start.setting.last_steps
-        self.release = release_round(asked, start.setting.rounds)
+        self.release = release_round(asked, rounds)
         self.steps = torch.full((start.setting.clients,), 0 if asked == "auto" else asked)
 
     @property
@@ -49,7 +50,9 @@ class LastStep:
         rows = max(1, 16 * PIECE_BYTES // (start.flat.size * start.train.y.element_size()))
         holders = [place for place, size in enumerate(start.held.sizes) if size]
         for some in (holders[begin : begin + rows] for begin in range(0, len(holders), rows)):
-            mine[some, 2:] = self._curves(deployed(some), some).cpu()
+            clients = [start.members[place] for place in some]
+            held, train = _of(start.held, some), _of(start.train, some)
+            mine[some, 2:] = measure_curves(start.engine, deployed(some), train, held, clients).cpu()
         found = shards.gather(mine)
         chosen, held, curves = found[:, 0].long(), found[:, 1:2], found[:, 2:]
         known = found[:, 1] > 0
@@ -85,18 +88,6 @@ class LastStep:
         """Return the metrics of the last step: the steps of every client."""
         return {"personal_steps_by_client": self.steps.tolist()}
 
-    def _curves(self, vectors: Tensor, places: Sequence[int]) -> Tensor:
-        """Compute the curves of some members that hold samples out: (C, G)."""
-        start = self.start
-        assert start.held is not None
-        held, train = _of(start.held, places), _of(start.train, places)
-        clients = [start.members[place] for place in places]
-        found = [start.engine.deployed_losses(vectors, held)]
-        for begin, end in pairwise(GRID):
-            vectors = start.engine.personal_steps(vectors, train, end - begin, clients)
-            found.append(start.engine.deployed_losses(vectors, held))
-        return torch.stack(found, dim=1)
-
     def _steps(self, vectors: Tensor, places: Sequence[int], steps: int) -> Tensor:
         clients = [self.start.members[place] for place in places]
         return self.start.engine.personal_steps(vectors, _of(self.start.train, places), steps, clients)
@@ -116,6 +107,17 @@ class LastStep:
             return FIRST_SCALARS * int(known.sum())
         alike = len(alike_pairs(pairs, clusters, sound))
         return FIRST_SCALARS * int(known[pairs[:, 0]].sum()) + LATER_SCALARS * alike
+
+
+def measure_curves(
+    engine: Engine, vectors: Tensor, train: ClientData, held: ClientData, clients: Sequence[int]
+) -> Tensor:
+    """Measure the curves of clients that hold samples out, from the models (C, P) that they deploy: (C, G)."""
+    found = [engine.deployed_losses(vectors, held)]
+    for begin, end in pairwise(GRID):
+        vectors = engine.personal_steps(vectors, train, end - begin, clients)
+        found.append(engine.deployed_losses(vectors, held))
+    return torch.stack(found, dim=1)
 
 
 def pooled(curves: Tensor, sound: Tensor, clusters: Tensor, pairs: Tensor | None) -> Tensor:

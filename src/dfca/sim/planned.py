@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ def work(
     if stages is None:
         return engine.work(task, places)
     return _Planned(engine, task, places, stages, every).work()
+
+
+def quiet(engine: Engine, stages: tuple[Stage, ...] | None) -> tuple[Engine, tuple[Stage, ...] | None]:
+    """Make an engine and stages that choose and take no step."""
+    still = Engine(engine.model, replace(engine.local, steps=0), engine.seed, engine.how)
+    return still, stages and tuple(stage._replace(options=replace(stage.options, steps=0)) for stage in stages)
 
 
 class _Planned:

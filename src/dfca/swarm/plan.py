@@ -99,6 +99,7 @@ class Plan:
                 "share": config.mixing.share,
                 "robust": config.mixing.robust,
                 "merging": None if setting.merging is None else asdict(setting.merging),
+                "personal": setting.last_steps,
             }
         )
         model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
@@ -123,10 +124,6 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> P
         raise ConfigError("nodes of a swarm do not lie: leave [liars] out, or use `dfca run`")
     if config.data.drift_share:
         raise ConfigError("a swarm has no drift yet: set data.drift_share = 0")
-    if config.personal is not None and config.personal.steps:
-        raise ConfigError(
-            f"nodes take no personal last step yet, got personal.steps = {config.personal.steps}; set it to 0"
-        )
     if config.mixing.quiet_rounds:
         raise ConfigError(
             f"nodes have no quiet rounds yet, got mixing.quiet_rounds = {config.mixing.quiet_rounds}; set it to 0"

@@ -12,6 +12,7 @@ from dfca.node.store import DiskStore
 from dfca.peer.lineage import layout_of
 from dfca.peer.state import Saved
 from dfca.sim.evaluation import Evaluator
+from dfca.sim.personal import LastStep
 from dfca.sim.shards import Alone
 from dfca.sim.start import Start
 from dfca.swarm.plan import Plan
@@ -34,6 +35,11 @@ class Snapshot:
         return [0 if saved is None else saved.round for saved in self.saves]
 
     @property
+    def steps(self) -> list[int]:
+        """The personal last steps that each client has picked."""
+        return [0 if saved is None else saved.curves.picked or 0 for saved in self.saves]
+
+    @property
     def lineages(self) -> int:
         """How many lineages there are among those that hold models."""
         return len({self.saves[i].lineage for i in self.holding})  # type: ignore[union-attr]
@@ -49,7 +55,8 @@ class Scorer:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._evaluator = Evaluator(Start(plan.setting, Alone(plan.setting.clients)))
+        start = Start(plan.setting, Alone(plan.setting.clients))
+        self._evaluator, self._last_step = Evaluator(start), LastStep(start, plan.setting.rounds)
 
     def row(self, snapshot: Snapshot, time_s: float) -> dict[str, Any] | None:
         """Return the metrics of a snapshot; None where nobody holds models yet.
@@ -73,6 +80,9 @@ class Scorer:
             banks[: len(saved.bank), i] = hide_closed(saved.bank, layout_of(saved.lineage).closed)
             banks[len(saved.bank) :, i] = saved.bank[0]
             assignments[i] = -1 if saved.assignment is None else saved.assignment
-        scored = self._evaluator.score_holders(banks, assignments, holding)
+        done = min(snapshot.rounds) >= self._plan.setting.rounds
+        if done and self._plan.setting.last_steps == "auto":
+            self._last_step.steps = torch.tensor(snapshot.steps)
+        scored = self._evaluator.score_holders(banks, assignments, holding, self._last_step, final=done)
         without = [i for i in range(clients) if i not in holding]
         return {"round": min(snapshot.rounds), "time_s": time_s, **scored, "without_models": without}

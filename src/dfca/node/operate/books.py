@@ -80,5 +80,7 @@ _LOGGED = {
     "afresh": "nobody is there: begins with models of its own",
     "jump": "goes on with round {round} of its neighbours",
     "timeout": "stopped waiting for neighbours in round {round}",
+    "measure": "measures which number of personal steps is best on its held-out samples",
+    "tune": "takes {number} personal steps from the model that it uses",
     "done": "all {round} rounds are done; goes on serving its neighbours",
 }

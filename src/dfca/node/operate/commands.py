@@ -122,14 +122,15 @@ def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
     return found
 
 
-def load_model(path: Path, cluster: int | None = None) -> Any:
-    """Load one saved model of a node: its own cluster's, or another one. Returns `task.export.Exported`.
+def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> Any:
+    """Load one saved model of a node: its own cluster's after the personal last step, where it takes one; or that of a
+    cluster, or of its own (shared), as the swarm has it. Returns `task.export.Exported`.
 
-    Raises RunError where there is none yet.
+    Raises RunError where there is none yet, DataError where the samples for the personal step cannot be read.
     """
     from dfca.core.merging import hide_closed
     from dfca.node.task.dataset import load
-    from dfca.node.task.export import Exported
+    from dfca.node.task.export import Exported, personalised
     from dfca.node.task.learner import build, choose_cluster
     from dfca.peer.lineage import layout_of
 
@@ -145,6 +146,7 @@ def load_model(path: Path, cluster: int | None = None) -> Any:
             f"the saved models have {saved.bank.shape[1]} floats and the swarm's model {model.flat.size}; the folder "
             "was mixed up with another one: restore it from a copy"
         )
+    own = cluster is None and not shared
     if cluster is None:
         cluster = saved.assignment
     if cluster is None:
@@ -152,10 +154,18 @@ def load_model(path: Path, cluster: int | None = None) -> Any:
         cluster = choose_cluster(model, bank, load(folder.config, path, folder.facts).train)
     if not 0 <= cluster < len(saved.bank):
         raise ConfigError(f"--cluster must be 0 to {len(saved.bank) - 1}, got {cluster}")
-    return Exported(folder.facts, model, saved.bank[cluster].clone(), cluster, saved.round)
+    exported = Exported(folder.facts, model, saved.bank[cluster].clone(), cluster, saved.round)
+    steps = folder.facts.personal if folder.facts.personal != "auto" else saved.curves.steps
+    if not own or not steps:
+        return exported
+    try:
+        samples = load(folder.config, path, folder.facts)
+    except DataError as error:
+        raise DataError(f"{error}; the personal last step needs the samples: --shared does without it") from None
+    return personalised(exported, samples, folder.identity.number, steps)
 
 
-def predict_file(path: Path, data: str, cluster: int | None = None) -> tuple[str, Any]:
+def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool = False) -> tuple[str, Any]:
     """Predict the samples of a file by a node's model; returns CSV, and the model that was used."""
     from dfca.node.task.dataset import load_inputs
     from dfca.node.task.export import predictions_csv
@@ -163,7 +173,7 @@ def predict_file(path: Path, data: str, cluster: int | None = None) -> tuple[str
     from dfca.node.task.scaling import Scaling
 
     folder = NodeFolder.load(path)
-    exported = load_model(path, cluster)
+    exported = load_model(path, cluster, shared)
     absolute = str(Path(data).expanduser().absolute())
     wanted = folder.config.data.model_copy(update={"path": absolute, "format": "auto", "test": None})
     x = load_inputs(folder.config.model_copy(update={"data": wanted}), path, folder.facts)

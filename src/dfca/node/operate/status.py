@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dfca.node.node import Node
     from dfca.node.operate.books import Books
     from dfca.node.task.facts import Facts
+    from dfca.peer.machine import Machine
 
 FILE = "status.json"
 MISFIT, FIT = 0.9, 0.6
@@ -54,6 +55,7 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
         "accuracy": None if own is None else own["accuracy"],
         "rmse": None if own is None else own.get("rmse"),
         "scores": scores,
+        "personal": describe_personal(machine, work),
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
         "staleness": books.staleness,
         "round_s": books.round_s,
@@ -61,6 +63,23 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
         "folds": books.counts["fold"],
         "drops": books.counts["drop"],
     }
+
+
+def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | None:
+    """Describe the personal last step: its steps, before which round they were picked, by which losses on held-out
+    samples without it and with it, and the score after it where it was taken; None where there is none yet."""
+    from dfca.core.personal import GRID
+    from dfca.peer.curves import CurvePool
+
+    pool, steps = getattr(machine, "curves", None), getattr(machine, "personal_steps", 0)
+    if not isinstance(pool, CurvePool) or not (pool.measured or steps):
+        return None
+    found: dict[str, Any] = {"steps": steps}
+    if pool.measured:
+        losses = [_finite(pool.rows[0][place]) for place in (0, GRID.index(steps))]
+        found |= {"round": pool.due, "samples": pool.samples, "losses": losses, "sweeps": len(pool.rows) - 1}
+    scores = () if work.personal is None else work.personal.scores
+    return {**found, **(_score(scores[0]) if scores else {})}
 
 
 def _score(score: Any) -> dict[str, Any]:
@@ -185,6 +204,8 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         others = f" (all clusters: {', '.join(scores)})" if len(scores) > 1 else ""
         samples = get("samples") or {}
         rows.append((title, f"{format(get(key), form)} on {samples.get('held_out')} held-out samples{others}"))
+    if personal := get("personal"):
+        rows.append(("personal step", _personal(personal)))
     if get("loss") is not None:
         rows.append(("loss", f"{get('loss'):.4g} on {(get('samples') or {}).get('train')} samples, before training"))
     if get("staleness") is not None:
@@ -199,6 +220,22 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     if last:
         rows.append(("last error", f"{last['text']} ({last['time']})"))
     return rows
+
+
+def _personal(found: Mapping[str, Any]) -> str:
+    """Say in a line what the personal last step is."""
+    if not found["steps"] and not found.get("samples"):
+        return "none: nothing is held out to pick it on"
+    if not found["steps"]:
+        return f"none: on {found.get('samples')} held-out samples the swarm's model is the best"
+    parts = [f"{found['steps']} steps before the model is used"]
+    if found.get("losses") and None not in found["losses"]:
+        before, after = found["losses"]
+        parts.append(f"loss {before:.4g} -> {after:.4g} on {found['samples']} held-out samples")
+    for key, form in (("accuracy", ".1%"), ("rmse", ".4g")):
+        if found.get(key) is not None:
+            parts.append(f"then {key} {format(found[key], form)}")
+    return ", ".join(parts)
 
 
 def _cells(each: Mapping[str, Any]) -> list[str]:

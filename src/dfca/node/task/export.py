@@ -9,30 +9,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dfca.export import write_onnx, write_safetensors
 from dfca.node.task.config import Config, absolute
 from dfca.node.task.csv_table import write_csv
+from dfca.node.task.dataset import Samples as DeviceSamples
 from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import Architecture, Predictions, build, predict
+from dfca.node.task.learner import Architecture, Predictions, Score, build, predict, score_all
 from dfca.node.task.scaling import Scaling
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One model of a bank: vector (P,), whose cluster and round it is."""
+    """One model of a bank: vector (P,), whose cluster and round it is; steps: the personal steps that were taken from
+    it; scores: how it does on held-out samples without them and with them, where there are some."""
 
     facts: Facts
     model: Architecture
     vector: Tensor
     cluster: int
     round: int
+    steps: int = 0
+    scores: tuple[Score, ...] = ()
+
+    def describe(self) -> str:
+        """Say in a line which model this is."""
+        found = f"cluster {self.cluster}, round {self.round}"
+        if not self.steps:
+            return f"{found}, as the swarm has it"
+        found += f", after {self.steps} personal steps"
+        if not self.scores:
+            return found
+        before, after = self.scores
+        shown = [f"loss {before.loss:.4g} -> {after.loss:.4g}"]
+        if before.accuracy is not None and after.accuracy is not None:
+            shown.append(f"accuracy {before.accuracy:.1%} -> {after.accuracy:.1%}")
+        if before.rmse is not None and after.rmse is not None:
+            shown.append(f"RMSE {before.rmse:.4g} -> {after.rmse:.4g}")
+        return f"{found} (held-out {', '.join(shown)})"
 
     def metadata(self) -> dict[str, str]:
         """Describe the model for whoever uses it; values are JSON where they are not plain text."""
@@ -43,6 +64,7 @@ class Exported:
             "swarm_name": facts.name,
             "cluster": str(self.cluster),
             "round": str(self.round),
+            "personal_steps": str(self.steps),
             "classes": json.dumps(facts.classes),
             "features": json.dumps(facts.inputs.features),
             "shape": json.dumps(facts.inputs.sample_shape),
@@ -54,6 +76,17 @@ class Exported:
             "task": facts.task,
             **({"target": facts.target.model_dump_json()} if facts.task == "regression" else {}),
         }
+
+
+def personalised(exported: Exported, samples: DeviceSamples, number: int, steps: int) -> Exported:
+    """Take personal steps from a model on the training samples of a device; one that becomes non-finite is left."""
+    from dfca.core.deployment import steps_of
+    from dfca.node.worker import few
+
+    client = exported.facts.client(number, 0, samples.train, exported.model)
+    vector = steps_of(client).take(exported.vector, few(samples.train, client), steps)
+    both = torch.stack([exported.vector, vector])
+    return replace(exported, vector=vector, steps=steps, scores=score_all(exported.model, both, samples.held_out))
 
 
 def to_safetensors(exported: Exported, path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dfca.core.options import MOST_PERSONAL_STEPS
 from dfca.errors import ConfigError
 from dfca.files import atomic_write, read_small
 from dfca.node.task.problems import explain, sentences
@@ -215,6 +216,9 @@ class Facts(Section):
     robust: Literal["none", "clip", "trimmed", "median"] = Field(
         default="none", description="how members guard against those that lie: mixing.robust of an experiment"
     )
+    personal: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] = Field(
+        default=0, description="steps of a member on its own samples before it uses its model; auto: it picks them"
+    )
     election: ElectionFacts = ElectionFacts()
     revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
     merging: MergingFacts | None = Field(
@@ -251,6 +255,8 @@ class Facts(Section):
             left_out.add("robust")
         if self.merging is None:
             left_out.add("merging")
+        if self.personal == 0:
+            left_out.add("personal")
         plain = self.model_dump(mode="json", exclude=left_out)
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
@@ -361,6 +367,7 @@ class Facts(Section):
             "quorum": self.election.quorum,
             "merging": algorithm.merging,
             "observation": 1.0 if self.merging is None else self.merging.steps / self.local.steps,
+            "personal": self.personal,
         }
         rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share, robust=self.robust)
         return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})

@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from dfca.core.options import PersonalSteps
 from dfca.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.node.task.config import MODULE, Config, DataConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
-from dfca.node.task.facts import Facts
+from dfca.node.task.facts import ALGORITHMS, Facts
 from dfca.node.task.learner import build, measured
 from dfca.node.task.reading import Raw, Request, found_classes, read, to_number
 from dfca.node.task.scaling import measure
@@ -83,6 +84,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
             "algorithm": options.algorithm,
             "clusters": options.clusters,
             "merging": {} if options.algorithm == "dfca" else None,
+            "personal": _personal(options.algorithm),
             **(options.agreed or {}),
             "label": config.data.label,
             "inputs": _inputs(raw, config),
@@ -162,6 +164,13 @@ def _name(folder: Path) -> str:
     if not name:
         raise ConfigError(f"{folder} makes no name for a device; give one by --name")
     return name
+
+
+def _personal(algorithm: str) -> PersonalSteps:
+    """Settle the steps of the personal last step: the algorithm's own; facts refuse one that does not exist."""
+    from dfca import algorithms
+
+    return algorithms.get(algorithm).personal_steps if algorithm in ALGORITHMS else 0
 
 
 def _inputs(raw: Raw, config: Config) -> dict[str, Any]:

@@ -181,11 +181,12 @@ def evaluate(
     model: Architecture, bank: Tensor, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]
 ) -> Report:
     """Choose a cluster with training samples and score every model of a bank (m, P) on held-out ones."""
-    cluster = choose_cluster(model, bank, train)
-    x, y = held_out
-    if len(y) == 0:
-        return Report(cluster, ())
-    return Report(cluster, tuple(_score(model, vector, x, y) for vector in bank))
+    return Report(choose_cluster(model, bank, train), score_all(model, bank, held_out))
+
+
+def score_all(model: Architecture, bank: Tensor, held_out: tuple[Tensor, Tensor]) -> tuple[Score, ...]:
+    """Score models (m, P) on held-out samples; nothing where there are none."""
+    return tuple(_score(model, vector, *held_out) for vector in bank) if len(held_out[1]) else ()
 
 
 def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> Score:

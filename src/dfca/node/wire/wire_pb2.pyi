@@ -174,7 +174,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "update", "nothing", "copy_request", "copy", "bank_request", "bank_copy", "declined", "probe", "count", "refuse", "open", "centre", "bid", "stand", "candidate", "votes", "decision", "alarm", "served", "report", "question", "answer", "result")
+    __slots__ = ("hello", "update", "nothing", "copy_request", "copy", "bank_request", "bank_copy", "declined", "probe", "count", "refuse", "open", "centre", "bid", "stand", "candidate", "votes", "decision", "alarm", "served", "report", "question", "answer", "result", "curves")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     NOTHING_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class PeerMessage(_message.Message):
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    CURVES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     update: Update
     nothing: Nothing
@@ -223,7 +224,8 @@ class PeerMessage(_message.Message):
     question: Question
     answer: Answer
     result: Result
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., copy_request: _Optional[_Union[CopyRequest, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., bank_request: _Optional[_Union[BankRequest, _Mapping]] = ..., bank_copy: _Optional[_Union[BankCopy, _Mapping]] = ..., declined: _Optional[_Union[Declined, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., count: _Optional[_Union[Count, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., bid: _Optional[_Union[Bid, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ..., votes: _Optional[_Union[Votes, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., alarm: _Optional[_Union[Alarm, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ...) -> None: ...
+    curves: Curves
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., copy_request: _Optional[_Union[CopyRequest, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., bank_request: _Optional[_Union[BankRequest, _Mapping]] = ..., bank_copy: _Optional[_Union[BankCopy, _Mapping]] = ..., declined: _Optional[_Union[Declined, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., count: _Optional[_Union[Count, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., centre: _Optional[_Union[Centre, _Mapping]] = ..., bid: _Optional[_Union[Bid, _Mapping]] = ..., stand: _Optional[_Union[Stand, _Mapping]] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ..., votes: _Optional[_Union[Votes, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., alarm: _Optional[_Union[Alarm, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., curves: _Optional[_Union[Curves, _Mapping]] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("voters", "attempt", "root", "incarnation", "digest", "slots", "merges", "empty", "last")
@@ -604,6 +606,22 @@ class Alarm(_message.Message):
     raised: bool
     lineage: _containers.RepeatedCompositeFieldContainer[Entry]
     def __init__(self, origin: _Optional[int] = ..., number: _Optional[int] = ..., raised: _Optional[bool] = ..., lineage: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class Curves(_message.Message):
+    __slots__ = ("due", "cluster", "degree", "first", "values", "lineage")
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    DEGREE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    due: int
+    cluster: int
+    degree: int
+    first: int
+    values: _containers.RepeatedScalarFieldContainer[float]
+    lineage: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, due: _Optional[int] = ..., cluster: _Optional[int] = ..., degree: _Optional[int] = ..., first: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., lineage: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Served(_message.Message):
     __slots__ = ("round",)

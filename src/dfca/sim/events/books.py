@@ -30,9 +30,9 @@ KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
 INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "rewire", "finished", "scored", "wake"))
 """What can go into a peer; "scored" is the end of a short job."""
 _SENDS = frozenset(("send", "answer", "repeat"))
-_STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch"))
+_STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch", "measured", "tuned"))
 _new = tuple.__new__  # records are made in a third of the time: there are many
-_BOOKED = _SENDS | _STOPS | {"start", "warm", "return", "candidacy"}
+_BOOKED = _SENDS | _STOPS | {"start", "warm", "measure", "tune", "return", "candidacy"}
 
 
 class Record(NamedTuple):
@@ -154,7 +154,7 @@ class Books:
             self.start_models += 1
         elif client == SERVER:
             return
-        elif kind == "start" or kind == "warm":
+        elif kind in ("start", "warm", "measure", "tune"):
             self._began[client] = time
         elif kind == "return":
             self._away[client] += time - self._left[client]

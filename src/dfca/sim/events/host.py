@@ -23,6 +23,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
+from dfca.peer.personal import Personal
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
@@ -281,11 +282,11 @@ class PeerHost:
 
     # The whole.
 
-    def evaluate(self) -> dict[str, Any]:
-        """Score everybody, and add the row to the metrics."""
+    def evaluate(self, final: bool = False) -> dict[str, Any]:
+        """Score everybody, and add the row to the metrics; final: with the personal last steps."""
         self.enter_notes()
-        self.books.note(self.now, "evaluate", SERVER)
-        row = self.pool.evaluate(self.books, self.held())
+        self.books.note(self.now, "evaluate", SERVER, number=1 if final else -1)
+        row = self.pool.evaluate(self.books, self.held(), self.personal_steps() if final else None)
         self.metrics.append(row)
         return row
 
@@ -309,6 +310,17 @@ class PeerHost:
     def sizes(self) -> list[int]:
         """Return how many models each client holds, those that are away included."""
         return [each.models for each in self.held()]
+
+    def personal_steps(self) -> list[int]:
+        """Return the personal last steps of each client, as far as they know; those that are away included."""
+        fixed = self.pool.setting.last_steps
+        if fixed != "auto":
+            return [fixed] * self.books.clients
+        found = []
+        for i in range(self.books.clients):
+            holder = self.peers[i] or self.saved[i]
+            found.append(holder.curves.steps if isinstance(holder, Personal | Saved) else 0)
+        return found
 
     def models(self) -> int:
         """Return the most models that somebody holds."""
@@ -405,6 +417,7 @@ def peer_options(
             staleness=staleness,
             merging=None if pool.dry else setting.merging,
             observation=observation,
+            personal=setting.last_steps if pool.rounds and not pool.dry else 0,
             **changes,
         )
         for i in ids

@@ -19,11 +19,12 @@ from dfca.core.algorithm import Choice, View
 from dfca.core.election import Parts, divide
 from dfca.core.merging import Observation
 from dfca.core.params import initial
+from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
 from dfca.peer.lineage import Clusters
-from dfca.peer.work import Job, Losses, Observe, Rest, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator
@@ -31,7 +32,8 @@ from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
 from dfca.sim.notes import notes_of
 from dfca.sim.observing import observe_all
-from dfca.sim.planned import work
+from dfca.sim.personal import LastStep, measure_curves
+from dfca.sim.planned import quiet, work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts
@@ -48,19 +50,22 @@ class Order(NamedTuple):
 
 
 class ClientPool:
-    """The clients' models and samples. `dry`: nothing is computed, and models have no numbers.
+    """The clients' models and samples. `dry`: nothing is computed, and models have no numbers. rounds: of the run,
+    those of the setting if not given; 0: nobody knows how many.
 
     assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
     last evaluation.
     """
 
-    def __init__(self, setting: Setting, dry: bool) -> None:
+    def __init__(self, setting: Setting, dry: bool, rounds: int | None = None) -> None:
         self.setting, self.seed, self.dry, algorithm = setting, setting.seed, dry, setting.algorithm
         self.start = Start(setting)
         self.flat, self.engine, self.shared = self.start.flat, self.start.engine, self.start.shared
         self.liars = self.start.liars
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
+        self.rounds = setting.rounds if rounds is None else rounds
+        self.last_step = LastStep(self.start, self.rounds)
         self._divided: dict[tuple[int | None, bool], _Divided] = {}
         self._steps: dict[int, int] = {}
         self.drifted, self.changed = False, 0
@@ -143,7 +148,9 @@ class ClientPool:
             return self._score(orders)
         if kind is Observe:
             return self._observe(orders)
-        return [None if kind is Rest else self._draw(order.client) for order in orders]
+        if kind is Curve:
+            return self._measure(orders)
+        return [None if kind is not Draw else self._draw(order.client) for order in orders]
 
     def _draw(self, client: int) -> Tensor:
         """Draw the models that a client begins with: (m, P)."""
@@ -206,7 +213,10 @@ class ClientPool:
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
         task = Task(banks, data, choose, round, needs, known, in_place=not self.shared, closed=job.closed)
         found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
-        for done in work(self.engine, task, places, self.start.stages, algorithm.trains == "all"):
+        engine, stages = self.engine, self.start.stages
+        if self.is_quiet(round):
+            engine, stages = quiet(engine, stages)
+        for done in work(engine, task, places, stages, algorithm.trains == "all"):
             self._remember(places, done)
             lowest = done.losses.nan_to_num(nan=math.inf).min(dim=1).values.tolist() if looks else []
             for row, position in enumerate(done.positions):
@@ -215,6 +225,11 @@ class ClientPool:
                 client, cluster = places[position], done.choices[row].cluster
                 found[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
         return found
+
+    def is_quiet(self, round: int) -> bool:
+        """Return whether nobody takes a step in a round: it is one of the last, in which clients only exchange."""
+        many = self.setting.quiet_rounds if self.setting.algorithm.exchange == "gossip" else 0
+        return many > 0 and round >= self.rounds - many
 
     def _unseen_losses(self, banks: Tensor, places: Sequence[int], closed: Collection[int]) -> Tensor:
         """Compute the losses of clients on the samples that they hold out, or on the others where they hold out none:
@@ -291,6 +306,35 @@ class ClientPool:
                 found[client] = found[client]._replace(losses=tuple(losses[j] for j in slots), optimism=optimism)
         return [found[order.client] for order in orders]
 
+    def _measure(self, orders: Sequence[Order]) -> list[OwnCurve]:
+        """Measure the curves of clients, in one call for those that hold as many models, or the same of a server."""
+        groups: dict[tuple[Any, ...], list[Order]] = {}
+        found: dict[int, OwnCurve] = {}
+        for order in orders:
+            assert isinstance(order.job, Curve)
+            assert order.bank is not None
+            where = order.bank.data_ptr() if self.shared else 0
+            groups.setdefault((len(order.bank), where, order.job.closed), []).append(order)
+        for (models, _, closed), some in groups.items():
+            many = max(1, 16 * PIECE_BYTES // (models * self.size * self.banks.element_size()))
+            for begin in range(0, len(some), many):
+                found |= self._measure_group(some[begin : begin + many], closed)
+        return [found[order.client] for order in orders]
+
+    def _measure_group(self, orders: Sequence[Order], closed: tuple[int, ...]) -> dict[int, OwnCurve]:
+        clients, banks = [order.client for order in orders], [order.bank for order in orders if order.bank is not None]
+        train, held = (data.subset(clients) for data in self.start.divided)
+        stacked = banks[0][:, None] if self.shared else torch.stack(banks, dim=1)
+        losses = self.engine.losses(stacked, train, closed=closed)
+        losses[:, list(closed)] = math.inf
+        _, picks, deployed = self._evaluator.deploy(stacked, losses, train, clients)
+        curves = torch.full((len(clients), len(GRID)), math.nan, dtype=torch.float64)
+        if holders := [row for row, size in enumerate(held.sizes) if size]:
+            parts, names = (train.subset(holders), held.subset(holders)), [clients[row] for row in holders]
+            curves[holders] = measure_curves(self.engine, deployed(holders), *parts, names).cpu()
+        found = zip(clients, picks.tolist(), held.sizes, curves, strict=True)
+        return {client: OwnCurve(cluster, size, curve) for client, cluster, size, curve in found}
+
     def _score(self, orders: Sequence[Order]) -> list[Losses]:
         """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
         shared: dict[tuple[tuple[int | None, bool], int, int], list[int]] = {}
@@ -352,15 +396,20 @@ class ClientPool:
 
     # Scores.
 
-    def evaluate(self, books: Books, held: Sequence[Clusters]) -> dict[str, Any]:
-        """Score everybody: a row of metrics. held (N,): which models each client holds."""
+    def evaluate(self, books: Books, held: Sequence[Clusters], steps: Sequence[int] | None = None) -> dict[str, Any]:
+        """Score everybody: a row of metrics. held (N,): which models each client holds; steps (N,): of their personal
+        last steps, which they take now."""
         holding = [client for client, each in enumerate(held) if each.models]
         row: dict[str, Any] = {"time_s": books.time}
         if not self.dry:
             banks = self.fill(held)
+            if steps is not None:
+                self.last_step.steps = torch.tensor(steps)
             row |= {
                 "round": books.rounds_done,
-                **self._evaluator.score_holders(banks, torch.tensor(self.assigned), holding),
+                **self._evaluator.score_holders(
+                    banks, torch.tensor(self.assigned), holding, self.last_step, final=steps is not None
+                ),
                 "changed": self.changed,
                 **books.traffic(self.start.sent_size * banks.element_size(), len(banks)),
                 "election": None,
@@ -369,12 +418,21 @@ class ClientPool:
         row["without_models"] = [client for client, each in enumerate(held) if not each.models]
         return row | books.times()
 
+    def personal_vector(self, client: int, held: Sequence[Clusters], steps: int) -> Tensor:
+        """Make the model (P,) that a client deploys after so many personal steps."""
+        deployed = self._evaluator.deploy(self.fill(held), None)[2]([client])
+        self.last_step.steps[client] = steps
+        return self.last_step.take(deployed, [client])[0]
+
     def notes(self, models: int) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models: the most that a client holds."""
         found = notes_of(self.start, self._evaluator, models, self.diverged)
         name = self.setting.algorithm.name
-        if self.setting.last_steps != 0:
-            found = (*found, f"{name} runs without its personal last step in virtual time, where it is not built yet")
+        if self.setting.last_steps == "auto" and not self.rounds and not self.dry:
+            found = (
+                *found,
+                f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",
+            )
         return found
 
     # Checkpoints.

@@ -103,7 +103,7 @@ class _Replay:
                 if (line.kind, *line[3:]) != note:
                     raise self._differs(line, f"the replay has a {note[0]}")
             elif line.kind == "evaluate":
-                host.evaluate()
+                host.evaluate(final=line.number == 1)
             elif line.kind == "drift":
                 host.drift(line.client)
             else:

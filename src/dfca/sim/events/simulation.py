@@ -27,10 +27,11 @@ from contextlib import contextmanager
 from heapq import heappop
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
-from dfca.peer.work import Job, Observe, WarmUp
+from dfca.peer.work import Curve, Job, Observe, Personalise, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
@@ -44,7 +45,7 @@ from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
-_FACTS = ("handled", "done", "_scored_at", "_due", "_due_s", "_stays", "_returns")
+_FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
 
 class EventSimulation:
@@ -57,22 +58,19 @@ class EventSimulation:
     def __init__(self, setting: Setting, world: World | None = None, options: EventOptions | None = None) -> None:
         self.options = options = options or EventOptions()
         self.setting, self.world, clients = setting, world or World(), setting.clients
-        if setting.personal_steps:
-            raise ConfigError(
-                f"virtual time has no personal last step yet, got personal.steps = {setting.personal_steps!r}; "
-                "set it to 0, or leave [world] out"
-            )
-        if setting.quiet_rounds:
-            raise ConfigError(
-                f"virtual time has no quiet rounds yet, got mixing.quiet_rounds = {setting.quiet_rounds}; set it to 0"
-            )
         self.until_s = math.inf if options.until_s is None else options.until_s
         if setting.algorithm.peers is not None:
             raise ConfigError(
                 f"{setting.algorithm.name} chooses its peers by the losses of their models, which no peer in virtual "
                 "time can ask for; run it in rounds, without a world"
             )
-        self.pool = ClientPool(setting, options.dry)
+        rounds = options.rounds or (setting.rounds if options.until_s is None else 0)
+        if setting.quiet_rounds and not rounds:
+            raise ConfigError(
+                f"quiet rounds are the last ones, and this run ends by time: got mixing.quiet_rounds = "
+                f"{setting.quiet_rounds} with until_s; give rounds too, or set it to 0"
+            )
+        self.pool = ClientPool(setting, options.dry, rounds)
         self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
         self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
@@ -82,7 +80,7 @@ class EventSimulation:
             setting,
             self.pool,
             near,
-            rounds=options.rounds or (setting.rounds if options.until_s is None else sys.maxsize),
+            rounds=rounds or sys.maxsize,
             timeout_s=options.timeout_s,
             staleness=options.staleness,
             quorum=options.quorum,
@@ -94,7 +92,7 @@ class EventSimulation:
         self._round_steps = max(1, self.pool.steps(self.pool.models))
         self.handled = 0
         self.done = False
-        self._scored_at = -1
+        self._scored_at, self._scored_last = -1, False
         self._due = setting.evaluate_every * clients
         self._due_s = options.evaluate_every_s or math.inf
         self._stays = [0] * clients
@@ -154,7 +152,7 @@ class EventSimulation:
             self.clock.now = self.host.now = min(time, self._due_s)
             self._handle_instant()
             due = self.clock.now >= self._due_s or self.books.finished >= self._due
-            row = self._evaluate() if due and self._is_evaluated() else None
+            row = self._evaluate(self._is_last()) if due and self._is_evaluated() else None
             if self._drifter is not None:
                 self.host.drift(self._drifter)
                 self._drifter = None
@@ -165,7 +163,15 @@ class EventSimulation:
         self.done = True
         self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
-        return None if self._scored_at == self.books.kinds.total() else self._evaluate()
+        complete = self._scored_last or self.options.dry or not self.pool.last_step.active
+        return None if complete and self._scored_at == self.books.kinds.total() else self._evaluate(final=True)
+
+    def personal_model(self, client: int) -> nn.Module:
+        """Make the module that a client deploys at the end: with its personal last step, if it takes one."""
+        if not 0 <= client < self.setting.clients:
+            raise ConfigError(f"client must be in 0..{self.setting.clients - 1}, got {client}")
+        steps = self.host.personal_steps()[client]
+        return self.pool.flat.to_module(self.pool.personal_vector(client, self.host.held(), steps))
 
     def take_trace(self) -> list[Line]:
         """Hand over the trace since the last call, and forget it."""
@@ -341,9 +347,12 @@ class EventSimulation:
         elif isinstance(job, Observe):
             merging = self.setting.merging
             seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * len(job.slots)
+        elif isinstance(job, Curve | Personalise):
+            seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:
             round: int = job.round  # type: ignore[union-attr]
-            seconds = self._step_s[i] * self._round_steps * compute.noise(self.setting.seed, i, round)
+            steps = 1 if self.pool.is_quiet(round) else self._round_steps
+            seconds = self._step_s[i] * steps * compute.noise(self.setting.seed, i, round)
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
@@ -371,9 +380,15 @@ class EventSimulation:
             self._due += self.setting.evaluate_every * self.setting.clients
         return due
 
-    def _evaluate(self) -> dict[str, Any]:
-        row = self.host.evaluate()
-        self._scored_at = self.books.kinds.total()
+    def _is_last(self) -> bool:
+        """Return whether nothing is left to be done, or no time for it."""
+        if min(self._next_time(), self._due_s) > self.until_s:
+            return True
+        return not (self.clock.live or self.host.due or self.host.short) and self._all_done()
+
+    def _evaluate(self, final: bool) -> dict[str, Any]:
+        row = self.host.evaluate(final)
+        self._scored_at, self._scored_last = self.books.kinds.total(), final
         return row
 
     # Who is there.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dfca.core.client import Message
 from dfca.peer.lineage import Entry
-from dfca.peer.messages import Alarm, BankCopy, Candidate, Centre, Copy, Hello, Update
+from dfca.peer.messages import Alarm, BankCopy, Candidate, Centre, Copy, Curves, Hello, Update
 
 
 def corrupt(update: Update, rnd: random.Random) -> Any:
@@ -58,6 +58,10 @@ def lie(message: Any, rnd: random.Random) -> Any:
         return message._replace(lineage=fake, clusters=2)
     if isinstance(message, Update | Copy | BankCopy | Alarm):
         return message._replace(lineage=fake)
+    if isinstance(message, Curves):
+        return message._replace(
+            degree=rnd.choice((-1, 0, 2**20)), values=(rnd.choice((-1e30, 1e30)),) * len(message.values)
+        )
     if isinstance(message, Candidate | Centre) and rnd.random() < 0.2 and isinstance(message.model, Tensor):
         return message._replace(model=torch.full_like(message.model, 1e6))
     return message

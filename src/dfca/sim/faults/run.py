@@ -16,13 +16,14 @@ from torch import Tensor
 from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions
 from dfca.core.options import MergeOptions
+from dfca.core.personal import SWEEPS
 from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
 from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
-from dfca.peer.state import Saved
-from dfca.peer.work import Job, Observe, Rest, Train, WarmUp
+from dfca.peer.state import Saved, State
+from dfca.peer.work import LONG, Job, Rest, Train
 from dfca.sim.events.host import make_machine
 from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER
@@ -65,7 +66,7 @@ class FaultRun:
 
     def __init__(self, world: FaultWorld, log_of: int | None = None) -> None:
         self.world, self.rnd = world, random.Random(f"run/{world.number}")
-        self.server = world.algorithm == "ifca"
+        self.server, self.rounds = world.algorithm == "ifca", world.rounds or ROUNDS
         self.graph = nx.Graph()
         self.graph.add_nodes_from(range(world.peers))
         self.graph.add_edges_from([(SERVER, i) for i in range(world.peers)] if self.server else world.edges)
@@ -93,6 +94,7 @@ class FaultRun:
         self.jobs: list[Job] = []
         self.log_of = log_of
         self.stopped = False
+        self.lied = bool(world.garbage or world.liars)
 
     @property
     def _start(self) -> str:
@@ -123,7 +125,7 @@ class FaultRun:
             tuple(sorted(self.graph.neighbors(i))),
             SIZE,
             self._start,  # type: ignore[arg-type]
-            ROUNDS,
+            self.rounds,
             world.number,
             world.clusters if elected else self._models,
             torch.float64,
@@ -135,6 +137,7 @@ class FaultRun:
             join_s=5.0,
             hang_s=5.0,
             merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,
+            personal="auto" if world.rounds else 0,
         )
 
     # The clock.
@@ -213,8 +216,7 @@ class FaultRun:
             peer, (life, job) = self.peers.get(i), detail
             if peer is None or life != self.lives[i]:
                 return
-            long = isinstance(job, Train | Rest | WarmUp | Observe)
-            if long and getattr(peer, "job", None) is not job:
+            if isinstance(job, LONG) and getattr(peer, "job", None) is not job:
                 return
             self._call(i, "finished", job, self.work[i].run(job, peer.bank))
         elif kind == "link":
@@ -299,8 +301,7 @@ class FaultRun:
         for to, message in ready.messages:
             self._send(i, to, message)
         for job in ready.work:
-            takes = self.round_s[i] if isinstance(job, Train | Rest) else 0.0
-            takes = 2.0 if isinstance(job, WarmUp | Observe) else takes
+            takes = self.round_s[i] if isinstance(job, Train | Rest) else 2.0 if isinstance(job, LONG) else 0.0
             self.push(self.now + takes, 1, "done", i, (self.lives[i], job))
 
     def _crash(self, i: int, crash: Crash) -> None:
@@ -483,6 +484,10 @@ class FaultRun:
             raise Violation(f"peer {peer.id} keeps {waiting} updates and {len(peer.wanted)} requests")
         if len(peer.suspects) > degree or len(peer.answers) > max(1, models):
             raise Violation(f"peer {peer.id} keeps {len(peer.suspects)} suspects, {len(peer.answers)} answers")
+        if len(peer.curves.heard) > degree or any(len(each.rows) > SWEEPS + 1 for each in peer.curves.heard.values()):
+            raise Violation(f"peer {peer.id} keeps the curves of {len(peer.curves.heard)} neighbours")
+        if peer.curves.samples and not all(math.isfinite(value) for row in peer.curves.rows for value in row):
+            raise Violation(f"peer {peer.id} has a curve that is not finite")
 
     def _parts(self) -> Iterator[set[int]]:
         yield from nx.connected_components(self.graph)
@@ -492,14 +497,25 @@ class FaultRun:
             peer = self.peers.get(i)
             if peer is None or peer.bank is None:
                 yield f"peer {i} has no models ({'away' if peer is None else peer.waits()})"
-            elif peer.round < min(ROUNDS, self.rounds_at_stop.get(i, 0) + MORE_ROUNDS):
+            elif peer.round < min(self.rounds, self.rounds_at_stop.get(i, 0) + MORE_ROUNDS):
                 yield f"peer {i} is in round {peer.round} ({peer.state.name.lower()}, {peer.waits()})"
+            elif peer.round >= self.rounds:
+                yield from self._unpicked(i, peer)
         for part in self._parts():
             found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
             lineages = {peer.lineage for peer in found if isinstance(peer, Peer)}
             sizes = {len(peer.bank) for peer in found if peer.bank is not None}
             if len(lineages) > 1 or len(sizes) > 1:
                 yield f"{len(lineages)} lineages and {len(sizes)} sizes among {sorted(part)}"
+
+    def _unpicked(self, i: int, peer: Machine) -> Iterator[str]:
+        """Say what is missing at a peer that has ended: it has picked its steps, and its sweeps go on to their end."""
+        if peer.state is not State.DONE:
+            yield f"peer {i} is {peer.state.name.lower()} after its last round"
+        elif isinstance(peer, Peer) and not self.lied:
+            sweeps = len(peer.curves.rows) - 1
+            if sweeps < SWEEPS and peer.curves.alike(peer.links):
+                yield f"peer {i} has done {sweeps} sweeps"
 
     def _is_well(self) -> bool:
         return next(self._problems(), None) is None

@@ -12,10 +12,11 @@ from torch import Tensor
 from dfca.core.client import ClientState, Message, Rules, is_finite
 from dfca.core.election import divide
 from dfca.core.merging import Observation
+from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.peer import Peer
-from dfca.peer.work import Draw, Job, Losses, Observe, Rest, Score, Train, Trained, Warm
+from dfca.peer.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm
 
 SIZE = 3
 """Floats of a model."""
@@ -81,10 +82,9 @@ class TinyWork:
         """Do a job."""
         if isinstance(job, Train):
             assert bank is not None
-            losses = (bank - self.mean).square().sum(dim=1).tolist()
-            cluster = min((j for j in range(len(bank)) if j not in job.closed), key=lambda j: losses[j])
-            model = torch.lerp(bank[cluster], self.mean, 0.5)
-            return Trained(cluster, True, model, losses[cluster] + self.variance, len(self.x))
+            cluster = self._nearest(bank, job.closed)
+            loss = float((bank[cluster] - self.mean).square().sum()) + self.variance
+            return Trained(cluster, True, torch.lerp(bank[cluster], self.mean, 0.5), loss, len(self.x))
         if isinstance(job, Rest):
             return None
         if isinstance(job, Draw):
@@ -95,12 +95,23 @@ class TinyWork:
             assert bank is not None
             losses = [float((bank[j] - self.mean).square().sum()) / 50 for j in job.slots]
             return Observation(job.follows, len(self.x), tuple(losses), self.variance / 100)
+        if isinstance(job, Curve):
+            assert bank is not None
+            cluster = self._nearest(bank, job.closed)
+            moved = bank[cluster] + (self.mean - bank[cluster]) * (1 - 0.9 ** torch.tensor(GRID).double())[:, None]
+            return OwnCurve(cluster, len(self.x) // 5, _losses(moved, self.x[::5]).mean(dim=1))
+        if isinstance(job, Personalise):
+            return None
         stage = () if job.stage is None else (job.stage,)
         parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
         if isinstance(job, Score):
             return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
         own = self.x[parts.warm].mean(dim=0)
         return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
+
+    def _nearest(self, bank: Tensor, closed: tuple[int, ...]) -> int:
+        losses = (bank - self.mean).square().sum(dim=1).tolist()
+        return min((j for j in range(len(bank)) if j not in closed), key=lambda j: losses[j])
 
 
 def _losses(models: Tensor, x: Tensor) -> Tensor:

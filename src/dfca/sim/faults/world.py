@@ -11,9 +11,12 @@ from typing import Any
 import networkx as nx
 
 from dfca.errors import ConfigError, unknown
+from dfca.peer.options import ENDLESS
 
 FAULTS_S = 60.0
 """Faults stop at this time."""
+ENDING = 24
+"""Rounds of a world that ends: the steps of the personal last step are picked in the middle of the faults."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class FaultWorld:
-    """One world; every field that is empty or zero is a fault less."""
+    """One world; every field that is empty or zero is a fault less.
+
+    rounds: after which peers take a personal last step, or `ENDLESS`; 0: nobody does.
+    """
 
     number: int
     peers: int = 5
@@ -70,6 +76,7 @@ class FaultWorld:
     swap: int = -1
     rewires: int = 0
     merges: bool = False
+    rounds: int = 0
 
 
 ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
@@ -132,6 +139,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.choice((-1, rnd.randrange(2000))),
         rnd.choice((0, 0, 0, 1, 4)),
         rnd.random() < 0.5 and algorithm == "dfca",
+        rnd.choice((0, 0, 0, ENDING, ENDING, ENDLESS)),
     )
 
 

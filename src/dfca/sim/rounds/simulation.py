@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,11 @@ from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.memory import explain_oom
-from dfca.sim.engine import Engine, Needs, Task, TrainedChunk
+from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep
-from dfca.sim.planned import work
+from dfca.sim.planned import quiet, work
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
 from dfca.sim.rounds.exchange import Exchange, Sent
 from dfca.sim.rounds.merging import Merging
@@ -56,7 +56,7 @@ class Simulation:
         self.setting = setting
         release = release_round(setting.last_steps, setting.rounds)
         self.start = Start(setting, shards, hold_out=release is not None or setting.merging is not None)
-        self.last_step = LastStep(self.start)
+        self.last_step = LastStep(self.start, setting.rounds)
         self.shards, self.members, self.shared = self.start.shards, self.start.members, self.start.shared
         self.flat, self.engine = self.start.flat, self.start.engine
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -418,11 +418,10 @@ class Simulation:
 
     def _local_work(self, task: Task, here: Sequence[int]) -> Iterator[TrainedChunk]:
         """Choose and train; in quiet rounds, choose and take no step."""
-        engine, stages, every = self.engine, self.start.stages, self.setting.algorithm.trains == "all"
+        engine, stages = self.engine, self.start.stages
         if task.round >= self.setting.quiet_from:
-            engine = Engine(self.flat, replace(engine.local, steps=0), engine.seed, engine.how)
-            stages = stages and tuple(stage._replace(options=replace(stage.options, steps=0)) for stage in stages)
-        return work(engine, task, here, stages, every)
+            engine, stages = quiet(engine, stages)
+        return work(engine, task, here, stages, self.setting.algorithm.trains == "all")
 
     def _choose(self, here: Sequence[int], now: int, position: int, means: Tensor, samples: Tensor | None) -> Choice:
         """Choose the model that the member at a place of `here` trains."""

@@ -1,0 +1,159 @@
+"""The curves of `core.personal` among peers: what a peer knows of its own and of its neighbours', and what it picks.
+
+A peer sends its curve to all neighbours. When those of all that are waited for are here it knows which of them are
+alike (they deploy the same cluster of the same elections), and sends these how many they are. Then it sweeps: row t of
+everybody alike and in reach makes its own row t + 1, which it sends to them. No round waits for this: who is late is
+waited for, who is out of reach is not, and a link that comes up brings all rows at once. The steps are picked at the
+end, with what is here then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dfca.core.personal import GRID, SWEEPS, average, pick
+from dfca.peer.lineage import Lineage, compatible
+from dfca.peer.messages import MOST_LOSS, Curves
+from dfca.peer.work import OwnCurve
+
+UNKNOWN = -1
+"""The degree of a peer that does not know yet who is alike; the cluster of one that has no curve."""
+NO_CURVE = OwnCurve(UNKNOWN, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64))
+Row = tuple[float, ...]
+
+
+@dataclass
+class Heard:
+    """What a neighbour has sent: `Curves`, its rows by the number of sweeps behind them."""
+
+    due: int
+    cluster: int
+    lineage: Lineage
+    degree: int = UNKNOWN
+    rows: dict[int, Row] = field(default_factory=dict)
+
+
+@dataclass
+class CurvePool:
+    """The curve of a peer and those of its neighbours.
+
+    due: the round before which it was measured; cluster: what it deployed then, of that lineage; samples: how many it
+    holds out; rows: the curve after 0, 1, ... sweeps, none before it is measured; degree: how many neighbours are
+    alike; picked: the steps, once they are; tried: how often a measurement was begun; heard: by neighbour, what came.
+    """
+
+    due: int = -1
+    cluster: int = UNKNOWN
+    samples: int = 0
+    lineage: Lineage = ()
+    rows: list[Row] = field(default_factory=list)
+    degree: int = UNKNOWN
+    picked: int | None = None
+    tried: int = 0
+    heard: dict[int, Heard] = field(default_factory=dict)
+
+    def copy(self) -> CurvePool:
+        """Copy what survives a restart: neighbours send their rows again."""
+        return replace(self, rows=list(self.rows), heard={})
+
+    @property
+    def measured(self) -> bool:
+        """Whether the own curve is known."""
+        return bool(self.rows)
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is a curve to average: samples are held out, and all its losses are numbers."""
+        return self.samples > 0 and all(abs(value) <= MOST_LOSS for value in self.rows[0])
+
+    def begin(self, due: int, curve: OwnCurve, lineage: Lineage) -> None:
+        """Take in the own curve."""
+        self.due, self.cluster, self.samples, self.lineage = due, curve.cluster, curve.samples, lineage
+        self.rows, self.degree, self.picked, self.tried = [tuple(curve.losses.tolist())], UNKNOWN, None, 0
+
+    def take(self, sender: int, message: Curves) -> None:
+        """Take in what a neighbour sent; a first row begins anew, and what is older than that is of no use."""
+        known, due = self.heard.get(sender), message.due
+        begins = message.first == 0 and (message.values or message.cluster == UNKNOWN)
+        if known is None or due > known.due or (due == known.due and begins):
+            known = self.heard[sender] = Heard(due, message.cluster, message.lineage)
+        elif due < known.due or message.cluster != known.cluster:
+            return
+        known.degree = max(known.degree, message.degree)
+        count = len(GRID)
+        for place in range(len(message.values) // count):
+            known.rows[message.first + place] = message.values[place * count : (place + 1) * count]
+
+    def forget_strangers(self, neighbours: Collection[int]) -> None:
+        """Forget what those sent that are no neighbours any more."""
+        self.heard = {n: each for n, each in self.heard.items() if n in neighbours}
+
+    def everything(self) -> Curves:
+        """Make the message for a link that comes up: all rows so far."""
+        return self._message(0, self.rows[:SWEEPS])
+
+    def advance(self, waited: Collection[int], linked: Collection[int]) -> Iterator[tuple[list[int], Curves]]:
+        """Go on as far as what is here allows; yields what is to be sent to whom.
+
+        waited: the neighbours whose curves are waited for; linked: all in reach.
+        """
+        if not self.measured or not self.sound:
+            return
+        if self.degree == UNKNOWN:
+            if any(n not in self.heard or self.heard[n].due < self.due for n in waited):
+                return
+            near = self.alike(linked)
+            self.degree = len(near)
+            yield near, self._message(0, [])
+        while len(self.rows) <= SWEEPS:
+            near, sweep = self.alike(linked), len(self.rows) - 1
+            if not near or any(sweep not in self.heard[n].rows or self.heard[n].degree == UNKNOWN for n in near):
+                return
+            others = [(self.heard[n].rows[sweep], self.heard[n].degree) for n in near]
+            self.rows.append(_averaged(self.rows[-1], others))
+            if len(self.rows) <= SWEEPS:
+                yield near, self._message(sweep + 1, self.rows[-1:])
+
+    @property
+    def steps(self) -> int:
+        """The steps that were picked; before the end, those that would be picked now."""
+        return self.pick() if self.picked is None else self.picked
+
+    def pick(self) -> int:
+        """Pick the steps with what is here: where sweeps are missing, one more with the newest rows of all alike."""
+        if not self.measured or not self.samples:
+            return 0
+        pool = self.rows[-1]
+        if self.sound and len(self.rows) <= SWEEPS:
+            near = [self.heard[n] for n in self.alike(self.heard)]
+            newest = [(each.rows[max(each.rows)], max(each.degree, len(near))) for each in near if each.rows]
+            pool = _averaged(pool, newest)
+        return pick(_tensor(self.rows[0]), self.samples, _tensor(pool))
+
+    def alike(self, among: Collection[int]) -> list[int]:
+        """List the neighbours whose curves are of the same cluster."""
+        known = {n: self.heard[n] for n in sorted(among) if n in self.heard}
+        return [
+            n
+            for n, each in known.items()
+            if (each.due, each.cluster) == (self.due, self.cluster)
+            and compatible(self.lineage, each.lineage, self.cluster)
+        ]
+
+    def _message(self, first: int, rows: list[Row]) -> Curves:
+        if not self.sound:
+            return Curves(self.due, UNKNOWN, 0, 0, (), self.lineage)
+        values = tuple(value for row in rows for value in row)
+        return Curves(self.due, self.cluster, self.degree, first, values, self.lineage)
+
+
+def _averaged(row: Row, others: list[tuple[Row, int]]) -> Row:
+    return tuple(average(_tensor(row), [(_tensor(other), degree) for other, degree in others]).tolist())
+
+
+def _tensor(row: Row) -> Tensor:
+    return torch.tensor(row, dtype=torch.float64)
