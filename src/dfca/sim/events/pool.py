@@ -112,7 +112,7 @@ class ClientPool:
         """
         if self.shared:
             return self.banks[:, :, : self.size]
-        most = max(1, *(each.models for each in held))
+        most = max(each.models for each in held) or len(self.banks)
         for client, (models, closed) in enumerate(held):
             spare = [*closed, *range(models, most)]
             if models and spare:
@@ -369,9 +369,9 @@ class ClientPool:
         row["without_models"] = [client for client, each in enumerate(held) if not each.models]
         return row | books.times()
 
-    def notes(self, models: int) -> tuple[str, ...]:
-        """Return what the user should know about this run, once; models: the most that a client holds."""
-        found = notes_of(self.start, self._evaluator, models, self.diverged)
+    def notes(self, models: int, left: int | None) -> tuple[str, ...]:
+        """Return what the user should know about this run, once; models, left: as in `notes_of`."""
+        found = notes_of(self.start, self._evaluator, models, self.diverged, left)
         name = self.setting.algorithm.name
         if self.setting.last_steps != 0:
             found = (*found, f"{name} runs without its personal last step in virtual time, where it is not built yet")
