@@ -133,6 +133,19 @@ def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation:
     assert elections(run) >= 2
 
 
+@pytest.mark.parametrize("aggregation", ["batch", "sequential"])
+@pytest.mark.parametrize("cuts", [(), (Cut(6.0, 30.0, (0, 1)),)], ids=["whole", "partition"])
+def test_surveys_end_and_everybody_takes_their_results(cuts: tuple[Cut, ...], aggregation: str) -> None:
+    run = finish(FaultWorld(3, 6, RING, aggregation=aggregation, cuts=cuts, merges=True, crashes=(SURVEY_CRASH,)))
+    lineages = {peer.lineage for peer in run.peers.values() if isinstance(peer, Peer)}
+    ((start, *later),) = lineages
+    assert not start.is_survey
+    assert any(entry.is_survey for entry in later)
+
+
+SURVEY_CRASH = Crash(4, 8.0, 6.0, "save")
+
+
 def test_a_cluster_is_opened_for_peers_that_met_models_without_theirs() -> None:
     # Peers of a third group come when two clusters have been elected; a model of their own fits them better.
     edges = tuple((i, j) for i in range(9) for j in range(i))

@@ -15,6 +15,7 @@ from net_world import FAST, SIZE, SWARM, Recorder, until, update, world
 
 from dfca.core.client import Message
 from dfca.core.election import Tally
+from dfca.core.merging import Survey
 from dfca.core.relay import Offer
 from dfca.node.memory import MemoryNetwork
 from dfca.node.net.options import Swarm
@@ -115,6 +116,9 @@ def every_message(root: int) -> list[Any]:
         messages.Candidate(key, 1, 2, 0.25, model + 1),
         messages.Votes(key, 1, tally),
         messages.Decision(key, 1, turn, True),
+        messages.Question(key, (2, 1)),
+        messages.Answer(key, Survey((0, 1), (2, 1), (20, 10), (2, 1), (0, 5, -(10**20), 0), (3, 4))),
+        messages.Result(key, lineage[0]),
         messages.Alarm(root, 2, True, lineage),
         messages.Served(3, torch.stack([model, model + 2])),
         messages.Report(3, replace(sent, offer=None)),

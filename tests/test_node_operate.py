@@ -7,8 +7,10 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import stat
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,20 @@ def test_the_unit_of_systemd_names_the_folder_and_gives_nothing_away(tmp_path: P
         write_unit(folder, text, tmp_path / "file")
     with pytest.raises(ConfigError, match="move it to a folder with a plain name"):
         make_unit(tmp_path / "100%")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    folder = tmp_path / "my kitchen"
+    folder.mkdir()
+    path = write_unit(folder, make_unit(folder, user="root", data=(folder / "a.csv",)), tmp_path / "units")
+    found = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
+    newer = ("RestartSteps", "RestartMaxDelaySec")  # of systemd 254; older ones pass them over
+    remarks = [
+        line for line in found.stderr.splitlines() if path.name in line and not any(key in line for key in newer)
+    ]
+    assert remarks == []
+    assert found.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,13 @@ WORLDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     setting = small(**WORLDS[world])
-    result = run(setting)
+    simulation = EventSimulation(setting)
+    result = simulation.run()
     assert_same(setting, result)
     assert result.records["survey"] % 12 == 0 < result.records["survey"]
-    assert result.banks.shape[0] == 2 or world == "ring, uneven"
+    assert result.banks.shape[0] == 2
+    left = "dfca opened 4 clusters and merged those that are not worth their data: 2 are left"
+    assert (left in simulation.notes) == (setting.clusters is None)
 
 
 def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_its_by_election() -> None:

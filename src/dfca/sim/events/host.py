@@ -322,10 +322,17 @@ class PeerHost:
             found.append(holder.curves.steps if isinstance(holder, Personal | Saved) else 0)
         return found
 
-    def models(self) -> int:
-        """Return the most models that somebody holds."""
+    def clusters(self) -> tuple[int, int | None]:
+        """Return the most models that somebody holds, and None.
+
+        Where clusters are merged: how many were opened, and how many are left, 0 while surveys go on.
+        """
+        holders = [peer for peer in self.peers if isinstance(peer, Peer) and peer.lineage]
+        if holders and holders[0].options.merging is not None:
+            first = holders[0]
+            return len(first.lineage[0].slots), len(first.open_clusters) if first.lineage[-1].last else 0
         server = self.peers[SERVER]
-        return max(1, *self.sizes(), 0 if server is None or server.bank is None else len(server.bank))
+        return max(1, *self.sizes(), 0 if server is None or server.bank is None else len(server.bank)), None
 
     def is_done(self, i: int) -> bool:
         """Return whether a participant that is there has done all its rounds."""

@@ -117,7 +117,7 @@ class ClientPool:
         """
         if self.shared:
             return self.banks[:, :, : self.size]
-        most = max(1, *(each.models for each in held))
+        most = max(each.models for each in held) or len(self.banks)
         for client, (models, closed) in enumerate(held):
             spare = [*closed, *range(models, most)]
             if models and spare:
@@ -424,9 +424,9 @@ class ClientPool:
         self.last_step.steps[client] = steps
         return self.last_step.take(deployed, [client])[0]
 
-    def notes(self, models: int) -> tuple[str, ...]:
-        """Return what the user should know about this run, once; models: the most that a client holds."""
-        found = notes_of(self.start, self._evaluator, models, self.diverged)
+    def notes(self, models: int, left: int | None) -> tuple[str, ...]:
+        """Return what the user should know about this run, once; models, left: as in `notes_of`."""
+        found = notes_of(self.start, self._evaluator, models, self.diverged, left)
         name = self.setting.algorithm.name
         if self.setting.last_steps == "auto" and not self.rounds and not self.dry:
             found = (

@@ -119,7 +119,7 @@ class EventSimulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return self.pool.notes(self.host.models())
+        return self.pool.notes(*self.host.clusters())
 
     def run(self) -> EventResult:
         """Run to the end.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Message
-from dfca.peer.lineage import Entry
-from dfca.peer.messages import Alarm, BankCopy, Candidate, Centre, Copy, Curves, Hello, Update
+from dfca.core.merging import Plan
+from dfca.peer.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
+from dfca.peer.messages import Alarm, Answer, BankCopy, Candidate, Centre, Copy, Curves, Hello, Result, Update
 
 
 def corrupt(update: Update, rnd: random.Random) -> Any:
@@ -52,7 +53,13 @@ def garble(message: Any, rnd: random.Random) -> Any:
 
 
 def lie(message: Any, rnd: random.Random) -> Any:
-    """Claim a lineage with more voters than there are."""
+    """Claim a lineage with more voters than there are, or a survey that never was."""
+    if isinstance(message, Result):
+        return message._replace(entry=_fake_survey(NO_CLUSTERS, rnd))
+    if isinstance(message, Answer):
+        return message._replace(survey=message.survey._replace(samples=tuple(10**9 for _ in message.survey.samples)))
+    if isinstance(message, Hello) and any(entry.is_survey for entry in message.lineage) and rnd.random() < 0.5:
+        return message._replace(lineage=(*message.lineage, _fake_survey(layout_of(message.lineage), rnd)))
     fake = (Entry(rnd.choice((1, 50, 10**6)), rnd.randrange(3), 0, 0, rnd.randrange(100), (0, 1)),)
     if isinstance(message, Hello):
         return message._replace(lineage=fake, clusters=2)
@@ -65,3 +72,11 @@ def lie(message: Any, rnd: random.Random) -> Any:
     if isinstance(message, Candidate | Centre) and rnd.random() < 0.2 and isinstance(message.model, Tensor):
         return message._replace(model=torch.full_like(message.model, 1e6))
     return message
+
+
+def _fake_survey(known: Clusters, rnd: random.Random) -> Entry:
+    """Make up a survey that closes all clusters but one; of those that are known, or of any."""
+    opened = [j for j in range(known.models or 2) if j not in known.closed]
+    plan, last = Plan((), tuple(opened[1:])), rnd.random() < 0.5 or len(opened) == 1
+    slots = (known if known.models else Clusters(2)).changed_by(plan, last)
+    return Entry(rnd.choice((1, 50)), 0, 0, 0, 0, slots, *plan, last)
