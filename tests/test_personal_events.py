@@ -30,6 +30,8 @@ from dfca.peer.work import Curve, OwnCurve, Train, Trained
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Partition, World
+from dfca.sim.faults.check import check_world
+from dfca.sim.faults.world import read_world
 from dfca.sim.setting import Setting
 
 HAVE_IT = [name for name in ALGORITHMS if algorithms.get(name).peers is None and algorithms.get(name).mixture is None]
@@ -209,3 +211,20 @@ def test_lies_about_losses_leave_numbers() -> None:
     assert all(abs(value) <= MOST_LOSS for row in pool.rows for value in row)
     assert all(well_formed(pool.everything()) for _ in pool.rows)
     assert pool.pick() in GRID
+
+
+# Worlds that once failed: a newcomer that sat its only round out, and rows that were sent while a curve was on its way.
+KEPT = """
+FaultWorld(208, peers=4, edges=((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)), algorithm='dfca-fi', \
+aggregation='batch', clusters=2, groups=1, participation=0.7, slow=((0, 10.0),), crashes=(Crash(peer=2, at_s=7.13, \
+away_s=53.44, keeps='nothing', when='after save'),), cuts=(Cut(begin_s=4.24, end_s=50.54, side=(0, 2, 3)),), rounds=24)
+FaultWorld(367, edges=((0, 4), (1, 4), (2, 3), (2, 4)), algorithm='dfca-gi', clusters=3, groups=1, spread=1.5, \
+crashes=(Crash(peer=2, at_s=0.0, away_s=24.02055425152914, keeps='save', when='before save'), Crash(peer=2, \
+at_s=26.92367502008978, away_s=1.1777193891059219, keeps='save', when='after save'), Crash(peer=0, at_s=0.0, \
+away_s=9.429208919672451, keeps='save', when='any')), late=((1, 8.473),), swap=859, rounds=24)
+"""
+
+
+@pytest.mark.parametrize("line", KEPT.strip().splitlines(), ids=lambda line: line.partition(",")[0])
+def test_sweeps_come_to_their_end_in_worlds_that_once_failed(line: str) -> None:
+    assert check_world(read_world(line)) is None

@@ -108,7 +108,7 @@ class CurvePool:
                 return
             near = self.alike(linked)
             self.degree = len(near)
-            yield near, self._message(0, [])
+            yield self._receivers(linked), self._message(0, [])
         while len(self.rows) <= SWEEPS:
             near, sweep = self.alike(linked), len(self.rows) - 1
             if not near or any(sweep not in self.heard[n].rows or self.heard[n].degree == UNKNOWN for n in near):
@@ -116,7 +116,7 @@ class CurvePool:
             others = [(self.heard[n].rows[sweep], self.heard[n].degree) for n in near]
             self.rows.append(_averaged(self.rows[-1], others))
             if len(self.rows) <= SWEEPS:
-                yield near, self._message(sweep + 1, self.rows[-1:])
+                yield self._receivers(linked), self._message(sweep + 1, self.rows[-1:])
 
     @property
     def steps(self) -> int:
@@ -143,6 +143,11 @@ class CurvePool:
             if (each.due, each.cluster) == (self.due, self.cluster)
             and compatible(self.lineage, each.lineage, self.cluster)
         ]
+
+    def _receivers(self, linked: Collection[int]) -> list[int]:
+        """List who is to be sent a new row: those that are alike, or whose curve may be on its way."""
+        unheard = {n for n in linked if n not in self.heard or self.heard[n].due < self.due}
+        return sorted(unheard.union(self.alike(linked)))
 
     def _message(self, first: int, rows: list[Row]) -> Curves:
         if not self.sound:

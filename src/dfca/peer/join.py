@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -77,7 +78,7 @@ class Joining(Voting):
             if hello is None or (least is not None and hello.lineage <= least):
                 continue
             self.highest = None
-            if not hello.clusters or self.suspects.get(n, (0.0, 0))[0] > self.now:
+            if not hello.clusters or self.suspects.get(n, (-math.inf, 0))[0] > self.now:
                 continue
             if hello.lineage and not clusters_of(hello.lineage):
                 continue  # it is impossible

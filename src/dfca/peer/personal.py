@@ -42,13 +42,15 @@ class Personal(Machine):
     def _personal_job(self) -> Curve | Personalise | None:
         """Return the job that is due between two rounds, if one is: the curve, or the last step, once in a life."""
         due, pool = self.options.due(self.round), self.curves
-        # Who comes after that trains a round first: measuring takes long, and it may not stay.
-        if due is not None and pool.due < due and (self.round == due or any(self.copies.updates)):
-            if pool.tried < MOST_TRIES:
+        if due is not None and pool.due < due:
+            # Who comes after that trains a round first: measuring takes long, and it may not stay.
+            ready, ended = self.round == due or any(self.copies.updates), self.round >= self.options.rounds
+            if ready and pool.tried < MOST_TRIES:
                 pool.tried, self._out.save = pool.tried + 1, True
                 self._note("measure", round=self.round)
                 return Curve(self.copies.closed)
-            self._take_curve(NO_CURVE, pool.lineage)
+            if ready or ended:
+                self._take_curve(NO_CURVE, pool.lineage)  # so that nobody waits for it
         if self.round < self.options.rounds or self.tuned:
             return None
         self.tuned, steps = True, self.personal_steps

@@ -94,7 +94,6 @@ class FaultRun:
         self.jobs: list[Job] = []
         self.log_of = log_of
         self.stopped = False
-        self.lied = bool(world.garbage or world.liars)
 
     @property
     def _start(self) -> str:
@@ -512,7 +511,7 @@ class FaultRun:
         """Say what is missing at a peer that has ended: it has picked its steps, and its sweeps go on to their end."""
         if peer.state is not State.DONE:
             yield f"peer {i} is {peer.state.name.lower()} after its last round"
-        elif isinstance(peer, Peer) and not self.lied:
+        elif isinstance(peer, Peer):
             sweeps = len(peer.curves.rows) - 1
             if sweeps < SWEEPS and peer.curves.alike(peer.links):
                 yield f"peer {i} has done {sweeps} sweeps"

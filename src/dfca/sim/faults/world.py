@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -111,7 +111,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         Cut(begin, begin + rnd.expovariate(1 / 25) + 0.1, tuple(sorted(rnd.sample(range(n), rnd.randint(1, n)))))
         for begin in (moment() for _ in range(rnd.choice((0, 0, 1, 1, 2))))
     )
-    return FaultWorld(
+    world = FaultWorld(
         number,
         n,
         tuple(sorted((min(e), max(e)) for e in graph.edges)),
@@ -141,6 +141,8 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.random() < 0.5 and algorithm == "dfca",
         rnd.choice((0, 0, 0, ENDING, ENDING, ENDLESS)),
     )
+    lied = world.rounds == ENDING and (world.garbage or world.liars)  # who has ended never takes back what it said
+    return replace(world, rounds=ENDLESS) if lied else world
 
 
 def _draw_graph(rnd: random.Random, n: int) -> nx.Graph:
