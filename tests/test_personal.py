@@ -14,6 +14,8 @@ from torch import nn
 
 import dfca
 from dfca.core.holdout import held_out
+from dfca.core.local import infer
+from dfca.core.merging import judge
 from dfca.core.options import check_personal_steps
 from dfca.core.personal import (
     FIRST_SCALARS,
@@ -54,6 +56,17 @@ def norm_and_dropout() -> nn.Module:
 
 
 # The rule.
+
+
+def test_a_curve_is_of_the_loss_that_clusters_are_judged_by() -> None:
+    client = make_clients(make_toy_setting("dfedavgm", split=make_toy_split(2, samples=20), personal_steps="auto"))[0]
+    train, held = client.divided()
+    model = client.start().bank[0]
+    curve = Personal(client.model, client.local, client.seed, client.id).curve(model, train, held)
+    with torch.no_grad():
+        outputs = infer(client.model, model, held[0], "score")
+    assert curve[0] == judge(client.model.task, outputs[None], held[1][None])[0]  # Brier's, not the cross entropy
+    assert len(curve) == len(GRID)
 
 
 def test_own_samples_and_the_pool_weigh_as_the_rule_says() -> None:

@@ -9,10 +9,11 @@ the samples that it trains on, c(i) the cluster that it deploys, and H_i the sam
   P_i(s)  = C_i(s), then SWEEPS times  P_i <- P_i + sum over neighbours m with c(m) = c(i) of w_im (P_m - P_i)
   s_i     = argmin_s  |H_i| C_i(s) + POOL * P_i(s)
 
-with Metropolis weights w_im: P_i comes near the mean curve of the cluster. A few held-out samples alone are a poor
-judge; the pool is worth POOL of them, and costs some hundred numbers per link, once. Samples are held out for the first
-three quarters of the rounds, then s_i is picked and the last quarter trains on everything. A client that holds nothing
-out takes no steps.
+with Metropolis weights w_im: P_i comes near the mean curve of the cluster. L is the loss that clusters are judged by
+(`core.merging.judge`: Brier's for classes), for the cross entropy of a model that fits its own samples rises by its
+overconfidence where more of its answers are right. A few held-out samples alone are a poor judge; the pool is worth
+POOL of them, and costs some hundred numbers per link, once. Samples are held out for the first three quarters of the
+rounds, then s_i is picked and the last quarter trains on everything. A client that holds nothing out takes no steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from dfca.core.inputs import Samples
 from dfca.core.local import infer, local_steps, lowest
+from dfca.core.merging import judge
 from dfca.core.mixing import metropolis_weight
 from dfca.core.options import LocalOptions, PersonalSteps
 from dfca.core.params import FlatModel
@@ -85,7 +87,7 @@ class Personal:
 
     def _loss(self, vector: Tensor, held: Pair) -> Tensor:
         with torch.no_grad():
-            return self.model.task.loss(infer(self.model, vector, held[0], "score"), held[1]).double().mean()
+            return judge(self.model.task, infer(self.model, vector, held[0], "score")[None], held[1][None])[0]
 
 
 def average(pool: Tensor, others: Sequence[tuple[Tensor, int]]) -> Tensor:

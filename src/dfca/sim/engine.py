@@ -46,6 +46,7 @@ from dfca.core.local import (
     span,
     spans,
 )
+from dfca.core.merging import judge
 from dfca.core.params import FlatModel
 from dfca.core.personal import GRID, plain
 from dfca.core.rng import seeded, stream
@@ -400,20 +401,9 @@ class Engine:
         return self._after_training(vectors, data, lambda samples: [options], clients, self._personal_products(data))
 
     def deployed_losses(self, vectors: Tensor, data: ClientData) -> Tensor:
-        """Compute the mean loss of one deployed model per client on its data: (C, P) -> (C,), in double precision."""
-        loss, stacked = self.model.task.loss, data.stacked() if self.stacked else None
-        with torch.no_grad():
-            if stacked is not None:
-                x, y = stacked
-                chunks = self._chunks(len(vectors), x, 1)
-                found = [_losses_of(loss, [self._stacked_outputs(vectors[c], x[c])], y[c])[:, 0] for c in chunks]
-                return torch.cat(found).double().mean(dim=1)
-
-            def one(i: int) -> Tensor:
-                x, y = data.of(i)
-                return loss(infer(self.model, vectors[i], x, "score"), y).double().mean()
-
-            return torch.stack(list(self._each(partial(one, i) for i in range(len(vectors)))))
+        """Compute the loss that one deployed model per client is judged by on its data: (C, P) -> (C,), in double
+        precision."""
+        return self.rated(partial(judge, self.model.task), vectors, data)
 
     def finetuning_passes(self, how: FineTuning, sizes: Sequence[int]) -> int:
         """Count what `personalised` costs in forward passes of one sample, for clients with so many samples."""
