@@ -14,7 +14,7 @@ import torch
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import Message, Rules
 from dfca.core.election import ElectionOptions, Tally, lot, no_votes
+from dfca.core.exchange import Rules
 from dfca.core.merging import Merge, MergeOptions, Observation
 from dfca.core.personal import GRID
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.peer import messages
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.options import PeerOptions

@@ -14,9 +14,9 @@ from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
 from dfca.algorithms.fedspd import draw_cluster, mixture, owners
 from dfca.core.algorithm import View
-from dfca.core.client import ClientState, Message
 from dfca.core.finetuning import FineTuning
 from dfca.core.rng import stream
+from dfca.core.state import ClientState, Message
 from dfca.errors import ConfigError, DataError
 from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import make_clients

@@ -18,9 +18,9 @@ from conftest import free_port
 from node_swarm import make_swarm, until
 from test_node_process import start, wait_for_round
 
-from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.errors import RunError
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links import serialize

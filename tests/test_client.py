@@ -8,9 +8,10 @@ import pytest
 import torch
 from conftest import make_toy_setting
 
-from dfca.core.client import Client, ClientState, Message, usable
+from dfca.core.client import Client
 from dfca.core.mixing import WEIGHT_RULES, WeightRule, fold, fold_, fold_weighted, fold_weighted_
 from dfca.core.relay import Offer
+from dfca.core.state import ClientState, Message, usable
 from dfca.testing import make_clients
 
 

@@ -16,8 +16,8 @@ from conftest import make_toy_setting, make_toy_split
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
-from dfca.core.client import Message
 from dfca.core.local import LocalOptions
+from dfca.core.state import Message
 from dfca.errors import ConfigError, RunError
 from dfca.peer.messages import Update
 from dfca.peer.staleness import Staleness

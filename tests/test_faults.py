@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from dfca import algorithms
 from dfca.cli import app
-from dfca.core.client import Message, Rules
+from dfca.core.exchange import Rules
+from dfca.core.state import Message
 from dfca.errors import ConfigError
 from dfca.peer.messages import Alarm, Candidate, Key, Report, Served
 from dfca.peer.options import PeerOptions

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dfca.core.client import Message, Rules
+from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.errors import ConfigError
 from dfca.peer.messages import Copy, Hello, Update
 from dfca.peer.options import PeerOptions

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfca import algorithms
-from dfca.core.client import ClientState
 from dfca.core.local import LocalOptions
 from dfca.core.merging import (
     Merge,
@@ -34,6 +33,7 @@ from dfca.core.merging import (
 )
 from dfca.core.params import FlatModel
 from dfca.core.relay import MANY, NEVER
+from dfca.core.state import ClientState
 from dfca.core.task import build_task
 from dfca.errors import ConfigError
 from dfca.sim.rounds.simulation import Simulation

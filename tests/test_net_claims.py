@@ -10,7 +10,7 @@ import pytest
 import torch
 from net_world import FAST, SIZE, SWARM, make_device, until, world
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.node.net import transport
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import SPREAD_S

@@ -13,10 +13,10 @@ import pytest
 import torch
 from net_world import FAST, SIZE, SWARM, Recorder, until, update, world
 
-from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.merging import Survey
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.node.memory import MemoryNetwork
 from dfca.node.net.options import Swarm
 from dfca.node.transport import Transport

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.errors import ConfigError
 from dfca.node.net.deadlines import Backoff, Deadline
 from dfca.node.net.detector import Detector, SteadyClock

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.node import store as store_module
 from dfca.node.saving import SaveThenSend
 from dfca.node.store import CannotSave, DiskStore, _parts, read_save

@@ -9,8 +9,9 @@ import pytest
 import torch
 from peer_script import Script
 
-from dfca.core.client import Message, Rules
+from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.peer.lineage import Entry
 from dfca.peer.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
 from dfca.peer.options import PeerOptions

@@ -18,7 +18,7 @@ from test_resume_events import through_disk
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
-from dfca.core.client import Rules
+from dfca.core.exchange import Rules
 from dfca.core.personal import GRID, SWEEPS
 from dfca.node.memory import VirtualTimeLoop
 from dfca.node.worker import Worker

@@ -16,7 +16,7 @@ from test_drivers import assert_same
 from test_events import assert_same as assert_same_events
 from test_events import run as run_events
 
-from dfca.core.client import ClientState, Message, Rules
+from dfca.core.exchange import Rules
 from dfca.core.mixing import WeightedLinks, mix
 from dfca.core.robust import (
     BEYOND,
@@ -34,6 +34,7 @@ from dfca.core.robust import (
     trust,
     trusted,
 )
+from dfca.core.state import ClientState, Message
 from dfca.sim.rounds.simulation import Simulation
 
 GUARDS = ("clip", "trimmed", "median")

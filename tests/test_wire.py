@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.merging import Merge, Survey
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused

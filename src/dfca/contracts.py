@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm
-from dfca.core.client import Client, ClientState, Message
+from dfca.core.client import Client
 from dfca.core.local import LocalOptions
 from dfca.core.parts import layout_of
+from dfca.core.state import ClientState, Message
 from dfca.data.clients import Split
 from dfca.errors import DfcaError
 from dfca.sim.rounds.simulation import Simulation

@@ -15,7 +15,7 @@ import networkx as nx
 import torch
 
 from dfca.core.choosing import Drawing, Received
-from dfca.core.client import Client, ClientState, Message, participates
+from dfca.core.client import Client, participates
 from dfca.core.deployment import measure
 from dfca.core.local import losses
 from dfca.core.merging import (
@@ -33,6 +33,7 @@ from dfca.core.merging import (
 from dfca.core.params import FlatModel
 from dfca.core.personal import SWEEPS, average, pick, release_round
 from dfca.core.rng import seeded, stream
+from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting, initial_module

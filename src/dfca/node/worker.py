@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import Client, ClientState, effective
+from dfca.core.client import Client, effective
 from dfca.core.deployment import deploy, measure, steps_of
 from dfca.core.election import Parts, divide
 from dfca.core.local import local_steps, sample_losses
@@ -16,6 +16,7 @@ from dfca.core.merging import Observation, observe, personal_steps
 from dfca.core.params import initial
 from dfca.core.personal import Pair
 from dfca.core.rng import seeded, stream
+from dfca.core.state import ClientState
 from dfca.peer.work import (
     Curve,
     Draw,

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.client import is_finite
 from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.options import MergeOptions
+from dfca.core.state import is_finite
 from dfca.peer.lineage import Entry, Lineage, digest_of
 from dfca.peer.messages import (
     Bid,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.peer.election import Election
 from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
 from dfca.peer.messages import BankCopy, BankRequest, Declined

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState
+from dfca.core.state import ClientState
 from dfca.peer.inbox import Neighbour
 from dfca.peer.messages import well_formed
 from dfca.peer.options import PeerOptions

@@ -14,11 +14,11 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from torch import Tensor
 
-from dfca.core.client import Message
 from dfca.core.election import Tally
 from dfca.core.merging import Survey
 from dfca.core.personal import GRID, SWEEPS
 from dfca.core.relay import Offer
+from dfca.core.state import Message
 from dfca.peer.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
 MOST_ATTEMPT = 2**32

@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-from dfca.core.client import Rules
 from dfca.core.election import ElectionOptions
+from dfca.core.exchange import Rules
 from dfca.core.options import MergeOptions, PersonalSteps
 from dfca.core.personal import release_round
 from dfca.peer.staleness import Staleness

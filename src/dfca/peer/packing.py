@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core import client, election, merging, relay
+from dfca.core import client, election, exchange, merging, relay
 from dfca.core import options as core_options
+from dfca.core import state as core_state
 from dfca.errors import RunError
 from dfca.peer import (
     curves,
@@ -40,7 +41,7 @@ from dfca.peer import election as peer_election
 
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
-    *(client, election, merging, relay, core_options),
+    *(client, core_state, exchange, election, merging, relay, core_options),
     *(peer_election, curves, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state),
     *(survey, work),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from dfca.core.client import is_finite
+from dfca.core.state import is_finite
 from dfca.peer.lineage import Clusters, Lineage, extends, layout_of, opened_since
 from dfca.peer.messages import BankCopy
 from dfca.peer.options import PeerOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dfca.core.client import Message, usable
 from dfca.core.relay import Offer
+from dfca.core.state import Message, usable
 from dfca.peer.lineage import compatible
 from dfca.peer.messages import BankCopy, Copy, CopyRequest, Declined
 from dfca.peer.state import Asked, PeerState, Step

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, participates, usable
+from dfca.core.client import participates
 from dfca.core.personal import GRID, SWEEPS
+from dfca.core.state import ClientState, usable
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import Machine, names
 from dfca.peer.messages import Curves, Report, Served

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, is_finite, participates
+from dfca.core.client import participates
 from dfca.core.merging import LATEST
+from dfca.core.state import ClientState, is_finite
 from dfca.peer.curves import CurvePool
 from dfca.peer.deadline import AnswerTime
 from dfca.peer.election import Election

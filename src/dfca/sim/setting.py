@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dfca.core.algorithm import SHARES, Algorithm, Share
-from dfca.core.client import averages_whole_models, robust_rule
+from dfca.core.exchange import averages_whole_models, robust_rule
 from dfca.core.local import LocalOptions
 from dfca.core.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.options import (

@@ -347,7 +347,7 @@ class Facts(Section):
         """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""
         import torch
 
-        from dfca.core.client import rules_of
+        from dfca.core.exchange import rules_of
         from dfca.peer.options import PeerOptions
         from dfca.peer.staleness import Staleness
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import rules_of
+from dfca.core.exchange import rules_of
 from dfca.peer.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from dfca.core.client import Message
+from dfca.core.state import Message
 from dfca.peer.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
 from dfca.sim.events.books import Books
 from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event

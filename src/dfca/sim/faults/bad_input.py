@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import Message
 from dfca.core.merging import Plan
+from dfca.core.state import Message
 from dfca.peer.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
 from dfca.peer.messages import Alarm, Answer, BankCopy, Candidate, Centre, Copy, Curves, Hello, Result, Update
 

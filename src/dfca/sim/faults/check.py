@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dfca.core.client import Rules
+from dfca.core.exchange import Rules
 from dfca.peer.peer import Peer
 from dfca.sim.events.replay import growing_memory, replay_peer
 from dfca.sim.faults.run import FaultRun

@@ -13,10 +13,10 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.client import is_finite
 from dfca.core.election import ElectionOptions
 from dfca.core.options import MergeOptions
 from dfca.core.personal import SWEEPS
+from dfca.core.state import is_finite
 from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
 from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed

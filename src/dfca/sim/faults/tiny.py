@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.client import ClientState, Message, Rules, is_finite
 from dfca.core.election import divide
+from dfca.core.exchange import Rules
 from dfca.core.merging import Observation
 from dfca.core.personal import GRID
 from dfca.core.rng import stream
+from dfca.core.state import ClientState, Message, is_finite
 from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.peer import Peer
 from dfca.peer.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm

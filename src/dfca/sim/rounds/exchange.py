@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.client import robust_rule, share_rule, weight_rule
+from dfca.core.exchange import robust_rule, share_rule, weight_rule
 from dfca.core.merging import Plan
 from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
 from dfca.core.parts import Layout, cut

@@ -1,0 +1,264 @@
+"""How one client merges what it receives, and what it hands on: step 3 of the paper's Algorithm 1.
+
+Nothing here computes a loss or a gradient. A driver that owns the banks uses `end_round` and `receive_`: the same steps
+as `receive` without a copy of the bank, one pass over one model each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from dfca.core.algorithm import Algorithm, Share
+from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
+from dfca.core.options import RobustRule
+from dfca.core.parts import Layout
+from dfca.core.relay import MANY, Offer, choose_offer
+from dfca.core.robust import fold_robust_
+from dfca.core.state import ClientState, Message, changed, usable
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How one client merges what it receives and what it hands on; nothing here computes a loss or a gradient.
+
+    degree: its neighbours in the graph; exchange, weights, share: as in `Algorithm`, settled by `rules_of`; layout:
+    which parts of a model are averaged with whom, where they are told apart; robust: how it guards against members that
+    lie (`core.robust`).
+    """
+
+    id: int
+    degree: int
+    exchange: Literal["gossip", "server", "none"] = "gossip"
+    weights: WeightRule = "uniform"
+    share: Share = "trained"
+    layout: Layout | None = None
+    robust: RobustRule = "none"
+
+    def end_round(self, state: ClientState, cluster: int, trained: Tensor | None) -> tuple[ClientState, list[Message]]:
+        """Do everything of a round but compute: the new state, and the messages for the neighbours.
+
+        trained (P,), or (m, P) where all models are trained: None where training made a model non-finite; then nothing
+        of it is sent. The bank stays as it is: the driver writes `trained` there, by `store_`. The messages hold
+        `trained` itself and copies of other rows, so that they are snapshots.
+        """
+        fine = trained is not None
+        idle = -1 if self.exchange == "server" else 0
+        counts, updates = [idle] * len(state.counts), list(state.updates)
+        stamps, origins = list(state.stamps), list(state.origins)
+        for j in () if trained is None else range(len(trained)) if trained.dim() == 2 else (cluster,):
+            counts[j] = 0
+            updates[j] += 1
+            _stamp(stamps, origins, j, state.round, self.id)
+        after = changed(
+            state,
+            counts=tuple(counts),
+            own={},
+            common=0,
+            assignment=cluster,
+            trained=cluster if fine else None,
+            round=state.round + 1,
+            stamps=tuple(stamps),
+            origins=tuple(origins),
+            updates=tuple(updates),
+        )
+        return after, self._outgoing(after, trained, state.round)
+
+    def _outgoing(self, state: ClientState, trained: Tensor | None, now: int) -> list[Message]:
+        """Make the messages of a round: the trained model, or all of them; never one that is not finite."""
+        if self.exchange == "none":
+            return []
+        sent: dict[int, Tensor] = {}
+        if trained is not None and state.trained is not None:
+            every = trained.dim() == 2
+            sent = {j: model.clone() for j, model in enumerate(trained)} if every else {state.trained: trained}
+        if self.share == "all":
+            held = {j: model for j, model in enumerate(state.bank) if j not in state.closed}
+            sent = {j: sent[j] if j in sent else model.clone() for j, model in held.items()}
+        if self.layout is not None:
+            sent = {j: self.layout.hide(model) for j, model in sent.items()}
+        made = [Message(self.id, j, now, self.degree, sent[j], updates=state.updates[j]) for j in sent]
+        return [message for message in made if message.cluster == state.trained or usable(message, state.bank)]
+
+    def store_(self, bank: Tensor, cluster: int, trained: Tensor) -> None:
+        """Write what was trained, (P,) or all models (m, P), to the bank of a client: (m, P)."""
+        if trained.dim() == 2:
+            bank.copy_(trained)
+            return
+        bank[cluster] = trained
+        if self.layout is not None:
+            self.layout.spread_(bank, cluster)
+
+    def skip_round(self, state: ClientState) -> ClientState:
+        """Sit a round out: train nothing, send nothing."""
+        idle = -1 if self.exchange == "server" else 0
+        return replace(state, counts=(idle,) * len(state.bank), own={}, common=0, trained=None, round=state.round + 1)
+
+    def receive(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Fold one message into the running average of its cluster; one that does not fit is counted and dropped.
+
+        weight in [0, 1] discounts a message that is stale; 1 is the paper's rule.
+        """
+        if not usable(message, state.bank):
+            return replace(state, rejected=state.rejected + 1)
+        return self.receive_(replace(state, bank=state.bank.clone()), message, weight)
+
+    def receive_all(self, state: ClientState, messages: Iterable[Message]) -> ClientState:
+        """Fold all messages of a round, none of them a relayed copy; those that do not fit are counted and dropped."""
+        given = list(messages)
+        usables = [(message, 1.0) for message in given if usable(message, state.bank)]
+        after = replace(state, bank=state.bank.clone(), rejected=state.rejected + len(given) - len(usables))
+        return self.fold_all_(after, usables)
+
+    def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Fold a message that is `usable` in place: of the bank, the row of its cluster changes and nothing else."""
+        if message.offer is not None:
+            return self._receive_relayed_(state, message, message.offer)
+        return self.fold_all_(state, [(message, weight)])
+
+    def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
+        """Fold messages that are `usable` and no relayed copies in place, in order, each with its weight."""
+        if self.layout is not None and state.bank.numel():
+            return self._fold_parts_(state, messages, self.layout)
+        if self.robust != "none" and state.bank.numel():
+            return self._fold_robust_(state, messages)
+        counts, stamps, origins, own = list(state.counts), list(state.stamps), list(state.origins), dict(state.own)
+        metropolis, empty = self.weights == "metropolis", not state.bank.numel()
+        rows = () if empty else state.bank.unbind()
+        for message, weight in messages:
+            j = message.cluster
+            if empty:  # models without numbers: a run without training counts folds and nothing else
+                counts[j] += 1
+            elif metropolis:
+                row = rows[j]
+                if j not in own:
+                    own[j] = row.clone()
+                fold_weighted_(row, own[j], message.model, weight * metropolis_weight(self.degree, message.degree))
+            else:
+                counts[j] = fold_(rows[j], counts[j], message.model, weight)
+            _stamp(stamps, origins, j, message.round, message.sender)
+        return changed(state, counts=tuple(counts), own=own, stamps=tuple(stamps), origins=tuple(origins))
+
+    def _fold_robust_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
+        """Fold as `core.robust` says: the messages of a cluster are one batch, and their order does not matter."""
+        counts, stamps, origins = list(state.counts), list(state.stamps), list(state.origins)
+        distances = dict(state.distances)
+        batches: dict[int, list[tuple[Message, float]]] = {}
+        for message, weight in messages:
+            batches.setdefault(message.cluster, []).append((message, weight))
+            _stamp(stamps, origins, message.cluster, message.round, message.sender)
+        for j, batch in batches.items():
+            counts[j] += len(batch)
+            if self.weights == "metropolis":
+                weights = [weight * metropolis_weight(self.degree, each.degree) for each, weight in batch]
+            else:
+                weights = [weight / (counts[j] + 1) for _, weight in batch]
+            models = [each.model for each, _ in batch]
+            distances[j] = fold_robust_(state.bank[j], models, weights, self.robust, distances.get(j, ()))
+        return changed(state, counts=tuple(counts), stamps=tuple(stamps), origins=tuple(origins), distances=distances)
+
+    def _fold_parts_(
+        self, state: ClientState, messages: Sequence[tuple[Message, float]], layout: Layout
+    ) -> ClientState:
+        """Fold in place where parts of a model are averaged with others: `fold_all_` for some columns each."""
+        counts, common, own = list(state.counts), state.common, dict(state.own)
+        stamps, origins = list(state.stamps), list(state.origins)
+        for message, weight in messages:
+            j, model = message.cluster, message.model
+            for row, (columns, count) in (
+                *((row, (each, common)) for row in range(len(counts)) for each in layout.common),
+                *((j, (each, counts[j])) for each in layout.indexed),
+            ):
+                average = state.bank[row]
+                if self.weights == "metropolis":
+                    if row not in own:
+                        own[row] = average.clone()
+                    share = weight * metropolis_weight(self.degree, message.degree)
+                    fold_weighted_(average[columns], own[row][columns], model[columns], share)
+                else:
+                    fold_(average[columns], count, model[columns], weight)
+            counts[j], common = counts[j] + 1, common + 1
+            _stamp(stamps, origins, j, message.round, message.sender)
+        known = {"stamps": tuple(stamps), "origins": tuple(origins)}
+        return changed(state, counts=tuple(counts), common=common, own=own, **known)
+
+    def offers(self, state: ClientState) -> dict[int, Offer]:
+        """Return how fresh the copies are that the client did not train itself this round, by cluster."""
+        if self.share != "relay":
+            return {}
+        copies = enumerate(zip(state.stamps, state.origins, strict=True))
+        return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
+
+    def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
+        """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""
+        trains = cluster == state.trained
+        newest = state.folded[cluster] if trains else state.stamps[cluster]
+        return choose_offer(offers, self.id, now, newest, trains)
+
+    def _receive_relayed_(self, state: ClientState, message: Message, offer: Offer) -> ClientState:
+        """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""
+        j, row = message.cluster, state.bank[message.cluster]
+        stamps, origins, folded = list(state.stamps), list(state.origins), list(state.folded)
+        trains, distances = j == state.trained, state.distances
+        if self.robust != "none" and row.numel():
+            weight, recent = 0.5 if trains else 1.0, distances.get(j, ())
+            distances = {**distances, j: fold_robust_(row, [message.model], [weight], self.robust, recent)}
+        elif trains:
+            fold_(row, 0, message.model)
+        else:
+            row.copy_(message.model)
+        if trains:
+            folded[j], origins[j] = offer.stamp, MANY
+        else:
+            stamps[j], origins[j] = offer.stamp, offer.origin
+        after = {"stamps": tuple(stamps), "origins": tuple(origins), "folded": tuple(folded), "distances": distances}
+        return changed(state, **after)
+
+
+def rules_of(
+    id: int,
+    degree: int,
+    algorithm: Algorithm,
+    weights: WeightRule,
+    share: Share,
+    layout: Layout | None = None,
+    robust: RobustRule = "none",
+) -> Rules:
+    """Settle the rules of a client: the algorithm's own before the experiment's."""
+    settled = weight_rule(algorithm, weights), share_rule(algorithm, share)
+    return Rules(id, degree, algorithm.exchange, *settled, layout, robust_rule(algorithm, robust))
+
+
+def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin: int) -> None:
+    """Note that an update of round `now` has entered a copy.
+
+    The stamp is the newest round of all; its origin is one client only while no other update has entered since.
+    """
+    if now > stamps[cluster]:
+        stamps[cluster], origins[cluster] = now, origin
+    else:
+        origins[cluster] = MANY
+
+
+def weight_rule(algorithm: Algorithm, configured: WeightRule) -> WeightRule:
+    """Settle how received models weigh: the algorithm's rule before the experiment's; a server takes the mean."""
+    return "uniform" if algorithm.exchange == "server" else algorithm.weights or configured
+
+
+def share_rule(algorithm: Algorithm, configured: Share) -> Share:
+    """Settle what a client hands on: the algorithm's rule before the experiment's; a server gets what was trained."""
+    return "trained" if algorithm.exchange == "server" else algorithm.share or configured
+
+
+def robust_rule(algorithm: Algorithm, configured: RobustRule) -> RobustRule:
+    """Settle how clients guard against members that lie; a server takes the mean of what it gets."""
+    guards = algorithm.exchange == "gossip" and averages_whole_models(algorithm)
+    return configured if guards else "none"
+
+
+def averages_whole_models(algorithm: Algorithm) -> bool:
+    """Return whether clients average models as a whole, with all neighbours that trained the same cluster."""
+    return algorithm.head is None and algorithm.peers is None
