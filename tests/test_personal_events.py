@@ -44,7 +44,7 @@ def run(setting: Setting, world: World | None = None, **options: Any) -> EventSi
 
 
 def picking(algorithm: str, **changes: Any) -> Setting:
-    return make_toy_setting(quick(algorithm), rounds=5, personal_steps="auto", make_model=dense, **changes)
+    return make_toy_setting(quick(algorithm), **{"rounds": 5, **changes}, personal_steps="auto", make_model=dense)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -142,6 +142,13 @@ def test_rounds_that_have_no_last_one_have_no_last_step() -> None:
     assert not any("personal" in key for row in simulation.host.metrics for key in row)
     (note,) = [note for note in simulation.notes if "personal" in note]
     assert note == "dfca-gi takes no personal last step: the run ends by time, and nobody knows the last round"
+
+
+def test_a_run_that_ends_before_the_steps_are_picked_says_so() -> None:
+    simulation = run(picking("dfca-gi", rounds=100), until_s=20.0, rounds=100)
+    (note,) = [note for note in simulation.notes if "personal" in note]
+    assert f"ended after {simulation.round} rounds on average, before round 75," in note
+    assert "give fewer rounds, or personal.steps = 0" in note
     fixed = run(make_toy_setting("dfca-gi", personal_steps=5, make_model=dense), until_s=20.0)
     assert fixed.host.metrics[-1]["personal_steps_by_client"] == [5] * 6
     assert not any("personal" in note for note in fixed.notes)

@@ -424,14 +424,23 @@ class ClientPool:
         self.last_step.steps[client] = steps
         return self.last_step.take(deployed, [client])[0]
 
-    def notes(self, models: int, left: int | None) -> tuple[str, ...]:
-        """Return what the user should know about this run, once; models, left: as in `notes_of`."""
+    def notes(self, models: int, left: int | None, done: int | None) -> tuple[str, ...]:
+        """Return what the user should know about this run, once; models, left: as in `notes_of`; done: how many rounds
+        the clients did on average, once the run has ended."""
         found = notes_of(self.start, self._evaluator, models, self.diverged, left)
-        name = self.setting.algorithm.name
-        if self.setting.last_steps == "auto" and not self.rounds and not self.dry:
-            found = (
+        name, release = self.setting.algorithm.name, self.last_step.release
+        if self.dry or self.setting.last_steps != "auto":
+            return found
+        if not self.rounds:
+            return (
                 *found,
                 f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",
+            )
+        if release is not None and done is not None and done < release:
+            return (
+                *found,
+                f"{name}: the run ended after {done} rounds on average, before round {release}, in which the personal "
+                "last step is picked: samples were held out in vain; give fewer rounds, or personal.steps = 0",
             )
         return found
 

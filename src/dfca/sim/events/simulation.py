@@ -119,7 +119,7 @@ class EventSimulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this run, once."""
-        return self.pool.notes(*self.host.clusters())
+        return self.pool.notes(*self.host.clusters(), self.books.rounds_done if self.done else None)
 
     def run(self) -> EventResult:
         """Run to the end.
