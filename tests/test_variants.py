@@ -61,6 +61,13 @@ def test_a_row_may_have_sections_of_its_own() -> None:
     assert own.data == found.data
 
 
+def test_rows_have_options_of_their_own_in_virtual_time_too() -> None:
+    row = {"name": "dfca", "merge": False, "label": "dfca, by verdict"}
+    assert config(row, world={}).algorithms == ("dfca, by verdict",)
+    with pytest.raises(ConfigError, match="pens chooses its peers"):
+        config({"name": "pens", "momentum": 0.5}, world={})
+
+
 @pytest.mark.parametrize(
     ("algorithms", "sentence"),
     [

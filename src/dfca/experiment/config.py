@@ -297,7 +297,7 @@ class Config(Section):
 
     def _check_peers(self) -> None:
         """Refuse algorithms that cannot run in virtual time; a stored config imports nothing, the simulator does."""
-        for name in self.algorithms if self.world is not None else ():
+        for name in map(registry.base_of, self.algorithms if self.world is not None else ()):
             if not is_import(name) and registry.maker(name)().peers is not None:
                 raise ConfigError(
                     f"{name} chooses its peers by the losses of their models, which no peer in virtual time can ask "
