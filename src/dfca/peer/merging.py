@@ -12,7 +12,7 @@ from dfca.peer.relay import Relay
 from dfca.peer.state import State, Step
 from dfca.peer.survey import SurveyWave
 
-SLACK = 4.0
+SLACK = 2.0
 """An observation may take so many times longer at others than here."""
 
 
