@@ -96,6 +96,7 @@ class Voting(Merging):
         if self.election.opened or self.election.warm is not None or not self.election.warms:
             self.state = State.PAUSED if self.election.warm is None else State.ELECTING
             return
+        self.election.held_out = self.holds_out  # it may have been other when the wave came, in the middle of a round
         self.election.stage, self.election.held = self.round - 1, self._open_models()
         self.election.alarmed = self.detector.alarmed
         self._warm_up(self.round - 1)
