@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -36,6 +37,13 @@ torch.set_num_threads(1)
 # in every run, so that a change is judged by what it changes.
 settings.register_profile("tests", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+def pytest_sessionfinish() -> None:
+    """Wait for the last round of nodes that tests have stopped: torch must not find a dying interpreter."""
+    for thread in threading.enumerate():
+        if thread.name in ("work", "disk"):  # `dfca.node.run.WORK_THREADS`, which loads much
+            thread.join(5)
 
 
 def pytest_runtest_setup() -> None:

@@ -329,9 +329,11 @@ def test_a_device_that_no_model_fits_is_told_so(tmp_path: Path) -> None:
 def test_a_lone_device_among_others_is_told_so_and_they_are_not(tmp_path: Path) -> None:
     """The labels of the last device are those of the others, swapped, and there is one model for all.
 
-    With 20 steps a round, it fits the device again in a round before which no other model has come.
+    With 20 steps a round, it fits the device again in a round before which no other model has come: they wait for each
+    other here.
     """
-    folders = make_swarm(tmp_path, (0, 0, 0, 1), agreed={"local": {"steps": 20}, "clusters": 1})
+    agreed = {"local": {"steps": 20}, "clusters": 1, "aggregation": "batch"}
+    folders = make_swarm(tmp_path, (0, 0, 0, 1), agreed=agreed)
 
     async def scenario() -> None:
         network = MemoryNetwork(())
