@@ -433,7 +433,7 @@ class FaultRun:
         world, rnd = self.world, self.rnd
         if i in world.garbage and rnd.random() < 0.3:
             message = garble(message, rnd)
-        if i in world.liars and rnd.random() < 0.5:
+        if i in world.liars and rnd.random() < 0.5 and well_formed(message):  # who sends garbage may lie as well
             message = lie(message, rnd)
         if not link.up or self.known.get((i, to)) != link.epoch:
             return
