@@ -35,7 +35,6 @@ from dfca.peer.messages import (
     Count,
     Decision,
     Open,
-    Probe,
     Refuse,
     Stand,
     Turn,
@@ -96,16 +95,7 @@ class Election(Wave):
     no_shows: set[int] = field(default_factory=set)
     work: list[Score] = field(default_factory=list)
 
-    def receive(self, sender: int, message: Any, now: float) -> None:
-        """Take in a message of the election that is well formed; one that does not fit is ignored."""
-        if self.phase == "done":
-            return
-        if isinstance(message, Probe):
-            self._take_probe(sender, message, now)
-            return
-        if message.key != self.key:
-            return
-        self._hear(sender, message, now)
+    def _take(self, sender: int, message: Any, now: float) -> None:
         if isinstance(message, Count):
             self._take_count(sender, message)
         elif isinstance(message, Refuse):

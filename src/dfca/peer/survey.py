@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dfca.core.merging import Observation, Survey, add, count, decide, nothing, observes
 from dfca.core.options import MergeOptions
 from dfca.peer.lineage import Entry, layout_of
-from dfca.peer.messages import Answer, Count, Probe, Question, Refuse, Result, Turn
+from dfca.peer.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.wave import Wave
 from dfca.peer.work import Observe
 
@@ -64,16 +64,7 @@ class SurveyWave(Wave):
     outcome: Surveyed | None = None
     work: list[Observe] = field(default_factory=list)
 
-    def receive(self, sender: int, message: Any, now: float) -> None:
-        """Take in a message of the survey that is well formed; one that does not fit is ignored."""
-        if self.phase == "done":
-            return
-        if isinstance(message, Probe):
-            self._take_probe(sender, message, now)
-            return
-        if message.key != self.key:
-            return
-        self._hear(sender, message, now)
+    def _take(self, sender: int, message: Any, now: float) -> None:
         if isinstance(message, Count) and len(message.followers) == len(self.slots):
             self.strikes.pop((sender, "wave"), None)
             self._take_count(sender, message)

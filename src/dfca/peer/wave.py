@@ -98,6 +98,22 @@ class Wave(ABC):
     def _forget_turn(self) -> None:
         """Forget the turn that was under way: a new attempt begins."""
 
+    def receive(self, sender: int, message: Any, now: float) -> None:
+        """Take in a message of the wave that is well formed; one that does not fit is ignored."""
+        if self.phase == "done":
+            return
+        if isinstance(message, Probe):
+            self._take_probe(sender, message, now)
+            return
+        if message.key != self.key:
+            return
+        self._hear(sender, message, now)
+        self._take(sender, message, now)
+
+    @abstractmethod
+    def _take(self, sender: int, message: Any, now: float) -> None:
+        """Take in a message of this wave that is no probe."""
+
     @abstractmethod
     def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
         """Begin the turns, after those that were decided before."""
