@@ -135,7 +135,9 @@ class CurvePool:
         return pick(_tensor(self.rows[0]), self.samples, _tensor(pool))
 
     def alike(self, among: Collection[int]) -> list[int]:
-        """List the neighbours whose curves are of the same cluster."""
+        """List the neighbours whose curves are of the same cluster; none where there is no curve."""
+        if self.cluster == UNKNOWN:
+            return []
         known = {n: self.heard[n] for n in sorted(among) if n in self.heard}
         return [
             n
