@@ -121,13 +121,16 @@ class ClientState:
         def take(values: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(values[j] for j in kept)
 
+        def numbered(j: int | None) -> int | None:
+            return None if j is None or place[j] >= clusters else place[j]
+
         return replace(
             self,
             bank=self.bank[kept],
             counts=take(self.counts),
             own={place[j]: model for j, model in self.own.items() if j in kept},
-            assignment=None if self.assignment is None else place[self.assignment],
-            trained=None if self.trained is None else place[self.trained],
+            assignment=numbered(self.assignment),
+            trained=numbered(self.trained),
             stamps=take(self.stamps),
             origins=take(self.origins),
             folded=take(self.folded),

@@ -184,9 +184,11 @@ class Joining(Voting):
 
     def _go_on(self) -> None:
         """Go on with the round, where clusters changed and none is under way."""
+        if self.state is State.PAUSED and self.election is None:  # it had paused for what it has left
+            self.state = State.WAITING
         if self.ending is not None:
             self._check_wait()
-        elif self.job is None and self.step is None:
+        elif self.job is None and self.step in (None, Step.FOLD):  # between two rounds, folding leads to no other step
             self._wait_for(Step.BEGIN)
 
     def _end_pursuit(self) -> None:
