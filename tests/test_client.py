@@ -88,3 +88,10 @@ def test_an_older_update_does_not_make_a_copy_older() -> None:
     state = client.rules.receive(state, Message(1, 0, 7, 2, model))
     state = client.rules.receive(state, Message(2, 0, 4, 2, model))
     assert (state.stamps[0], state.origins[0]) == (7, -2)
+
+
+def test_a_cluster_that_is_left_out_when_clusters_are_numbered_anew_was_not_trained() -> None:
+    state = replace(ClientState.of(torch.zeros(3, 2)), assignment=2, trained=1, closed=(1,))
+    later = state.renumbered([0, 2, 1], 2)
+    assert (later.assignment, later.trained, later.closed) == (1, None, ())
+    assert later.renumbered([1, 0], 2).assignment == 0

@@ -85,6 +85,9 @@ NAMED = {
     "local, with a late joiner and banks that are lost": FaultWorld(
         4, 3, PATH[:2], "local", late=((1, 10.0),), crashes=(Crash(0, 20.0, 5.0, "nothing"), Crash(2, 0.0, 9.0, "old"))
     ),
+    "a survey ends while a peer that has paused for it folds": FaultWorld(
+        7101, peers=3, edges=((0, 1), (0, 2)), slow=((0, 20.0),), late=((2, 18.532),), merges=True
+    ),
     "a neighbour leaves the graph before its first word": FaultWorld(
         5765,
         peers=7,
