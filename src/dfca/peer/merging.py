@@ -50,10 +50,9 @@ class Merging(Relay):
         merging, bank, rounds = self.options.merging, self.bank, self.options.rounds
         assert merging is not None
         assert bank is not None
-        closed = self.copies.closed
-        slots = tuple(j for j in range(len(bank)) if j not in closed)
+        slots = tuple(self.open_clusters)
         return SurveyWave(
-            **self._wave_fields(Call((), len(bank), closed, survey=True)),
+            **self._wave_fields(Call((), len(bank), self.copies.closed, survey=True)),
             merging=merging,
             slots=slots,
             follows=self._followed,
