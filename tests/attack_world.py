@@ -20,9 +20,9 @@ from node_swarm import make_swarm, until
 
 from dfca.node.folder import NodeFolder
 from dfca.node.net import service
-from dfca.node.net.channels import Handshakes, handlers_of, make_channel, make_server
 from dfca.node.net.limits import Penalties
-from dfca.node.net.links import Greeting, Link, serialize
+from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
+from dfca.node.net.links.link import Greeting, Link, serialize
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.run import make_grpc_transport

@@ -12,12 +12,12 @@ from typing import Any
 import grpc.aio
 from net_world import SWARM, Device, make_device, until, update
 
-from dfca.node.net.channels import Handshakes, handlers_of, make_channel, make_server
+from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 from dfca.node.wire.frames import READ
-from dfca.peer.messages import Nothing
+from dfca.peer.records.messages import Nothing
 
 
 def prepare(folder: Path, addresses: tuple[str, str], ports: tuple[int, ...], floats: int) -> None:

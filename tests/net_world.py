@@ -19,7 +19,7 @@ from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 
 SIZE = 1000
 SWARM = "swarm-of-tests"

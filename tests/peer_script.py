@@ -27,12 +27,12 @@ from dfca.core.merging import Merge, MergeOptions, Observation
 from dfca.core.personal import GRID
 from dfca.core.relay import Offer
 from dfca.core.state import Message
-from dfca.peer import messages
-from dfca.peer.lineage import Entry, Lineage
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
-from dfca.peer.staleness import Staleness
-from dfca.peer.work import Job, Losses, OwnCurve, Score, Trained, Warm
+from dfca.peer.records import messages
+from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.staleness import Staleness
+from dfca.peer.records.work import Job, Losses, OwnCurve, Score, Trained, Warm
 
 
 def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Lineage:

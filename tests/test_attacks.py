@@ -23,13 +23,13 @@ from dfca.core.relay import Offer
 from dfca.core.state import Message
 from dfca.errors import RunError
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links import serialize
+from dfca.node.net.links.link import serialize
 from dfca.node.operate.control import ControlServer
 from dfca.node.service import Service
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.peer import messages as m
-from dfca.peer.lineage import Entry
+from dfca.peer.records import messages as m
+from dfca.peer.records.lineage import Entry
 
 
 def resident_mb() -> float:

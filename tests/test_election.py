@@ -27,8 +27,8 @@ from dfca.core.election import (
 from dfca.core.local import LocalOptions
 from dfca.core.rng import stream
 from dfca.errors import ConfigError, DataError
-from dfca.peer.messages import Turn
-from dfca.peer.turns import Standing, standing
+from dfca.peer.records.messages import Turn
+from dfca.peer.waves.turns import Standing, standing
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 

@@ -14,9 +14,9 @@ from test_revival import drift_setting
 
 from dfca import algorithms
 from dfca.core.election import ElectionOptions
-from dfca.peer.lineage import Lineage
-from dfca.peer.messages import LARGE, Hello, scalars
 from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.messages import LARGE, Hello, scalars
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World

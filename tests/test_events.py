@@ -19,8 +19,8 @@ from dfca.algorithms import ALGORITHMS
 from dfca.core.local import LocalOptions
 from dfca.core.state import Message
 from dfca.errors import ConfigError, RunError
-from dfca.peer.messages import Update
-from dfca.peer.staleness import Staleness
+from dfca.peer.records.messages import Update
+from dfca.peer.records.staleness import Staleness
 from dfca.sim.events.books import EventResult, Input, Record
 from dfca.sim.events.clock import DELIVER
 from dfca.sim.events.links import corrupted

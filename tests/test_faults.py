@@ -22,11 +22,11 @@ from dfca.cli import app
 from dfca.core.exchange import Rules
 from dfca.core.state import Message
 from dfca.errors import ConfigError
-from dfca.peer.messages import Alarm, Candidate, Key, Report, Served
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import _HANDLERS, Peer
+from dfca.peer.records.messages import Alarm, Candidate, Key, Report, Served
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Train, Trained
 from dfca.peer.server import ServerClient
-from dfca.peer.work import Train, Trained
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World

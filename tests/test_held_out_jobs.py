@@ -8,7 +8,7 @@ from conftest import make_toy_setting, make_toy_split
 
 from dfca.core.local import losses
 from dfca.node.worker import Worker
-from dfca.peer.work import Job, Losses, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.records.work import Job, Losses, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.testing import make_clients
 

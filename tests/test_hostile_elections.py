@@ -19,7 +19,7 @@ from test_node import make_nodes
 from dfca.core.election import lot
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
-from dfca.peer import messages as m
+from dfca.peer.records import messages as m
 from dfca.sim.setting import Setting
 
 MOST_S = 3 * 3600.0

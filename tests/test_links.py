@@ -13,9 +13,9 @@ from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
 from dfca.core.state import Message
 from dfca.errors import ConfigError
-from dfca.peer.messages import Copy, Hello, Update
-from dfca.peer.options import PeerOptions
-from dfca.peer.work import Draw, Train, Trained
+from dfca.peer.records.messages import Copy, Hello, Update
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Draw, Train, Trained
 from dfca.sim.events.books import Books
 from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, Clock
 from dfca.sim.events.links import TRIES, Links, Parcel

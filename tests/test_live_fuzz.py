@@ -31,9 +31,9 @@ from node_swarm import make_swarm, until
 from test_node_process import wait_for_round
 
 from dfca.node.folder import NodeFolder
-from dfca.node.net.links import Link
+from dfca.node.net.links.link import Link
 from dfca.node.operate.control import call
-from dfca.peer.lineage import Entry
+from dfca.peer.records.lineage import Entry
 
 VILLAINS = 4
 MOST_SLOWER, LEAST_RTT_S = 10.0, 0.05

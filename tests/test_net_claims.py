@@ -17,8 +17,8 @@ from dfca.node.net.gossip import SPREAD_S
 from dfca.node.net.options import Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.records import to_bytes
-from dfca.peer import messages as m
-from dfca.peer.lineage import Entry
+from dfca.peer.records import messages as m
+from dfca.peer.records.lineage import Entry
 
 
 @pytest.fixture(autouse=True)

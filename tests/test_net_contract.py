@@ -20,9 +20,9 @@ from dfca.core.state import Message
 from dfca.node.memory import MemoryNetwork
 from dfca.node.net.options import Swarm
 from dfca.node.transport import Transport
-from dfca.peer import messages
-from dfca.peer.lineage import Entry
-from dfca.peer.messages import Nothing, Update
+from dfca.peer.records import messages
+from dfca.peer.records.lineage import Entry
+from dfca.peer.records.messages import Nothing, Update
 
 
 @dataclass

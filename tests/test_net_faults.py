@@ -14,12 +14,12 @@ import torch
 from net_world import FAST, SIZE, SWARM, Device, World, make_device, until, update, world
 
 from dfca.errors import ConfigError
-from dfca.node.net.channels import make_channel
+from dfca.node.net.links.channels import make_channel
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.trust.identity import Identity
 from dfca.node.wire.frames import READ
-from dfca.peer.messages import Nothing, Served
+from dfca.peer.records.messages import Nothing, Served
 
 LARGE = Swarm(SWARM, 500_000)  # 2 MB
 SLOW = 2e6

@@ -17,13 +17,13 @@ import torch
 from net_world import FAST, SIZE, SWARM, Device, World, until, update, world
 
 from dfca.core.relay import Offer
-from dfca.node.net.channels import CHANNEL_OPTIONS, make_channel
-from dfca.node.net.links import Greeting, close_frame, serialize
+from dfca.node.net.links.channels import CHANNEL_OPTIONS, make_channel
+from dfca.node.net.links.link import Greeting, close_frame, serialize
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.wire import codec, frames
 from dfca.node.wire import wire_pb2 as pb
-from dfca.peer.messages import Copy, Nothing
+from dfca.peer.records.messages import Copy, Nothing
 
 GREETING = Greeting(SWARM, SIZE, pb.FLOAT32, "villain")
 HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))

@@ -18,8 +18,8 @@ from test_node import assert_banks, make_nodes
 
 from dfca.node.net.options import Swarm
 from dfca.node.transport import Inputs
-from dfca.peer.messages import Nothing, Update
-from dfca.peer.work import Job, Train
+from dfca.peer.records.messages import Nothing, Update
+from dfca.peer.records.work import Job, Train
 
 
 class Renumbered:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfca.node.net.chunks import read_chunk, write_chunk
 from dfca.node.net.limits import Bucket, Penalties, Refusals
-from dfca.node.net.offers import Offer, Offers
-from dfca.node.net.outbox import Outbox, Overflow
-from dfca.node.net.partials import Partials
-from dfca.node.net.pulls import Pull, Pulls
+from dfca.node.net.links.outbox import Outbox, Overflow
+from dfca.node.net.transfer.chunks import read_chunk, write_chunk
+from dfca.node.net.transfer.offers import Offer, Offers
+from dfca.node.net.transfer.partials import Partials
+from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
 
@@ -239,7 +239,7 @@ def test_a_payload_in_memory_goes_to_the_disk_when_its_read_ends_early_or_takes_
     assert again is not None
     assert (again.offset, again.resumed) == (400, True)
 
-    monkeypatch.setattr("dfca.node.net.partials.SPILL_S", -1.0)
+    monkeypatch.setattr("dfca.node.net.transfer.partials.SPILL_S", -1.0)
     folder.close(NAME, ONE, again, done=True)
     slow = folder.open(NAME, TWO, 1000)
     assert slow is not None

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from dfca.core.state import Message
 from dfca.errors import ConfigError
-from dfca.node.net.deadlines import Backoff, Deadline
-from dfca.node.net.detector import Detector, SteadyClock
-from dfca.node.net.links import Link
-from dfca.node.net.offers import Offer
+from dfca.node.net.links.deadlines import Backoff, Deadline
+from dfca.node.net.links.detector import Detector, SteadyClock
+from dfca.node.net.links.link import Link
 from dfca.node.net.options import NetOptions, join_address, split_address
-from dfca.node.net.sender import Sender
+from dfca.node.net.transfer.offers import Offer
+from dfca.node.net.transfer.sender import Sender
 from dfca.node.wire import wire_pb2 as pb
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 
 
 def beats(detector: Detector, times: list[float]) -> Detector:

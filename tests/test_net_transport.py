@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from net_world import until, update, world
 
-from dfca.peer.messages import Hello, Nothing
+from dfca.peer.records.messages import Hello, Nothing
 
 
 def test_two_devices_connect_and_exchange_small_and_large_messages(tmp_path: Path) -> None:

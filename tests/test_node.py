@@ -18,10 +18,10 @@ from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
 from dfca.node.worker import Worker
 from dfca.peer.machine import Machine
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Curve, Job, Observe, Personalise, WarmUp
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.work import Curve, Job, Observe, Personalise, WarmUp
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of

@@ -24,8 +24,8 @@ from dfca.node.store import CannotSave, DiskStore
 from dfca.node.threads import OneThread
 from dfca.node.worker import Worker
 from dfca.peer.peer import Peer
+from dfca.peer.records.work import Job, Note, Train
 from dfca.peer.state import Saved
-from dfca.peer.work import Job, Note, Train
 from dfca.sim.events.replay import replay_peer
 from dfca.testing import make_clients
 

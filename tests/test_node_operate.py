@@ -27,7 +27,7 @@ from dfca.node.operate.logs import open_log
 from dfca.node.operate.metrics import serve_metrics
 from dfca.node.operate.status import read_status, save_status
 from dfca.node.task.config import INVITE_PORT, PORT
-from dfca.peer.work import Note
+from dfca.peer.records.work import Note
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = ["ProtectHome=yes", "PrivateTmp=yes"]

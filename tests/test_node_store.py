@@ -21,8 +21,8 @@ from dfca.node import store as store_module
 from dfca.node.saving import SaveThenSend
 from dfca.node.store import CannotSave, DiskStore, _parts, read_save
 from dfca.node.threads import OneThread
-from dfca.peer.lineage import Entry
-from dfca.peer.messages import Hello, Update
+from dfca.peer.records.lineage import Entry
+from dfca.peer.records.messages import Hello, Update
 from dfca.peer.revival import DriftDetector
 from dfca.peer.state import Saved
 

@@ -32,7 +32,7 @@ from dfca.node.task.learner import Architecture, build, deep_mlp, evaluate, meas
 from dfca.node.task.scaling import Scaling, measure
 from dfca.node.worker import Worker
 from dfca.peer.peer import Peer
-from dfca.peer.work import Job
+from dfca.peer.records.work import Job
 
 FOUNDER = "a" * 52
 

@@ -12,12 +12,12 @@ from peer_script import Script
 from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
 from dfca.core.state import Message
-from dfca.peer.lineage import Entry
-from dfca.peer.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Entry
+from dfca.peer.records.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Losses, Score, Train, Trained, Warm, WarmUp
 from dfca.peer.state import VERSION, Saved
-from dfca.peer.work import Losses, Score, Train, Trained, Warm, WarmUp
 
 SCRIPTS = sorted((Path(__file__).parent / "peer_scripts").glob("*.txt"))
 

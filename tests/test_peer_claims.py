@@ -6,11 +6,11 @@ import torch
 
 from dfca.core.election import ElectionOptions
 from dfca.core.revival import ROUNDS
-from dfca.peer.deadline import AnswerTime
-from dfca.peer.election import Election
-from dfca.peer.messages import MOST_PEERS, Count, Key, Open, Probe, Refuse
+from dfca.peer.records.messages import MOST_PEERS, Count, Key, Open, Probe, Refuse
+from dfca.peer.records.work import Losses, Warm
 from dfca.peer.revival import DriftDetector
-from dfca.peer.work import Losses, Warm
+from dfca.peer.waves.deadline import AnswerTime
+from dfca.peer.waves.election import Election
 
 LOSSES = Losses(torch.zeros(1, 2), torch.zeros(1, 2))
 WARM = Warm(torch.zeros(3), LOSSES)

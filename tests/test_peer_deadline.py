@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfca.peer.deadline import FLOOR, MOST_S, AnswerTime
+from dfca.peer.waves.deadline import FLOOR, MOST_S, AnswerTime
 
 
 def test_the_first_deadline_is_the_option_and_the_next_is_learned() -> None:

@@ -23,10 +23,10 @@ from dfca.core.personal import GRID, SWEEPS
 from dfca.node.memory import VirtualTimeLoop
 from dfca.node.worker import Worker
 from dfca.peer.curves import CurvePool
-from dfca.peer.messages import MOST_LOSS, Curves, Hello, well_formed
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
-from dfca.peer.work import Curve, OwnCurve, Train, Trained
+from dfca.peer.records.messages import MOST_LOSS, Curves, Hello, well_formed
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Curve, OwnCurve, Train, Trained
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Partition, World

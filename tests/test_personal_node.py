@@ -26,10 +26,10 @@ from dfca.node.task.facts import Facts
 from dfca.node.task.learner import build
 from dfca.node.worker import MOST_PERSONAL_SAMPLES, few
 from dfca.peer.curves import CurvePool
-from dfca.peer.options import ENDLESS
 from dfca.peer.peer import Peer
+from dfca.peer.records.options import ENDLESS
+from dfca.peer.records.work import Curve, OwnCurve, Personalise
 from dfca.peer.state import VERSION, Saved
-from dfca.peer.work import Curve, OwnCurve, Personalise
 
 
 def make_device(tmp_path: Path, **agreed: Any) -> tuple[NodeFolder, torch.Tensor]:

@@ -16,10 +16,10 @@ from test_merging import make_world
 
 from dfca.core.merging import Merge, Plan
 from dfca.core.options import MergeOptions
-from dfca.peer.lineage import Clusters, Entry, compatible, layout_of, opened_since
 from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since
+from dfca.peer.records.work import Observe
 from dfca.peer.state import State
-from dfca.peer.work import Observe
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, Link, Partition, World

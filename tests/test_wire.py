@@ -26,9 +26,9 @@ from dfca.core.state import Message
 from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
-from dfca.peer import messages
-from dfca.peer.lineage import Entry
-from dfca.peer.messages import (
+from dfca.peer.records import messages
+from dfca.peer.records.lineage import Entry
+from dfca.peer.records.messages import (
     Alarm,
     BankRequest,
     Bid,

@@ -21,8 +21,8 @@ from dfca.core.state import Message
 from dfca.node.wire import codec, frames, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
-from dfca.peer import messages as m
-from dfca.peer.lineage import Entry
+from dfca.peer.records import messages as m
+from dfca.peer.records.lineage import Entry
 
 P = 70
 MODEL = torch.linspace(-1, 1, P)

@@ -16,7 +16,7 @@ from dfca.bench.sizes import Size, make_setting
 from dfca.core.election import lot
 from dfca.experiment.load import load_experiment
 from dfca.experiment.sweep import TrialGroup
-from dfca.peer.messages import Bid, Count, Decision, Open, Probe, Refuse, Stand, Votes, scalars
+from dfca.peer.records.messages import Bid, Count, Decision, Open, Probe, Refuse, Stand, Votes, scalars
 from dfca.runs.sink import NullSink
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dfca.errors import ConfigError
-from dfca.peer.staleness import Staleness, StalenessKind, StalenessUnit
+from dfca.peer.records.staleness import Staleness, StalenessKind, StalenessUnit
 from dfca.sim.events.availability import read_availability
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.world import (

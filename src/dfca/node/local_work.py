@@ -21,7 +21,7 @@ from dfca.core.personal import Pair
 from dfca.errors import ConfigError, DfcaError
 from dfca.node.heap import give_back_memory
 from dfca.node.worker import Worker
-from dfca.peer.work import Job, Personalise, Score, Train, Trained, Warm
+from dfca.peer.records.work import Job, Personalise, Score, Train, Trained, Warm
 
 RECENT = 10
 """Rounds of which the losses are remembered."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dfca.node.transport import Inputs, Transport
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 
 
 class MemoryNetwork:

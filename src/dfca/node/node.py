@@ -21,8 +21,8 @@ from dfca.node.threads import OneThread
 from dfca.node.transport import Transport
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
+from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
 from dfca.peer.state import Saved, State
-from dfca.peer.work import LONG, Draw, Job, Note, Ready, Rest, Train
 
 READ_LOOK_S = 0.01
 MOST_EARLY = 2000

@@ -22,11 +22,11 @@ from torch import Tensor
 from dfca.errors import ConfigError, DfcaError
 from dfca.files import KINDS
 from dfca.peer.machine import Machine
-from dfca.peer.options import PeerOptions
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.peer import Peer
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Job, Ready
 from dfca.peer.state import Saved
-from dfca.peer.work import Job, Ready
 
 MOST_BYTES = 2**30
 FORM = 1

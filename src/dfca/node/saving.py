@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from dfca.node.store import CannotSave
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 from dfca.peer.state import Saved
 
 RETRY_S = 5.0

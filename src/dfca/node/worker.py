@@ -17,7 +17,7 @@ from dfca.core.params import initial
 from dfca.core.personal import Pair
 from dfca.core.rng import seeded, stream
 from dfca.core.state import ClientState
-from dfca.peer.work import (
+from dfca.peer.records.work import (
     Curve,
     Draw,
     Job,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dfca.core.personal import GRID, SWEEPS, average, pick
-from dfca.peer.lineage import Lineage, compatible
-from dfca.peer.messages import MOST_LOSS, Curves
-from dfca.peer.work import OwnCurve
+from dfca.peer.records.lineage import Lineage, compatible
+from dfca.peer.records.messages import MOST_LOSS, Curves
+from dfca.peer.records.work import OwnCurve
 
 UNKNOWN = -1
 """The degree of a peer that does not know yet who is alike; the cluster of one that has no curve."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 
-from dfca.peer.lineage import Lineage
-from dfca.peer.messages import Hello, Offers, Update
+from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.messages import Hello, Offers, Update
 
 MOST_PARTS = 4096
 """Of so many parts of a neighbour's round a peer remembers that they came."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from dfca.core.state import Message
-from dfca.peer.election import Election
-from dfca.peer.lineage import Lineage, clusters_of, extends, opened_since
-from dfca.peer.messages import BankCopy, BankRequest, Declined
 from dfca.peer.pursuit import Pursuit
+from dfca.peer.records.lineage import Lineage, clusters_of, extends, opened_since
+from dfca.peer.records.messages import BankCopy, BankRequest, Declined
+from dfca.peer.records.work import KEPT, Draw, WarmUp
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting
-from dfca.peer.work import KEPT, Draw, WarmUp
+from dfca.peer.waves.election import Election
 
 MOST_AHEAD = 1000
 """A peer joins no round that is further ahead of all that the other neighbours claim."""

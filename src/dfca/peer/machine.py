@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dfca.core.state import ClientState
 from dfca.peer.inbox import Neighbour
-from dfca.peer.messages import well_formed
-from dfca.peer.options import PeerOptions
-from dfca.peer.work import Job, Ready
+from dfca.peer.records.messages import well_formed
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Job, Ready
 
 
 class Machine(ABC):

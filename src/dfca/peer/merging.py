@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from dfca.core.merging import LATEST, order_of
-from dfca.peer.lineage import Entry, Lineage, layout_of
-from dfca.peer.messages import MOST_SURVEYED, Call, Probe
+from dfca.peer.records.lineage import Entry, Lineage, layout_of
+from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay
 from dfca.peer.state import State, Step
-from dfca.peer.survey import SurveyWave
+from dfca.peer.waves.survey import SurveyWave
 
 SLACK = 2.0
 """An observation may take so many times longer at others than here."""

@@ -23,21 +23,10 @@ from dfca.core import client, election, exchange, merging, relay
 from dfca.core import options as core_options
 from dfca.core import state as core_state
 from dfca.errors import RunError
-from dfca.peer import (
-    curves,
-    deadline,
-    inbox,
-    lineage,
-    messages,
-    options,
-    pursuit,
-    revival,
-    staleness,
-    state,
-    survey,
-    work,
-)
-from dfca.peer import election as peer_election
+from dfca.peer import curves, inbox, pursuit, revival, state
+from dfca.peer.records import lineage, messages, options, staleness, work
+from dfca.peer.waves import deadline, survey
+from dfca.peer.waves import election as peer_election
 
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (

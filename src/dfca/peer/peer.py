@@ -26,14 +26,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dfca.peer import messages as m
-from dfca.peer.election import Election
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import names
+from dfca.peer.records import messages as m
+from dfca.peer.records.work import Curve, Draw, Job, Observe, Personalise, Rest, Score, Train, Warm
 from dfca.peer.rounds import Rounds
 from dfca.peer.state import State, Step
-from dfca.peer.survey import SurveyWave
-from dfca.peer.work import Curve, Draw, Job, Observe, Personalise, Rest, Score, Train, Warm
+from dfca.peer.waves.election import Election
+from dfca.peer.waves.survey import SurveyWave
 
 
 class Peer(Rounds):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dfca.peer.curves import NO_CURVE, UNKNOWN, CurvePool
-from dfca.peer.lineage import Lineage, compatible
 from dfca.peer.machine import Machine
-from dfca.peer.messages import Curves
-from dfca.peer.options import PeerOptions
-from dfca.peer.work import Curve, OwnCurve, Personalise
+from dfca.peer.records.lineage import Lineage, compatible
+from dfca.peer.records.messages import Curves
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Curve, OwnCurve, Personalise
 
 MOST_TRIES = 3
 """How often a measurement that was broken off, by a restart, is begun again; then there is no personal step."""

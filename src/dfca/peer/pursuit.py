@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dfca.core.state import is_finite
-from dfca.peer.lineage import Clusters, Lineage, extends, layout_of, opened_since
-from dfca.peer.messages import BankCopy
-from dfca.peer.options import PeerOptions
+from dfca.peer.records.lineage import Clusters, Lineage, extends, layout_of, opened_since
+from dfca.peer.records.messages import BankCopy
+from dfca.peer.records.options import PeerOptions
 
 MOST_CLUSTERS = 4096
 """Nobody holds more models than this."""

@@ -6,8 +6,8 @@ import math
 
 from dfca.core.relay import Offer
 from dfca.core.state import Message, usable
-from dfca.peer.lineage import compatible
-from dfca.peer.messages import BankCopy, Copy, CopyRequest, Declined
+from dfca.peer.records.lineage import compatible
+from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined
 from dfca.peer.state import Asked, PeerState, Step
 
 

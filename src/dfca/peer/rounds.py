@@ -9,10 +9,10 @@ from typing import Any
 from dfca.core.revival import PAUSE
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
-from dfca.peer.lineage import Lineage, clusters_of, compatible
-from dfca.peer.messages import Call, Hello, Nothing, Offers, Update
+from dfca.peer.records.lineage import Lineage, clusters_of, compatible
+from dfca.peer.records.messages import Call, Hello, Nothing, Offers, Update
+from dfca.peer.records.work import READS_BANK, Curve, Personalise, Rest, Train, Trained
 from dfca.peer.state import State, Step
-from dfca.peer.work import READS_BANK, Curve, Personalise, Rest, Train, Trained
 
 REMEMBERED = 64
 """Of how many local updates a peer remembers the end: older models are all of this age."""

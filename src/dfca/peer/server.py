@@ -24,11 +24,11 @@ from dfca.core.personal import GRID, SWEEPS
 from dfca.core.state import ClientState, usable
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import Machine, names
-from dfca.peer.messages import Curves, Report, Served
-from dfca.peer.options import PeerOptions
 from dfca.peer.personal import Personal
+from dfca.peer.records.messages import Curves, Report, Served
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Curve, Draw, Job, Personalise, Train, Trained
 from dfca.peer.state import State
-from dfca.peer.work import Curve, Draw, Job, Personalise, Train, Trained
 
 
 class Server(Machine):

@@ -16,17 +16,17 @@ from dfca.core.client import participates
 from dfca.core.merging import LATEST
 from dfca.core.state import ClientState, is_finite
 from dfca.peer.curves import CurvePool
-from dfca.peer.deadline import AnswerTime
-from dfca.peer.election import Election
 from dfca.peer.inbox import Inbox
-from dfca.peer.lineage import Lineage, layout_of
-from dfca.peer.messages import MOST_PEERS, Copy, Hello
-from dfca.peer.options import PeerOptions
 from dfca.peer.personal import Personal
 from dfca.peer.pursuit import Pursuit
+from dfca.peer.records.lineage import Lineage, layout_of
+from dfca.peer.records.messages import MOST_PEERS, Copy, Hello
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Curve, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
 from dfca.peer.revival import DriftDetector
-from dfca.peer.survey import SurveyWave
-from dfca.peer.work import Curve, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.waves.deadline import AnswerTime
+from dfca.peer.waves.election import Election
+from dfca.peer.waves.survey import SurveyWave
 
 VERSION = 1
 """Of what `save` returns."""

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from dfca.core.election import bid
-from dfca.peer.election import Election, Outcome
 from dfca.peer.merging import Merging
-from dfca.peer.messages import Alarm, Call, Probe, Refuse
+from dfca.peer.records.messages import Alarm, Call, Probe, Refuse
+from dfca.peer.records.work import KEPT, Losses, Observe, Rest, Score, Warm, WarmUp
 from dfca.peer.revival import FRESH
 from dfca.peer.state import State, Step
-from dfca.peer.survey import SurveyWave
-from dfca.peer.work import KEPT, Losses, Observe, Rest, Score, Warm, WarmUp
+from dfca.peer.waves.election import Election, Outcome
+from dfca.peer.waves.survey import SurveyWave
 
 MOST_ALARMS = 4096
 """Of how many peers a peer remembers alarms."""

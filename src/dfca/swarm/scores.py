@@ -9,7 +9,7 @@ import torch
 
 from dfca.core.merging import hide_closed
 from dfca.node.store import DiskStore
-from dfca.peer.lineage import layout_of
+from dfca.peer.records.lineage import layout_of
 from dfca.peer.state import Saved
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.personal import LastStep

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 from dfca.node.wire.refused import Refused
-from dfca.peer.lineage import Lineage
-from dfca.peer.messages import Result
+from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.messages import Result
 
 
 def find_lie(message: Any, introduced: Collection[int]) -> Refused | None:

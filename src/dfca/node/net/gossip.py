@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links import Link, serialize
+from dfca.node.net.links.link import Link, serialize
 from dfca.node.trust.records import to_bytes
 from dfca.node.trust.roster import OLD_CONTACT, Roster
 from dfca.node.wire import wire_pb2 as pb

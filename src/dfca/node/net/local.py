@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links import Greeting
+from dfca.node.net.links.link import Greeting
 from dfca.node.net.options import NetOptions
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster

@@ -8,16 +8,16 @@ from typing import Any
 
 import grpc
 
-from dfca.node.net.channels import Handshakes, caller_of
-from dfca.node.net.chunks import write_chunk
-from dfca.node.net.dialer import Dialer
 from dfca.node.net.gossip import notice_frame
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links import REMOVED, Link, LinkDown, check_open, close_frame, read_frame, write_frame
+from dfca.node.net.links.channels import Handshakes, caller_of
+from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.link import REMOVED, Link, LinkDown, check_open, close_frame, read_frame, write_frame
+from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
-from dfca.node.net.neighbours import Neighbours
-from dfca.node.net.offers import Offers
 from dfca.node.net.probe import answer_probe
+from dfca.node.net.transfer.chunks import write_chunk
+from dfca.node.net.transfer.offers import Offers
 from dfca.node.wire.frames import parse_read
 from dfca.node.wire.refused import Refused
 

@@ -21,28 +21,28 @@ from typing import Any
 import torch
 
 from dfca.errors import ConfigError
-from dfca.node.net.channels import handlers_of, make_server
 from dfca.node.net.claims import find_lie
-from dfca.node.net.detector import SteadyClock
-from dfca.node.net.dialer import Dialer
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import wanted_links
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links import Greeting, Link, LinkDown
+from dfca.node.net.links.channels import handlers_of, make_server
+from dfca.node.net.links.detector import SteadyClock
+from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.link import Greeting, Link, LinkDown
+from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
-from dfca.node.net.neighbours import Neighbours
 from dfca.node.net.options import NetOptions, Swarm, join_address
-from dfca.node.net.partials import Partials
-from dfca.node.net.puller import Puller
-from dfca.node.net.sender import Sender
 from dfca.node.net.service import Service
+from dfca.node.net.transfer.partials import Partials
+from dfca.node.net.transfer.puller import Puller
+from dfca.node.net.transfer.sender import Sender
 from dfca.node.transport import Inputs
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import MOST_SHOWN, Roster
 from dfca.node.wire import codec
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
-from dfca.peer.messages import Alarm
+from dfca.peer.records.messages import Alarm
 
 ASKED = 2
 """Members that a node asks for others that it does not know."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dfca.node.operate.logs import Log
 from dfca.node.operate.status import counted
-from dfca.peer.work import Note
+from dfca.peer.records.work import Note
 
 REMEMBERED = 200
 """Folds of which the age is remembered."""

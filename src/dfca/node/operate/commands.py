@@ -132,7 +132,7 @@ def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> 
     from dfca.node.task.dataset import load
     from dfca.node.task.export import Exported, personalised
     from dfca.node.task.learner import build, choose_cluster
-    from dfca.peer.lineage import layout_of
+    from dfca.peer.records.lineage import layout_of
 
     folder = NodeFolder.load(path)
     saved = folder.store().load()

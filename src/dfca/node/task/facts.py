@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dfca.core.algorithm import Algorithm
     from dfca.core.client import Client
     from dfca.node.task.learner import Architecture
-    from dfca.peer.options import PeerOptions
+    from dfca.peer.records.options import PeerOptions
 
 FILE = "facts.json"
 VERSION = 1
@@ -348,8 +348,8 @@ class Facts(Section):
         import torch
 
         from dfca.core.exchange import rules_of
-        from dfca.peer.options import PeerOptions
-        from dfca.peer.staleness import Staleness
+        from dfca.peer.records.options import PeerOptions
+        from dfca.peer.records.staleness import Staleness
 
         algorithm = self.make_algorithm()
         fields: dict[str, Any] = {

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
-from dfca.peer import messages
-from dfca.peer.lineage import MOST_ENTRIES
-from dfca.peer.messages import LARGE, well_formed
+from dfca.peer.records import messages
+from dfca.peer.records.lineage import MOST_ENTRIES
+from dfca.peer.records.messages import LARGE, well_formed
 
 MOST_BYTES = 2**18 - 2**10
 """Of one message without its model: it fits into a frame."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.task import ACCURACY, Metric
-from dfca.peer.work import NOTES
+from dfca.peer.records.work import NOTES
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics
 from dfca.sim.traffic import Traffic

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from dfca.core.exchange import rules_of
-from dfca.peer.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.machine import Machine
-from dfca.peer.messages import LARGE, BankCopy, Copy, Report, Update, scalars
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
 from dfca.peer.personal import Personal
+from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
+from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.staleness import Staleness
+from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
-from dfca.peer.staleness import Staleness
 from dfca.peer.state import Saved, State
-from dfca.peer.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.sim.events.books import Books, EventResult, Input
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from dfca.core.state import Message
-from dfca.peer.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
+from dfca.peer.records.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
 from dfca.sim.events.books import Books
 from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
 from dfca.sim.events.world import SERVER, World, draw

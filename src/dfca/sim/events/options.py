@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dfca.errors import ConfigError
-from dfca.peer.staleness import Staleness
+from dfca.peer.records.staleness import Staleness
 
 if TYPE_CHECKING:
     from dfca.sim.events.books import Line

@@ -23,8 +23,8 @@ from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.memory import explain_oom
-from dfca.peer.lineage import Clusters
-from dfca.peer.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Score, Train, Trained, Warm, WarmUp
+from dfca.peer.records.lineage import Clusters
+from dfca.peer.records.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.bank import Bank
 from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dfca.errors import ConfigError, unknown
 from dfca.peer.machine import Machine
-from dfca.peer.options import PeerOptions
-from dfca.peer.work import Job, Ready
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Job, Ready
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
 from dfca.sim.events.host import PeerHost, make_machine
 from dfca.sim.events.links import Parcel

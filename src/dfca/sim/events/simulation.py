@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
-from dfca.peer.work import Curve, Job, Observe, Personalise, WarmUp
+from dfca.peer.records.work import Curve, Job, Observe, Personalise, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dfca.core.merging import Plan
 from dfca.core.state import Message
-from dfca.peer.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
-from dfca.peer.messages import Alarm, Answer, BankCopy, Candidate, Centre, Copy, Curves, Hello, Result, Update
+from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
+from dfca.peer.records.messages import Alarm, Answer, BankCopy, Candidate, Centre, Copy, Curves, Hello, Result, Update
 
 
 def corrupt(update: Update, rnd: random.Random) -> Any:

@@ -17,13 +17,13 @@ from dfca.core.election import ElectionOptions
 from dfca.core.options import MergeOptions
 from dfca.core.personal import SWEEPS
 from dfca.core.state import is_finite
-from dfca.peer.lineage import Lineage
 from dfca.peer.machine import Machine
-from dfca.peer.messages import LARGE, BankCopy, Copy, Update, well_formed
-from dfca.peer.options import PeerOptions
 from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.messages import LARGE, BankCopy, Copy, Update, well_formed
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import LONG, Job, Rest, Train
 from dfca.peer.state import Saved, State
-from dfca.peer.work import LONG, Job, Rest, Train
 from dfca.sim.events.host import make_machine
 from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER

@@ -15,9 +15,22 @@ from dfca.core.merging import Observation
 from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.core.state import ClientState, Message, is_finite
-from dfca.peer.lineage import Entry, Lineage
 from dfca.peer.peer import Peer
-from dfca.peer.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Personalise, Rest, Score, Train, Trained, Warm
+from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.work import (
+    Curve,
+    Draw,
+    Job,
+    Losses,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Rest,
+    Score,
+    Train,
+    Trained,
+    Warm,
+)
 
 SIZE = 3
 """Floats of a model."""

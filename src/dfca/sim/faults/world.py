@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 
 from dfca.errors import ConfigError, unknown
-from dfca.peer.options import ENDLESS
+from dfca.peer.records.options import ENDLESS
 
 FAULTS_S = 60.0
 """Faults stop at this time."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from dfca.core.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
-from dfca.peer.messages import Call
+from dfca.peer.records.messages import Call
 from dfca.sim.engine import Engine
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.election_cost import ElectionCost

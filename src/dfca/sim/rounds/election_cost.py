@@ -12,9 +12,9 @@ import networkx as nx
 import torch
 
 from dfca.core.election import ElectionOptions, no_votes
-from dfca.peer.deadline import AnswerTime
-from dfca.peer.election import Election
-from dfca.peer.messages import Bid, Call, Decision, Key, Open, Stand, Turn, Votes, scalars
+from dfca.peer.records.messages import Bid, Call, Decision, Key, Open, Stand, Turn, Votes, scalars
+from dfca.peer.waves.deadline import AnswerTime
+from dfca.peer.waves.election import Election
 
 _KEY = Key(0, 0, 0, 0, 0)
 

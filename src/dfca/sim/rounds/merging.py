@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dfca.core.merging import LATEST, Observation, Plan, decide, is_due, nothing, observes, order_of, total
 from dfca.core.options import MergeOptions
-from dfca.peer.messages import Call
+from dfca.peer.records.messages import Call
 from dfca.sim.observing import observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.start import Start

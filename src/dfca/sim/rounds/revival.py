@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfca.core.election import ElectionOptions
 from dfca.core.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
-from dfca.peer.messages import Call
+from dfca.peer.records.messages import Call
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate, Limits
 
 

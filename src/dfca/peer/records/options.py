@@ -12,7 +12,7 @@ from dfca.core.election import ElectionOptions
 from dfca.core.exchange import Rules
 from dfca.core.options import MergeOptions, PersonalSteps
 from dfca.core.personal import release_round
-from dfca.peer.staleness import Staleness
+from dfca.peer.records.staleness import Staleness
 
 ENDLESS = 2**50
 """So many rounds never end."""

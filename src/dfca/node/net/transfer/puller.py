@@ -18,20 +18,20 @@ import grpc
 import grpc.aio
 
 from dfca.errors import ConfigError
-from dfca.node.net.channels import call_metadata, make_channel
-from dfca.node.net.chunks import read_chunk
-from dfca.node.net.deadlines import Deadline
-from dfca.node.net.dialer import Dialer
-from dfca.node.net.links import Link, LinkDown
+from dfca.node.net.links.channels import call_metadata, make_channel
+from dfca.node.net.links.deadlines import Deadline
+from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.link import Link, LinkDown
 from dfca.node.net.local import Local
 from dfca.node.net.options import Swarm
-from dfca.node.net.partials import Partial, Partials
-from dfca.node.net.pulls import Pull, Pulls
+from dfca.node.net.transfer.chunks import read_chunk
+from dfca.node.net.transfer.partials import Partial, Partials
+from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.frames import READ
 from dfca.node.wire.refused import Refused
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 
 ENCODINGS = {
     pb.ENCODING_FLOAT32: "float32",

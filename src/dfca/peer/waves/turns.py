@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from dfca.core.election import ElectionOptions
-from dfca.peer.messages import Call, Turn
+from dfca.peer.records.messages import Call, Turn
 
 PASS = Turn(None, False)
 """A turn in which nobody was left that could stand."""

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 
 from dfca.errors import ConfigError
-from dfca.node.net.channels import call_metadata, make_channel
-from dfca.node.net.deadlines import Backoff
-from dfca.node.net.links import REMOVED, Link, LinkDown, read_frame, write_frame
+from dfca.node.net.links.channels import call_metadata, make_channel
+from dfca.node.net.links.deadlines import Backoff
+from dfca.node.net.links.link import REMOVED, Link, LinkDown, read_frame, write_frame
+from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
-from dfca.node.net.neighbours import Neighbours
 from dfca.node.trust.identity import expired_on
 from dfca.node.wire.frames import TALK
 from dfca.node.wire.refused import Refused

@@ -19,7 +19,7 @@ from dfca.core.merging import Survey
 from dfca.core.personal import GRID, SWEEPS
 from dfca.core.relay import Offer
 from dfca.core.state import Message
-from dfca.peer.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
+from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
 MOST_ATTEMPT = 2**32
 """No election is begun again as often."""

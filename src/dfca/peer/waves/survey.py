@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from dfca.core.merging import Observation, Survey, add, count, decide, nothing, observes
 from dfca.core.options import MergeOptions
-from dfca.peer.lineage import Entry, layout_of
-from dfca.peer.messages import Answer, Count, Question, Refuse, Result, Turn
-from dfca.peer.wave import Wave
-from dfca.peer.work import Observe
+from dfca.peer.records.lineage import Entry, layout_of
+from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
+from dfca.peer.records.work import Observe
+from dfca.peer.waves.wave import Wave
 
 PATIENCE = 3.0
 """So many times longer than for its children a peer waits for its parent, who waits for others."""

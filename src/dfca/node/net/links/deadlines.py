@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from dfca.node.net.detector import Estimate
+from dfca.node.net.links.detector import Estimate
 
 
 class Deadline:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from dfca.node.net.links import Link, LinkDown
+from dfca.node.net.links.link import Link, LinkDown
 from dfca.node.wire import wire_pb2 as pb
 
 

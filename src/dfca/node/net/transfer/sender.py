@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.node.net.links import Link, LinkDown, serialize
+from dfca.node.net.links.link import Link, LinkDown, serialize
 from dfca.node.net.local import Local
-from dfca.node.net.offers import Offer, Offers
 from dfca.node.net.options import Swarm
+from dfca.node.net.transfer.offers import Offer, Offers
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
-from dfca.peer.messages import Update
+from dfca.peer.records.messages import Update
 
 ENCODINGS = {
     "float32": pb.ENCODING_FLOAT32,

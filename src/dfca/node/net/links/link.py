@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from dfca.node.net.detector import Detector, Estimate
 from dfca.node.net.limits import Bucket
+from dfca.node.net.links.detector import Detector, Estimate
+from dfca.node.net.links.outbox import Outbox, Overflow
 from dfca.node.net.options import NetOptions
-from dfca.node.net.outbox import Outbox, Overflow
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused

@@ -26,8 +26,8 @@ from torch import Tensor
 from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.options import MergeOptions
 from dfca.core.state import is_finite
-from dfca.peer.lineage import Entry, Lineage, digest_of
-from dfca.peer.messages import (
+from dfca.peer.records.lineage import Entry, Lineage, digest_of
+from dfca.peer.records.messages import (
     Bid,
     Call,
     Candidate,
@@ -40,9 +40,9 @@ from dfca.peer.messages import (
     Turn,
     Votes,
 )
-from dfca.peer.turns import PASS, Standing, agreed, is_next, is_possible, standing
-from dfca.peer.wave import Wave
-from dfca.peer.work import Losses, Score
+from dfca.peer.records.work import Losses, Score
+from dfca.peer.waves.turns import PASS, Standing, agreed, is_next, is_possible, standing
+from dfca.peer.waves.wave import Wave
 
 PATIENT_FOR_MODELS = 8
 """After so many silences a peer goes on without those that it waits for in a turn: models take their time."""

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from dfca.core.election import ElectionOptions, lot
-from dfca.peer.deadline import AnswerTime
-from dfca.peer.lineage import Entry, Lineage
-from dfca.peer.messages import MOST_PEERS, Call, Count, Key, Probe, Refuse, Turn
-from dfca.peer.work import Warm
+from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.messages import MOST_PEERS, Call, Count, Key, Probe, Refuse, Turn
+from dfca.peer.records.work import Warm
+from dfca.peer.waves.deadline import AnswerTime
 
 Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)

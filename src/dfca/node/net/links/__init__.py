@@ -1,0 +1,1 @@
+"""One link with one neighbour: dialled, accepted, watched, written to."""

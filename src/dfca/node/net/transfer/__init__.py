@@ -1,0 +1,1 @@
+"""Models on their way: announced, read in chunks, resumed."""

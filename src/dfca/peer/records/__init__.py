@@ -1,0 +1,1 @@
+"""What a peer is told, says and asks for: plain records, and how they are stored."""

@@ -1,0 +1,1 @@
+"""Waves over a spanning tree: elections and surveys. Read `wave` first."""
