@@ -110,8 +110,8 @@ class MergeOptions:
     opens: int = 8
     first: int = 10
     every: int = 2
-    worth: float = 0.5
-    steps: int = 20
+    worth: float = 0.2
+    steps: int = 50
 
     def __post_init__(self) -> None:
         for name, fewest in (("opens", 2), ("first", 1), ("every", 1), ("steps", 0)):

@@ -532,6 +532,18 @@ class Engine:
 
             return torch.cat(list(self._each(partial(one, i) for i in range(len(vectors)))))
 
+    def rated_each(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> list[Tensor]:
+        """Rate one model per client on every sample of its data: C tensors (n_i,); rate: as that of `rated`, but for
+        every sample."""
+        if self.stacked and data.stacked() is not None:
+            return list(self.rated(rate, vectors, data).cpu())
+        jobs = (partial(self._rate_one, rate, vectors[i], *data.of(i)) for i in range(len(vectors)))
+        return [each.cpu() for each in self._each(jobs)]
+
+    def _rate_one(self, rate: Callable[[Tensor, Tensor], Tensor], vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return rate(infer(self.model, vector, x, "score")[None], y[None])[0]
+
     def score_on(
         self,
         bank: Tensor,
