@@ -43,6 +43,18 @@ def lineages(simulation: EventSimulation) -> set[Lineage]:
     return {peer.lineage for peer in simulation.host.peers if isinstance(peer, Peer)}
 
 
+def test_a_warm_up_with_momentum_equals_the_synchronous_simulator() -> None:
+    setting = make_toy_setting("dfca-fi", rounds=2)
+    options = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)  # rounds have 2 steps: four stages
+    momentum, plain = (
+        replace(setting, algorithm=replace(setting.algorithm, election=each))
+        for each in (options, replace(options, warmup_momentum=0.0))
+    )
+    result = run(momentum)
+    assert_same(momentum, result)
+    assert not torch.equal(result.banks, run(plain).banks)
+
+
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.

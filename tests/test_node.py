@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -14,6 +15,7 @@ from test_merging import make_world
 from torch import Tensor
 
 from dfca.algorithms import ALGORITHMS
+from dfca.core.options import ElectionOptions
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
 from dfca.node.worker import Worker
@@ -110,6 +112,15 @@ def assert_banks(setting: Setting, nodes: dict[int, Node]) -> None:
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if ALGORITHMS[name]().peers is None])
 def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None:
     setting = make_toy_setting(algorithm, rounds=3)
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+
+
+def test_nodes_in_memory_warm_up_with_momentum_as_the_synchronous_simulator_does() -> None:
+    setting = make_toy_setting("dfca-fi", rounds=2)
+    election = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)
+    setting = replace(setting, algorithm=replace(setting.algorithm, election=election))
     nodes = make_nodes(setting, network_of(setting))
     run_all(nodes, VirtualTimeLoop())
     assert_banks(setting, nodes)

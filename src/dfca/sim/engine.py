@@ -47,6 +47,7 @@ from dfca.core.local import (
     spans,
 )
 from dfca.core.merging import judge
+from dfca.core.options import ElectionOptions
 from dfca.core.params import FlatModel
 from dfca.core.personal import GRID, plain
 from dfca.core.rng import seeded, stream
@@ -390,6 +391,11 @@ class Engine:
         options = replace(self.local, steps=steps, batch_size=None, momentum=0.0)
         clients = range(first, first + len(vectors)) if isinstance(first, int) else first
         return self._after_training(vectors, data, lambda samples: [options], clients)
+
+    def warmed_up(self, vectors: Tensor, data: ClientData, how: ElectionOptions, first: int) -> Tensor:
+        """Warm up for an election, every client from the one with the id `first` on: (C, P) -> (C, P)."""
+        stages = how.warmup(self.local)
+        return self._after_training(vectors, data, lambda samples: stages, range(first, first + len(vectors)))
 
     def personalised(self, vectors: Tensor, data: ClientData, how: FineTuning, clients: Sequence[int]) -> Tensor:
         """Fine-tune the models that some clients deploy on all their samples: (C, P) -> (C, P)."""

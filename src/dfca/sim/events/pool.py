@@ -271,8 +271,8 @@ class ClientPool:
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
         for (stage, held_out), run in _runs(orders, rows):
             parts = self._parts(stage, held_out)
-            own = self.engine.finetuned(
-                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election.warmup_steps, run[0]
+            own = self.engine.warmed_up(
+                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election, run[0]
             )
             for model in own:
                 if not model.isfinite().all():
