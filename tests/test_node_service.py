@@ -149,7 +149,7 @@ def test_a_device_that_does_not_belong_any_more_is_told_so(tmp_path: Path) -> No
     second.save_roster()
     with pytest.raises(ConfigError, match="was removed from the swarm node0; that is final: make a new one"):
         NodeFolder.load(second.path)
-    (first.path / "facts.json").write_bytes(first.facts.model_copy(update={"seed": 7}).to_bytes())
+    (first.path / "facts.json").write_bytes(first.facts.changed(seed=7).to_bytes())
     with pytest.raises(DataError, match="are of two swarms"):
         NodeFolder.load(first.path)
 
@@ -315,7 +315,7 @@ def test_a_device_that_no_model_fits_is_told_so(tmp_path: Path) -> None:
     assert lone is not None
     assert lone.startswith("no model of the swarm fits this device's data (loss 2; guessing has 0.69)")
     assert "opens one for at least 2 devices; add a second such device, or found the swarm anew with --clusters" in lone
-    given = describe_misfit([2.0] * 10, facts.model_copy(update={"clusters": 2}), members=3)
+    given = describe_misfit([2.0] * 10, facts.changed(clusters=2), members=3)
     assert given is not None
     assert "are its labels and units those of the others?" in given
     assert describe_misfit([2.0] * 4 + [0.3] * 6, facts, members=3) is None  # it has learned something
