@@ -22,7 +22,7 @@ from dfca.node.worker import Worker
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Curve, Job, Observe, Personalise, WarmUp
+from dfca.peer.records.work import Curve, Job, Note, Observe, Personalise, WarmUp
 from dfca.peer.server import Server, ServerClient
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
@@ -184,6 +184,28 @@ def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
             node.stop()
 
     with pytest.raises(ValueError, match="no samples"):
+        asyncio.run(one())
+
+
+def test_a_note_that_cannot_be_taken_ends_its_node_with_the_error() -> None:
+    """Nobody awaits the task of a job: an error in what comes after it left the node waiting for ever."""
+    setting = make_toy_setting("local", rounds=3)
+    options = options_of(setting)[0]
+    peer = Peer(options, own_memory(options.size, options.dtype))
+
+    def refuse(note: Note) -> None:
+        if note.kind == "finish":
+            raise KeyError("number")
+
+    async def one() -> None:
+        node = Node(peer, Worker(make_clients(setting)[0]), MemoryNetwork(()).transport(0), note=refuse)
+        try:
+            await asyncio.wait_for(node.run(), 30)
+        finally:
+            assert isinstance(node.failure, KeyError)
+            node.stop()
+
+    with pytest.raises(KeyError, match="number"):
         asyncio.run(one())
 
 
