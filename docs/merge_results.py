@@ -21,7 +21,19 @@ from dfca.experiment.load import load_experiment
 from dfca.report.results import save_results, stored_run
 from dfca.runs.store.reading import Run, load_run
 
-OF_ROWS = ("title", "description", "algorithm", "seeds", "clusters", "device", "engine", "bank", "personal")
+OF_ROWS = (
+    "title",
+    "description",
+    "grid",
+    "points",
+    "algorithm",
+    "seeds",
+    "clusters",
+    "device",
+    "engine",
+    "bank",
+    "personal",
+)
 """Keys, and beginnings of keys, that say which rows there are, not in which world; a point names its clusters."""
 OF_GRAPHS = ("nodes", "edges", "components", "spectral_gap")
 Row = dict[str, Any]
