@@ -151,17 +151,17 @@ def measured_on(run: Run) -> list[str]:
     """Say which rows were measured on which commit, where a file has rows of several."""
     commits: dict[str | None, list[str]] = {}
     for row in run.summary["runs"]:
-        names = commits.setdefault(row.get("commit"), [])
-        if row["algorithm"] not in names:
-            names.append(row["algorithm"])
+        of_it = commits.setdefault(row.get("commit"), [])
+        if row["algorithm"] not in of_it:
+            of_it.append(row["algorithm"])
     if len(commits) < 2:
         return []
-    older = " and the others on code of before" if None in commits else ""
-    newer = (f"{names(rows)} on commit {commit[:7]}" for commit, rows in commits.items() if commit is not None)
-    return [f"Measured {', '.join(newer)}{older}."]
+    newer = [f"{listed(rows)} on commit {commit[:7]}" for commit, rows in commits.items() if commit is not None]
+    older = ["the others on code of before"] if None in commits else []
+    return [f"Measured: {'; '.join([*newer, *older])}."]
 
 
-def names(algorithms: Sequence[str]) -> str:
+def listed(algorithms: Sequence[str]) -> str:
     """List algorithms as code."""
     return ", ".join(f"`{name}`" for name in algorithms)
 
