@@ -148,17 +148,14 @@ def size(name: str, run: Run) -> str:
 
 
 def measured_on(run: Run) -> list[str]:
-    """Say which rows were measured on which commit, where a file has rows of several."""
-    commits: dict[str | None, list[str]] = {}
-    for row in run.summary["runs"]:
-        of_it = commits.setdefault(row.get("commit"), [])
-        if row["algorithm"] not in of_it:
-            of_it.append(row["algorithm"])
-    if len(commits) < 2:
+    """Say which rows were measured on which commits, where others were measured before files knew it."""
+    rows = run.summary["runs"]
+    commits = list(dict.fromkeys(row["commit"][:7] for row in rows if row.get("commit")))
+    newer = list(dict.fromkeys(row["algorithm"] for row in rows if row.get("commit")))
+    older = [row for row in rows if not row.get("commit")]
+    if not commits or not older:
         return []
-    newer = [f"{listed(rows)} on commit {commit[:7]}" for commit, rows in commits.items() if commit is not None]
-    older = ["the others on code of before"] if None in commits else []
-    return [f"Measured: {'; '.join([*newer, *older])}."]
+    return [f"{listed(newer)} were measured on {' and '.join(commits)}, the others on code of before."]
 
 
 def listed(algorithms: Sequence[str]) -> str:
@@ -327,7 +324,7 @@ def _bridged(name: str, run: Run | None, asked: int) -> str:
         f"`{row['algorithm']}` {row['train_loss']:.2f}" for row in done if row.get("train_loss") is not None
     )
     spread = "one seed, so there are no intervals" if seeds == 1 else f"{seeds} seeds"
-    counted = f"{len(done)} of {run.trial_counts[1]} trials are finished, in {took} on one core; {spread}"
+    counted = f"{len(done)} of {run.trial_counts[1]} trials are finished, in {took} on a busy machine; {spread}"
     return f"{command}: {counted}. Training losses at the end: {losses}"
 
 
