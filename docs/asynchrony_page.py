@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from writing import difference, spread, table
+from writing import differences, spread, table
 
 from dfca.report.plots import to_svg
 from dfca.report.virtual import Row, VirtualResults, axis_of, finished, rows_of, variants
@@ -67,15 +67,20 @@ def _table(results: Row) -> str:
     names = variants(rows, axis)
     first = next((name for name in names if name.split()[0] == "dfca"), names[0])
     titles[at + 1 : at + 1] = ["accuracy in the end %", f"minus {first} ± 95 %"]
-    value = axis.values[0]
+    value, asked = axis.values[0], {}
     for line in measures.rows:
         cells = [cell.text for cell in line]
         value = float(cells[0]) if axis.key and cells[0] else value
         group = rows_of(rows, axis, value, cells[at])
-        beside = "–" if cells[at] == first else difference(group, rows_of(rows, axis, value, first))
-        cells[at + 1 : at + 1] = [spread([row["accuracy"] for row in group]), beside]
-        lines.append(cells)
-    return table([f"`{title}`" if number < at else title for number, title in enumerate(titles)], lines)
+        place = f"{cells[at]} at {value:g}" if axis.key else cells[at], titles[at + 2]
+        if cells[at] != first:
+            asked[place] = group, rows_of(rows, axis, value, first), "accuracy"
+        cells[at + 1 : at + 1] = [spread([row["accuracy"] for row in group])]
+        lines.append((cells, place))
+    told, chance = differences(asked)
+    full = [[*cells[: at + 2], told.get(place, "–"), *cells[at + 2 :]] for cells, place in lines]
+    head = [f"`{title}`" if number < at else title for number, title in enumerate(titles)]
+    return table(head, full) + (f"\n\n{chance}" if chance else "")
 
 
 def _draw(name: str, results: Row) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
 from trials import found, load, of
-from writing import PAIRED, difference, spread, table
+from writing import PAIRED, Place, Trials, differences, spread, table
 
 
 def measured() -> str:
@@ -18,7 +19,8 @@ def beyond_init() -> str:
     """Count the runs in which all clusters were found."""
     runs = load("beyond-init")
     algorithms = ["dfca-gi", "dfca-li", "ifca", "dfca-fi"]
-    rows = []
+    rows, asked = [], {}
+    columns = {name: f"`dfca-fi` − `{name}`" for name in ("dfca-gi", "ifca")}
     for data in ("digits", "mnist"):
         for clients in (12, 24, 60, 120):
             cells = []
@@ -27,7 +29,11 @@ def beyond_init() -> str:
                 cells.append(
                     f"{sum(map(found, mine))} of {len(mine)} · {spread([r['accuracy'] for r in mine])}" if mine else "–"
                 )
-            rows.append([data, str(clients), *cells])
+            where = f"{data}, {clients} clients"
+            rows.append([where, *cells])
+            chosen = {each: of(runs, algorithm=each, clients=clients, data__name=data) for each in algorithms}
+            for name, column in columns.items():
+                asked[where, column] = chosen["dfca-fi"], chosen[name], "accuracy"
     title = "`dfca run beyond-init`: runs in which all clusters were found · accuracy % (50 samples per client, k = 4)"
     elected = of(runs, algorithm="dfca-fi")
     if elected:
@@ -38,7 +44,8 @@ def beyond_init() -> str:
             f"\n\n`dfca-fi` found all clusters in {sum(map(found, elected))} of {len(elected)} runs. Its election sent "
             f"{mean(shares):.2f} times the bytes of 5 rounds of training (mean; at most {max(shares):.2f})."
         )
-    return title + "\n\n" + table(["data", "clients", *(f"`{name}`" for name in algorithms)], rows)
+    head = ["data", *(f"`{name}`" for name in algorithms), *columns.values()]
+    return f"{title} {PAIRED}\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
 def beyond_k() -> str:
@@ -71,35 +78,37 @@ def beyond_k() -> str:
 def beyond_wild() -> str:
     """Show how many clusters are found where nobody knows."""
     runs = load("beyond-k-wild")
-    rows = []
+    rows, asked = [], {}
+    columns = {name: f"`dfca-fi` − `{name}`" for name in ("dfedavgm", "local")}
     for label, keys in (
         ("FEMNIST, one writer per client", {"data__name": "femnist"}),
         ("HAR, one subject per client", {"data__name": "har", "data__transform": "none"}),
         ("HAR, phones turned four ways", {"data__name": "har", "data__distributions": 4}),
     ):
         mine = of(runs, algorithm="dfca-fi", **keys)
-        rivals = [of(runs, algorithm=name, **keys) for name in ("dfedavgm", "local")]
-        others = [spread([run["accuracy"] for run in each]) for each in rivals]
-        others += [difference(mine, each) for each in rivals]
+        rivals = {name: of(runs, algorithm=name, **keys) for name in columns}
+        others = [spread([run["accuracy"] for run in each]) for each in rivals.values()]
+        asked |= {(label, columns[name]): (mine, each, "accuracy") for name, each in rivals.items()}
         models = ", ".join(str(run["models"]) for run in mine) or "–"
         rows.append([label, models, spread([run["accuracy"] for run in mine]), *others])
     title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds. "
-    head = ["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`", "`dfca-fi` − `dfedavgm`", "`dfca-fi` − `local`"]
-    return title + PAIRED + "\n\n" + table(head, rows)
+    head = ["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`", *columns.values()]
+    return title + PAIRED + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
 def beyond_sparse() -> str:
     """Compare what clients share on sparse graphs."""
     runs = load("beyond-sparse")
-    rows = []
+    rows, asked = [], {}
+    columns = {"accuracy": "own: relay − trained", "all_models_accuracy": "all models: relay − trained"}
     worlds: list[tuple[str, dict[str, Any]]] = [(f"p = {p}", {"topology__p": p}) for p in (0.03, 0.06, 0.1, 0.2, 0.4)]
     worlds += [(name, {"topology__name": name}) for name in ("ring", "torus", "tree")]
     for label, keys in worlds:
         by = {share: of(runs, mixing__share=share, **keys) for share in ("trained", "all", "relay")}
         row = [label]
-        for measure in ("accuracy", "all_models_accuracy"):
+        for measure in columns:
             row += [spread([run[measure] for run in mine]) for mine in by.values()]
-        row += [difference(by["relay"], by["trained"], key) for key in ("accuracy", "all_models_accuracy")]
+        asked |= {(label, title): (by["relay"], by["trained"], key) for key, title in columns.items()}
         row.append(" / ".join(f"{mean(run['bytes_sent'] for run in mine) / 40e6:.1f}" for mine in by.values() if mine))
         row.append(
             " / ".join(
@@ -115,28 +124,28 @@ def beyond_sparse() -> str:
         f"share: trained / all / relay. {PAIRED}"
     )
     head = ["graph", "own: trained", "own: all", "own: relay", "all models: trained", "all", "relay"]
-    head += ["own: relay − trained", "all models: relay − trained", "MB", "points/MB"]
-    return title + "\n\n" + table(head, rows)
+    head += ["MB", "points/MB", *columns.values()]
+    return title + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
 def drift() -> str:
     """Show what happens when a third of the clients change."""
     runs = load("drift")
-    rows = []
+    rows, asked = [], {}
     for algorithm in dict.fromkeys(run["algorithm"] for run in runs):
         mine = of(runs, algorithm=algorithm)
         clusters = [run["cluster_accuracy"] for run in mine if run["cluster_accuracy"] is not None]
         models = ", ".join(sorted({str(run["models"]) for run in mine}))
         accuracies = (spread([run[key] for run in mine]) for key in ("accuracy", "all_models_accuracy"))
-        beside = "–" if algorithm == "dfca" else difference(mine, of(runs, algorithm="dfca"))
-        first, second = accuracies
-        rows.append([f"`{algorithm}`", first, beside, second, spread(clusters), models])
+        if algorithm != "dfca":
+            asked[f"`{algorithm}`", "minus `dfca`"] = mine, of(runs, algorithm="dfca"), "accuracy"
+        rows.append([f"`{algorithm}`", *accuracies, spread(clusters), models])
     title = (
         "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution. At the end "
         f"({PAIRED[0].lower()}{PAIRED[1:-1]}):"
     )
-    head = ["algorithm", "accuracy %", "minus `dfca`", "all models %", "right cluster %", "models"]
-    return title + "\n\n" + table(head, rows)
+    head = ["algorithm", "accuracy %", "all models %", "right cluster %", "models", "minus `dfca`"]
+    return title + "\n\n" + _with_differences(head, rows, asked, ["minus `dfca`"])
 
 
 WORLDS = (
@@ -164,7 +173,7 @@ def never_worse() -> str:
     points: dict[str, list[dict[str, Any]]] = {}
     for run in load("never-worse"):
         points.setdefault(repr(run["point"]), []).append(run)
-    rows = []
+    rows, asked = [], {}
     for world, runs in zip(WORLDS, points.values(), strict=True) if points else ():
         mine = of(runs, algorithm="dfca")
         by = {name: of(runs, algorithm=name) for name in dict.fromkeys(run["algorithm"] for run in runs)}
@@ -173,11 +182,25 @@ def never_worse() -> str:
         one = by["dfedavgm"]
         models = ", ".join(str(run["models"]) for run in mine)
         accuracies = [spread([run["accuracy"] for run in each]) for each in (mine, by[best], bound)]
-        cells = [world, models, accuracies[0], f"`{best}` {accuracies[1]}", difference(mine, by[best])]
-        rows.append([*cells, difference(mine, one), accuracies[2]])
+        rows.append([world, models, accuracies[0], f"`{best}` {accuracies[1]}", accuracies[2]])
+        asked[world, "minus the best"] = mine, by[best], "accuracy"
+        asked[world, "minus `dfedavgm`"] = mine, one, "accuracy"
     title = (
         "`dfca run never-worse`: the same momentum and personal last step for everybody; the best of the others is "
         "picked by its mean over these seeds, which favours it. "
     )
-    head = ["world", "k found", "`dfca`", "best of the others", "minus it", "minus `dfedavgm`", "`oracle`"]
-    return title + PAIRED + "\n\n" + table(head, rows)
+    columns = ["minus the best", "minus `dfedavgm`"]
+    head = ["world", "k found", "`dfca`", "best of the others", "`oracle`", *columns]
+    return title + PAIRED + "\n\n" + _with_differences(head, rows, asked, columns)
+
+
+def _with_differences(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    asked: Mapping[Place, tuple[Trials, Trials, str]],
+    columns: Sequence[str],
+) -> str:
+    """Write a table whose last columns are differences, and the line that says which are beyond chance."""
+    cells, line = differences(asked)
+    lines = [[*row, *(cells.get((row[0], column), "–") for column in columns)] for row in rows]
+    return table(head, lines) + "\n\n" + line

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from writing import table
+from writing import Place, judge, table
 
+from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
-from dfca.paired import pair_up, paired
+from dfca.paired import BEYOND_CHANCE, pair_up, paired
 from dfca.report import formats, plots
+from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.plots import Drawing
 from dfca.report.results import stored_run
@@ -33,7 +35,11 @@ TABLES = (
     "har",
 )
 PAPER_SCALE = "table1-mnist-paper"
-CONTROLLED = ("quickstart", "soft", "har", "forecast", "table2-femnist")
+BRIDGED = ("table1-emnist", "table1-cifar10", "table4-femnist-k")
+CONTROLLED = (
+    "quickstart", "soft", "har", "forecast", "table1-mnist", "table1-emnist", "table1-cifar10", "table2-mnist",
+    "table2-emnist", "table2-femnist", "table4-femnist-k",
+)  # fmt: skip
 """Results with the rows that take a difference apart: one model with all else that dfca has, and dfca without it."""
 ONE_MODEL, PLAIN = "dfedavgm + last step", "dfca, plain"
 SHOWN = {  # which figures of a result stand on the page
@@ -66,6 +72,8 @@ def blocks() -> dict[str, Callable[[], str]]:
     made |= {"causes": causes, "soft": lambda: one_scale("soft"), "forecast": lambda: one_scale("forecast")}
     for name in PRESETS:
         made[name] = lambda name=name: block(name)  # type: ignore[misc]
+    for name in BRIDGED:
+        made[f"{name}-scales"] = lambda name=name: scales(name)  # type: ignore[misc]
     return made
 
 
@@ -135,7 +143,24 @@ def size(name: str, run: Run) -> str:
     number, spent = len(run.summary["runs"]), duration(seconds)
     took = f"{number} runs took {spent}, one after the other," if number > 1 else f"The run took {spent}"
     took += " on a busy machine."
-    return f"`dfca run {name} --scale {run.summary['scale']}`: {ours}. {whose}: {theirs}. {took}{partly}"
+    parts = [f"`dfca run {name} --scale {run.summary['scale']}`: {ours}.", f"{whose}: {theirs}.", f"{took}{partly}"]
+    return " ".join([*parts, *measured_on(run)])
+
+
+def measured_on(run: Run) -> list[str]:
+    """Say which rows were measured on which commits, where others were measured before files knew it."""
+    rows = run.summary["runs"]
+    commits = list(dict.fromkeys(row["commit"][:7] for row in rows if row.get("commit")))
+    newer = list(dict.fromkeys(row["algorithm"] for row in rows if row.get("commit")))
+    older = [row for row in rows if not row.get("commit")]
+    if not commits or not older:
+        return []
+    return [f"{listed(newer)} were measured on {' and '.join(commits)}, the others on code of before."]
+
+
+def listed(algorithms: Sequence[str]) -> str:
+    """List algorithms as code."""
+    return ", ".join(f"`{name}`" for name in algorithms)
 
 
 def _size(config: Mapping[str, Any], name: str) -> str:
@@ -157,61 +182,88 @@ def _size(config: Mapping[str, Any], name: str) -> str:
 
 def causes() -> str:
     """Take the difference between dfca and one model apart: what is clustering, what the last step, what momentum."""
-    head = ["result", "`dfca` − `dfedavgm`", "of it clustering", "of it the last step", "`dfca` − itself, plain"]
-    lines = []
+    columns = {
+        "`dfca` − `dfedavgm`": ("dfca", "dfedavgm"),
+        "of it clustering": ("dfca", ONE_MODEL),
+        "of it the last step": (ONE_MODEL, "dfedavgm"),
+        "`dfca` − itself, plain": ("dfca", PLAIN),
+    }
+    gaps = Gaps()
     for name in CONTROLLED:
         run = result(name)
         rows = [] if run is None else summary_rows(run.summary)
         for label in dict.fromkeys(row["label"] for row in rows):
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
-            if not {"dfca", ONE_MODEL, PLAIN} <= at.keys():
+            if not {"dfca", ONE_MODEL} <= at.keys():
                 continue
-            pairs = ("dfca", "dfedavgm"), ("dfca", ONE_MODEL), (ONE_MODEL, "dfedavgm"), ("dfca", PLAIN)
             unit = "" if at["dfca"]["metric"].name == "accuracy" else f" ({at['dfca']['metric'].name})"
             where = name + unit + (f", {label}" if label else "")
-            lines.append([where, *(_gap(at, one, other) for one, other in pairs)])
-    return table(head, lines)
+            for column, (one, other) in columns.items():
+                gaps.add((where, column), at, one, other)
+    cells, line = gaps.write()
+    lines = [[row, *(cells[row, column] for column in columns)] for row in dict.fromkeys(row for row, _ in cells)]
+    return table(["result", *columns], lines) + f"\n\n{line}"
 
 
 def claims() -> str:
     """Put the paper's claims beside the measurements, one line per result."""
-    head = ["result", "gi − ifca", "li − ifca", "gi, li − dfedavgm", "gi, li − fedspd", "right cluster: dfca, dfca-fi"]
-    head += ["lost a cluster: gi, li, ifca", "local … oracle"]
-    lines = []
+    pairs = [(one, other) for other in ("ifca", "dfedavgm", "fedspd") for one in ("dfca-gi", "dfca-li")]
+    titles = {(one, other): f"{one.removeprefix('dfca-')} − {other}" for one, other in pairs}
+    gaps, ends = Gaps(), {}
     for name in TABLES:
         run = result(name)
-        if run is None:
-            continue
-        rows = summary_rows(run.summary)
+        rows = [] if run is None else summary_rows(run.summary)
         for label in dict.fromkeys(row["label"] for row in rows):
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
             where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
-            lines.append([where, *_claims(at)])
-    note = f"{DIVERGED} the training of one of the two diverged: the gap says nothing about the methods."
-    return table(head, lines) + f"\n\n{note}" if lines else NOT_YET.format(name="table1-mnist")
+            for (one, other), title in titles.items():
+                gaps.add((where, title), at, one, other)
+            ends[where] = _claims(at)
+    if not ends:
+        return NOT_YET.format(name="table1-mnist")
+    cells, line = gaps.write()
+    head = [
+        "result",
+        *titles.values(),
+        "right cluster: dfca, dfca-fi",
+        "lost a cluster: gi, li, ifca",
+        "local … oracle",
+    ]
+    lines = [[where, *(cells[where, title] for title in titles.values()), *end] for where, end in ends.items()]
+    note = f"{DIVERGED} the training of one of the two diverged: the gap says nothing about the methods"
+    return table(head, lines) + f"\n\n{line}  \n{note}"
 
 
-def _gap(at: Mapping[str, Mapping[str, Any]], one: str, other: str) -> str:
-    """Write the difference of two rows, paired by seed."""
-    pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
-    if pairs is None:
-        return "–"
-    found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
-    return at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"]) + (DIVERGED if failed else "")
+class Gaps:
+    """Differences of pairs of rows, paired by seed: written when all are there, for chance is judged for all."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[Place, list[float]] = {}
+        self._texts: dict[Place, str] = {}
+
+    def add(self, place: Place, at: Mapping[str, Mapping[str, Any]], one: str, other: str) -> None:
+        """Take the difference of two rows of a table; at: its rows by algorithm."""
+        pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
+        self._texts[place] = "–"
+        if pairs is None:
+            return
+        found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
+        text = at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"])
+        self._texts[place] = text + (DIVERGED if failed else "")
+        if not failed:
+            self._pairs[place] = pairs
+
+    def write(self) -> tuple[dict[Place, str], str]:
+        """Return the cell of each place, and the line that says which differences are beyond chance."""
+        beyond, line = judge(self._pairs)
+        return {place: text + (BEYOND_CHANCE if place in beyond else "") for place, text in self._texts.items()}, line
 
 
 def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    def both(other: str) -> str:
-        return f"{_gap(at, 'dfca-gi', other)}, {_gap(at, 'dfca-li', other)}" if other in at else "–"
-
     def texts(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
         return ", ".join(write(at[name]) for name in names if name in at) or "–"
 
     return [
-        _gap(at, "dfca-gi", "ifca"),
-        _gap(at, "dfca-li", "ifca"),
-        both("dfedavgm"),
-        both("fedspd"),
         texts(("dfca", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),
         texts(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
         " … ".join(percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
@@ -234,6 +286,61 @@ def skew() -> str:
         lines.append([label.replace("data.", ""), " > ".join(ours), " > ".join(theirs), lost, found])
     head = ["point", "order, measured", "order, published", "runs that lost a cluster", "runs that found all clusters"]
     return table(head, lines)
+
+
+def scales(name: str) -> str:
+    """Put the accuracies of the paper, of bridge and of desk scale side by side, and name what differs between them."""
+    (bridge,), paper = load_experiment(name, "bridge").points, load_experiment(name, "paper").points
+    at = bridge.at or {}
+    theirs = next(point.config for point in paper if point.config.clusters == bridge.config.clusters)
+    runs, shown = {"bridge": result(f"{name}-bridge"), "desk": result(name)}, bridge.config.algorithms
+    known = published.published(name, at)
+    lines = [["paper", str(theirs.clients), *(percent(*known[each]) if each in known else "–" for each in shown)]]
+    for scale, run in runs.items():
+        rows = {} if run is None else {row["algorithm"]: row for row in summary_rows(run.summary) if row["point"] == at}
+        done = {each: row for each, row in rows.items() if not row["partial"]}
+        cells = [
+            percent(done[each]["accuracy_mean"], done[each]["accuracy_std"]) if each in done else "–" for each in shown
+        ]
+        config = load_experiment(name, scale).config if run is None else None
+        lines.append([scale, str(config.clients if config else run.config["clients"]), *cells])  # type: ignore[union-attr]
+    where = f" ({', '.join(f'{key} = {value}' for key, value in at.items())})" if at else ""
+    notes = [f"accuracy %{where}; –: not published, or not measured", _bridged(name, runs["bridge"], len(shown))]
+    ends = {"paper": theirs.values(), "bridge": bridge.config.values()}
+    ends["desk"] = next(p.config.values() for p in load_experiment(name, "desk").points if (p.at or {}) == at)
+    notes += [_steps(one, other, ends) for one, other in (("paper", "bridge"), ("bridge", "desk"))]
+    return table(["scale", "clients", *(f"`{each}`" for each in shown)], lines) + "\n\n" + "  \n".join(notes)
+
+
+def _bridged(name: str, run: Run | None, asked: int) -> str:
+    """Say how many trials of bridge scale are finished, and in which state of training they ended."""
+    command = f"`dfca run {name} --scale bridge`"
+    if run is None:
+        return f"{command}: none of {asked} trials is finished"
+    done = [row for row in run.summary["runs"] if row.get("finished")]
+    seeds = len({row["seed"] for row in done})
+    took = duration(sum(row.get("seconds") or 0 for row in done))
+    losses = ", ".join(
+        f"`{row['algorithm']}` {row['train_loss']:.2f}" for row in done if row.get("train_loss") is not None
+    )
+    spread = "one seed, so there are no intervals" if seeds == 1 else f"{seeds} seeds"
+    counted = f"{len(done)} of {run.trial_counts[1]} trials are finished, in {took} on a busy machine; {spread}"
+    return f"{command}: {counted}. Training losses at the end: {losses}"
+
+
+def _steps(one: str, other: str, ends: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the keys in which two scales differ, without those of evaluation and of the list of algorithms."""
+    ours, theirs = flatten(ends[one]), flatten(ends[other])
+    hidden: tuple[str, ...] = ("algorithm", "seeds", "title", "description", "evaluation", "data.test")
+    if other == "bridge":
+        hidden += ("data.samples_per_client",)  # by its rule as many as in the paper; tests/test_bridge.py holds it
+    keys = [key for key in theirs if ours.get(key) != theirs[key] and not key.startswith(hidden)]
+    told = ", ".join(f"{key} {_value(ours.get(key))} → {_value(theirs[key])}" for key in keys)
+    return f"{one} → {other}: {told or 'nothing'}"
+
+
+def _value(value: Any) -> str:
+    return "all" if value is None else str(value)
 
 
 def beside(name: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import asynchrony_page
 import beyond_page
 import evidence
+import rivals_page
 import robustness_page
 import torch
 from matplotlib.figure import Figure
@@ -182,6 +183,7 @@ def main() -> None:
     fill(ROOT / "README.md", {"quickstart": quickstart, "beside": partial(evidence.beside, "table1-mnist")})
     fill(ROOT / "docs" / "experiments.md", {"keys": keys})
     fill(ROOT / "docs" / "beyond.md", {"measured": beyond_page.measured})
+    fill(ROOT / "docs" / "rivals.md", {"rivals": rivals_page.measured})
     fill(ROOT / "docs" / "robustness.md", {"liars": robustness_page.measured})
     fill(ROOT / "docs" / "results.md", evidence.blocks())
     benchmarks()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import mean, stdev
+from statistics import mean
 
 from trials import Runs, load, of
-from writing import spread, table
+from writing import differences, spread, table
 
 GUARDS = ("none", "clip", "trimmed")
 KINDS = ("flip-signs", "noise", "swap-labels", "stale", "self-vote")
 SHARES = (0.1, 0.2)
+LOSSES = {guard: f"`{guard}` minus no liars" for guard in ("none", "clip")}
 BEARABLE = 3.0
 """Points that the honest may lose."""
 
@@ -19,21 +20,26 @@ def measured() -> str:
     runs = load("liars")
     if not runs:
         return "not measured yet"
-    rows, worst = [], []
+    rows, worst, asked = [], [], {}
     for algorithm in dict.fromkeys(run["algorithm"] for run in runs):
         mine = of(runs, algorithm=algorithm)
         honest = [spread(_accuracies(of(mine, liars__share=0.0, mixing__robust=guard))) for guard in GUARDS]
-        rows.append([f"`{algorithm}`", "nobody", "0 %", *honest, "", ""])
+        rows.append([f"`{algorithm}`", "nobody", "0 %", *honest])
+        plain = of(mine, liars__share=0.0, mixing__robust="none")
         for kind in KINDS:
             for share in SHARES:
                 some = of(mine, liars__share=share, liars__kind=kind)
                 cells = [spread(_accuracies(of(some, mixing__robust=guard))) for guard in GUARDS]
-                lost = [_lost(mine, some, guard) for guard in ("none", "clip")]
-                rows.append([f"`{algorithm}`", kind, f"{100 * share:.0f} %", *cells, *map(_loss, lost)])
+                rows.append([f"`{algorithm}`", kind, f"{100 * share:.0f} %", *cells])
+                for guard in LOSSES:
+                    asked[" ".join(rows[-1][:3]), LOSSES[guard]] = of(some, mixing__robust=guard), plain, "accuracy"
                 if share == max(SHARES):
-                    worst.append((mean(lost[1]), mean(lost[0]), algorithm, kind))
-    head = ["algorithm", "lie", "liars", *(f"`{guard}`" for guard in GUARDS), "lost with `none`", "lost with `clip`"]
-    return _verdict(worst) + "\n\n" + table(head, rows)
+                    clip, none = (mean(_lost(mine, some, guard)) for guard in ("clip", "none"))
+                    worst.append((clip, none, algorithm, kind))
+    told, line = differences(asked)
+    lines = [[*row, *(told.get((" ".join(row[:3]), column), "") for column in LOSSES.values())] for row in rows]
+    head = ["algorithm", "lie", "liars", *(f"`{guard}`" for guard in GUARDS), *LOSSES.values()]
+    return _verdict(worst) + "\n\n" + table(head, lines) + "\n\n" + line
 
 
 def _verdict(worst: list[tuple[float, float, str, str]]) -> str:
@@ -51,10 +57,6 @@ def _lost(runs: Runs, lied_to: Runs, guard: str) -> list[float]:
     """Pair by seed: what a seed loses beside its run without liars and without a guard, in points."""
     plain = {run["seed"]: run["accuracy"] for run in of(runs, liars__share=0.0, mixing__robust="none")}
     return [100 * (plain[run["seed"]] - run["accuracy"]) for run in of(lied_to, mixing__robust=guard)]
-
-
-def _loss(values: list[float]) -> str:
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean(values):.1f}"
 
 
 def _accuracies(runs: Runs) -> list[float]:

@@ -9,6 +9,10 @@ A client predicts sum_s pi_is softmax f_s(x); of outputs that are no scores of c
 Differs from the paper in: full-batch steps by default, as for all algorithms here; L is the loss of the task, which
 need not be a log-likelihood. With few steps per round one model can take over all samples before the others have
 learned (docs/rivals.md). One module of a client, as `model()` gives it, is the model with the largest weight.
+Differs from the public code in: momentum (0.9 there, for all methods) and weight decay are those of the experiment, and
+momentum begins anew in every round; the rate is that of everybody, where the code tunes it per method and divides it by
+10 after a half and three quarters of the rounds; Metropolis weights instead of the fastest mixing ones. As there, q is
+not normed: a model with a small share of a client's samples takes small steps.
 """
 
 from __future__ import annotations
