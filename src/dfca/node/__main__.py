@@ -50,6 +50,8 @@ def become_node(options: dict[str, object]) -> NoReturn:
 def main() -> None:
     """Run a node, by options that `become_node` has handed over; errors are one sentence and a status."""
     options = json.loads(sys.argv[1])
+    if not options["debug"]:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print beside our own sentence
     try:
         from dfca.node.run import run_node
         from dfca.node.service import ServiceOptions
