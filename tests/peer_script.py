@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dfca.core.election import ElectionOptions, Tally, lot, no_votes
 from dfca.core.exchange import Rules
-from dfca.core.merging import Merge, MergeOptions, Observation
+from dfca.core.merging import Merge, MergeOptions, Observation, differ
 from dfca.core.personal import GRID
 from dfca.core.relay import Offer
 from dfca.core.state import Message
@@ -32,7 +32,7 @@ from dfca.peer.records import messages
 from dfca.peer.records.lineage import Entry, Lineage
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.staleness import Staleness
-from dfca.peer.records.work import Job, Losses, OwnCurve, Score, Trained, Warm
+from dfca.peer.records.work import Job, Losses, Observe, OwnCurve, Score, Trained, Warm
 
 
 def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Lineage:
@@ -191,7 +191,9 @@ class Script:
             result = Warm(model(value), losses([own or [1.0]]))
         elif what == "observed":
             follows, samples, *rest = numbers
-            result = Observation(int(follows), int(samples), tuple(rest[:-1]), rest[-1])
+            assert isinstance(job, Observe)
+            excess = differ(rest[:-1], job.slots.index(int(follows)))
+            result = Observation(int(follows), int(samples), excess, rest[-1])
         elif what == "drawn":
             result = torch.stack([model(value) for value in numbers])
         elif what == "scored":

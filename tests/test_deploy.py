@@ -216,7 +216,9 @@ def all_options(groups: dict) -> Iterator:
 
 def test_the_settings_of_the_page_exist() -> None:
     for section, key in re.findall(r"`(data|network|training|log|limits)\.([a-z_]+)", PAGE):
-        assert key in type(getattr(Config.checked({"name": "a", "data": {"path": "a.csv"}}), section)).model_fields, key
+        assert key in type(getattr(Config.checked({"name": "a", "data": {"path": "a.csv"}}), section)).descriptions(), (
+            key
+        )
 
 
 def test_the_names_of_the_prompts_are_devices() -> None:

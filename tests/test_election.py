@@ -172,6 +172,7 @@ def test_any_tree_decides_as_the_closed_form(data: st.DataObject) -> None:
     ("options", "sentence"),
     [
         ({"warmup_steps": 0}, "warmup_steps must be >= 1, got 0"),
+        ({"warmup_momentum": 1.0}, "warmup_momentum must be in [0, 1), got 1.0"),
         ({"level": 0.7}, "level must be in (0, 0.5), got 0.7"),
         ({"support": 0}, "support must be >= 1, got 0"),
         ({"patience": 0}, "patience must be >= 1, got 0"),
@@ -182,6 +183,18 @@ def test_bad_options_are_refused(options: dict, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         ElectionOptions(**options)
     assert str(error.value) == sentence
+
+
+def test_a_warm_up_with_momentum_begins_it_anew_as_often_as_training_does() -> None:
+    local = LocalOptions(steps=5, learning_rate=0.2, batch_size=8, momentum=0.5)
+    (plain,) = ElectionOptions(warmup_steps=12).warmup(local)
+    assert (plain.steps, plain.momentum, plain.batch_size, plain.learning_rate) == (12, 0.0, None, 0.2)
+    stages = ElectionOptions(warmup_steps=12, warmup_momentum=0.9).warmup(local)
+    assert [(stage.steps, stage.momentum, stage.batch_size) for stage in stages] == [
+        (5, 0.9, None),
+        (5, 0.9, None),
+        (2, 0.9, None),
+    ]
 
 
 def digits_setting(clients: int = 16, clusters: int | None = None, true: int = 4, seed: int = 0, **changes) -> Setting:

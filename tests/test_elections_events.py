@@ -43,6 +43,18 @@ def lineages(simulation: EventSimulation) -> set[Lineage]:
     return {peer.lineage for peer in simulation.host.peers if isinstance(peer, Peer)}
 
 
+def test_a_warm_up_with_momentum_equals_the_synchronous_simulator() -> None:
+    setting = make_toy_setting("dfca-fi", rounds=2)
+    options = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)  # rounds have 2 steps: four stages
+    momentum, plain = (
+        replace(setting, algorithm=replace(setting.algorithm, election=each))
+        for each in (options, replace(options, warmup_momentum=0.0))
+    )
+    result = run(momentum)
+    assert_same(momentum, result)
+    assert not torch.equal(result.banks, run(plain).banks)
+
+
 @pytest.mark.parametrize("aggregation", [pytest.param("batch", marks=pytest.mark.slow), "sequential"])
 def test_revival_and_drift_equal_the_synchronous_simulator(aggregation: str) -> None:
     # A by-election takes its time here and none there; the models that it opens are the same.
@@ -111,19 +123,20 @@ def test_stragglers_do_not_vote_but_hear_and_forward() -> None:
     assert entry.voters == 7
 
 
-def test_an_election_ends_on_uplinks_that_are_slower_than_the_first_deadline() -> None:
-    # A model takes 100 s per neighbour, more than the 60 s that a peer waits at first: it must learn from silence.
+@pytest.mark.parametrize("model_s", [80, 100, 300])
+def test_an_election_ends_on_uplinks_that_are_slower_than_the_first_deadline(model_s: int) -> None:
+    # A model takes longer per neighbour than the 60 s that a peer waits at first: it must learn from silence, and take
+    # the models that were on their way for longer than an attempt lasted.
     setting = quick(rounds=1, aggregation="sequential")
-    link = Link(0.05, bandwidth_bytes_s=EventSimulation(setting).model_bytes / 100)
+    link = Link(0.05, bandwidth_bytes_s=EventSimulation(setting).model_bytes / model_s)
     simulation = EventSimulation(setting, World(link=link))
     result = simulation.run()
     ((entry,),) = lineages(simulation)
     assert entry.voters == 6
     assert entry.attempt > 0
-    # Who is asked to stand and has not sent its model in time is not asked again: there may be fewer than asked for.
-    assert result.banks.shape[0] == len(entry.slots) <= Simulation(setting).models
+    assert result.banks.shape[0] == len(entry.slots) == setting.clusters == 2
     deadlines = [peer.answer_time.deadline_s for peer in simulation.host.peers if isinstance(peer, Peer)]
-    assert 100 < max(deadlines) < 3600  # a leaf of the tree waits for nobody, and learns nothing
+    assert model_s < max(deadlines) < 3600  # a leaf of the tree waits for nobody, and learns nothing
 
 
 def test_a_late_joiner_takes_what_was_elected_without_it() -> None:

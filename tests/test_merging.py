@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from dfca import algorithms
 from dfca.core.local import LocalOptions
 from dfca.core.merging import (
+    EXCESSES,
+    LEAST_OPTIMISM,
     Merge,
     MergeOptions,
     Observation,
     Plan,
     add,
+    at_least,
+    choose_without,
+    compare,
     count,
     decide,
+    differ,
     is_due,
     judge,
     merge_,
@@ -46,8 +52,8 @@ OPTIONS = MergeOptions()
 def pair(bias: float, n: int = 40, m: int = 40, optimism: float = 0.1) -> list[Observation]:
     """Two clusters with two followers each, who find the other model worse by `bias`."""
     return [
-        *[Observation(0, n // 2, (0.3, 0.3 + bias), optimism)] * 2,
-        *[Observation(1, m // 2, (0.2 + bias, 0.2), optimism)] * 2,
+        *[Observation(0, n // 2, differ((0.3, 0.3 + bias), 0), optimism)] * 2,
+        *[Observation(1, m // 2, differ((0.2 + bias, 0.2), 1), optimism)] * 2,
     ]
 
 
@@ -55,8 +61,24 @@ def test_worth_by_hand() -> None:
     # c = mean of 40 x 0.1 / 2 and 60 x 0.1 / 2 = 2.5; n m / (n + m) = 24; B = 0.05
     found = worths(total((0, 1), pair(0.05, 40, 60)))
     assert found[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
-    uneven = [Observation(0, 40, (0.3, 0.4), 0.1), Observation(1, 60, (0.2, 0.2), 0.1)]  # one side sees no difference
+    uneven = [
+        Observation(0, 40, differ((0.3, 0.4), 0), 0.1),
+        Observation(1, 60, (0.0,) * 6, 0.1),
+    ]  # 1 sees no difference
     assert worths(total((0, 1), uneven))[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
+
+
+def test_each_model_is_judged_with_as_many_personal_steps_as_suit_it() -> None:
+    def worth(wrong: float, tuned: float, right: float) -> float:
+        said = [
+            Observation(0, 40, (0, wrong, 0, tuned, 0, right), 0.1),
+            Observation(1, 60, (wrong, 0, tuned, 0, right, 0), 0.1),
+        ]
+        return worths(total((0, 1), said))[0, 1] / (24 / 2.5)
+
+    assert worth(0.4, 0.05, 0.02) == pytest.approx(0.05)  # steps help the other model, and would harm one's own
+    assert worth(0.4, 0.05, -0.02) == pytest.approx(0.07)  # they help both
+    assert worth(0.01, 0.05, 0.02) == pytest.approx(0.01)  # they harm both
 
 
 def test_what_is_worth_its_data_stays_and_what_is_not_is_merged() -> None:
@@ -81,23 +103,24 @@ def test_a_cluster_without_followers_is_closed_and_one_without_votes_is_not_wort
 
 
 def test_only_pairs_without_a_cluster_in_common_are_merged_at_once() -> None:
-    alike = [Observation(j, 20, (0.3,) * 4, 0.1) for j in range(4)]
+    alike = [Observation(j, 20, differ((0.3,) * 4, j), 0.1) for j in range(4)]
     assert [merge[:2] for merge in decide(total(range(4), alike), OPTIONS).merges] == [(0, 1), (2, 3)]
 
 
 def test_a_given_number_of_clusters_is_reached_and_kept() -> None:
     apart = [
-        Observation(j, 20, tuple(0.1 if i == j else 0.5 + 0.1 * abs(i - j) for i in range(4)), 0.1) for j in range(4)
+        Observation(j, 20, differ([0.1 if i == j else 0.5 + 0.1 * abs(i - j) for i in range(4)], j), 0.1)
+        for j in range(4)
     ]
     survey = total(range(4), apart)
     assert decide(survey, OPTIONS) == Plan()
     plan = decide(survey, OPTIONS, clusters=2)
     assert [merge[:2] for merge in plan.merges] == [(0, 1)]  # one only: all are worth their data
-    alike = total(range(4), [Observation(j, 20, (0.3,) * 4, 0.1) for j in range(4)])
+    alike = total(range(4), [Observation(j, 20, differ((0.3,) * 4, j), 0.1) for j in range(4)])
     assert len(decide(alike, OPTIONS, clusters=2).closed) == 2
     assert len(decide(alike, OPTIONS, clusters=3).closed) == 1
     assert decide(alike, OPTIONS, clusters=4) == Plan()
-    deserted = total(range(4), [Observation(0, 20, (0.3,) * 4, 0.1)])
+    deserted = total(range(4), [Observation(0, 20, differ((0.3,) * 4, 0), 0.1)])
     assert decide(deserted, OPTIONS, clusters=3) == Plan((), (3,))
     assert decide(deserted, OPTIONS) == Plan((), (1, 2, 3))
 
@@ -113,7 +136,7 @@ def crowds(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Observation]]:
         Observation,
         st.sampled_from((*slots, -1, 77)),
         st.integers(0, 10**6),
-        st.tuples(*[NUMBERS] * k) | st.just(()),
+        st.tuples(*[NUMBERS] * (EXCESSES * k)) | st.just(()),
         NUMBERS,
     )
     return slots, draw(st.lists(said, max_size=8))
@@ -165,21 +188,63 @@ def test_the_loss_that_clusters_are_judged_by() -> None:
     assert math.isnan(float(judge(build_task("classification"), z[:, :0], torch.zeros(1, 0, dtype=torch.int64))))
 
 
-def test_a_client_observes_the_models_after_personal_steps() -> None:
+def test_a_sample_goes_with_the_cluster_that_the_other_samples_choose() -> None:
+    losses = torch.tensor([[1.0, 1.0, 9.0], [2.0, 2.0, 2.0], [5.0, math.inf, 0.0]])
+    assert choose_without(losses, 1).tolist() == [1, 1, 0]
+    assert choose_without(losses[:, :1], 1).tolist() == [1]  # there are no others
+    assert choose_without(torch.ones(3, 4), 2).tolist() == [0] * 4  # the lowest index on ties
+    assert choose_without(torch.full((2, 2), math.nan), 1).tolist() == [0, 0]
+
+
+def test_what_a_client_says_by_hand() -> None:
+    plain = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.4, 0.0], [0.5, 0.5, 0.5]]).double()
+    tuned = plain / 2
+    found = compare(torch.stack([plain, tuned]), torch.tensor([0, 0, 1]), 0)
+    # of cluster 1: right 0.1 + 0.2 + 0.0, wrong 0.4 + 0.4 + 0.3; of cluster 2, which no sample chooses: 0.3 and 1.0
+    assert found[:3] == pytest.approx((0, 0.8 / 3, 0.7 / 3))
+    assert found[3:6] == pytest.approx((0, (0.55 - 0.3) / 3, (0.5 - 0.3) / 3))
+    assert found[6:] == pytest.approx((0, -0.15 / 3, -0.15 / 3))
+    alike = compare(torch.stack([plain, plain]), torch.zeros(3, dtype=torch.int64), 0)
+    assert alike == pytest.approx(differ(plain.mean(dim=1).tolist(), 0))
+
+
+def test_models_that_are_alike_do_not_seem_apart_because_each_client_chose_the_one_that_fits_its_samples() -> None:
+    random = torch.Generator().manual_seed(0)
+    for models, share in ((2, 0.1), (4, 0.3)):
+        fair = naive = 0.0
+        for _ in range(400):
+            losses = torch.rand(models, 6, dtype=torch.float64, generator=random)
+            follows = int(losses.mean(dim=1).argmin())
+            fair += sum(compare(losses.expand(2, -1, -1), choose_without(losses, follows), follows)[:models])
+            naive += float((losses.mean(dim=1) - losses[follows].mean()).sum())
+        assert naive / 400 > 0.1
+        assert abs(fair) < share * naive
+
+
+def test_optimism_has_a_floor_where_losses_are_bounded() -> None:
+    assert at_least(build_task("classification"), -0.3) == LEAST_OPTIMISM
+    assert at_least(build_task("classification"), 0.3) == 0.3
+    assert at_least(build_task("regression"), -0.3) == -0.3
+    assert math.isnan(at_least(build_task("classification"), math.nan))
+
+
+def test_a_client_observes_the_models_without_and_after_personal_steps() -> None:
     flat = FlatModel(make_toy_model().double(), build_task("classification"))
     x, y = torch.randn(10, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
     bank = torch.stack([flat.flatten(make_toy_model().double()) for _ in range(3)])
     local = LocalOptions(steps=0)
     plain = observe(flat, bank, (0, 2), 2, (x[:8], y[:8]), (x[8:], y[8:]), local)
-    assert (plain.follows, plain.samples, len(plain.losses)) == (2, 8, 2)
-    train = observe(flat, bank, (0, 2), 2, (x[:8], y[:8]), (x[:8], y[:8]), local)
-    assert plain.optimism == pytest.approx(plain.losses[1] - train.losses[1])
-    assert train.optimism == 0
+    assert (plain.follows, plain.samples, len(plain.excess)) == (2, 8, 2 * EXCESSES)
+    assert plain.excess[:2] == plain.excess[2:4]  # no steps
+    assert plain.excess[4:] == (0, 0)
+    assert plain.excess[1] == 0
     tuned = observe(flat, bank, (0, 2), 2, (x[:8], y[:8]), (x[:8], y[:8]), replace(local, steps=20, learning_rate=0.5))
-    assert all(after < before for after, before in zip(tuned.losses, train.losses, strict=True))
+    assert tuned.excess[2] < tuned.excess[0]
+    assert tuned.excess[4] < 0
+    assert tuned.optimism == LEAST_OPTIMISM  # of samples that are held out and trained on
     assert observe(flat, bank, (0, 2), 1, (x[:8], y[:8]), (x[8:], y[8:]), local) == Observation(1, 8)
     nobody = observe(flat, bank, (0, 2), 2, (x, y), (x[:0], y[:0]), local)
-    assert nobody.losses == ()
+    assert nobody.excess == ()
 
 
 def test_a_state_forgets_what_is_closed_and_knows_what_was_merged() -> None:

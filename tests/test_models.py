@@ -7,7 +7,8 @@ import torch
 
 from dfca.core.params import FlatModel
 from dfca.errors import ConfigError, ModelError
-from dfca.models import ModelOptions, make_factory
+from dfca.model_options import ModelOptions
+from dfca.models import make_factory
 
 
 @pytest.mark.parametrize(

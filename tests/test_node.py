@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -14,13 +15,14 @@ from test_merging import make_world
 from torch import Tensor
 
 from dfca.algorithms import ALGORITHMS
+from dfca.core.options import ElectionOptions
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
 from dfca.node.worker import Worker
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Curve, Job, Observe, Personalise, WarmUp
+from dfca.peer.records.work import Curve, Job, Note, Observe, Personalise, WarmUp
 from dfca.peer.server import Server, ServerClient
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
@@ -115,6 +117,15 @@ def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None
     assert_banks(setting, nodes)
 
 
+def test_nodes_in_memory_warm_up_with_momentum_as_the_synchronous_simulator_does() -> None:
+    setting = make_toy_setting("dfca-fi", rounds=2)
+    election = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)
+    setting = replace(setting, algorithm=replace(setting.algorithm, election=election))
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+
+
 @pytest.mark.parametrize("aggregation", ["batch", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_nodes_in_memory_merge_clusters_as_the_synchronous_simulator_does(aggregation: str) -> None:
     setting = make_world(personal_steps=0, dtype=torch.float64, rounds=12, aggregation=aggregation)
@@ -173,6 +184,28 @@ def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
             node.stop()
 
     with pytest.raises(ValueError, match="no samples"):
+        asyncio.run(one())
+
+
+def test_a_note_that_cannot_be_taken_ends_its_node_with_the_error() -> None:
+    """Nobody awaits the task of a job: an error in what comes after it left the node waiting for ever."""
+    setting = make_toy_setting("local", rounds=3)
+    options = options_of(setting)[0]
+    peer = Peer(options, own_memory(options.size, options.dtype))
+
+    def refuse(note: Note) -> None:
+        if note.kind == "finish":
+            raise KeyError("number")
+
+    async def one() -> None:
+        node = Node(peer, Worker(make_clients(setting)[0]), MemoryNetwork(()).transport(0), note=refuse)
+        try:
+            await asyncio.wait_for(node.run(), 30)
+        finally:
+            assert isinstance(node.failure, KeyError)
+            node.stop()
+
+    with pytest.raises(KeyError, match="number"):
         asyncio.run(one())
 
 

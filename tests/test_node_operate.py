@@ -20,7 +20,7 @@ import pytest
 
 from dfca.cli.node import commands as node_commands
 from dfca.errors import ConfigError, RunError
-from dfca.node.operate.books import Books
+from dfca.node.operate.books import LOGGED, Books
 from dfca.node.operate.control import ControlServer, NotRunning, RefusedCommand, call
 from dfca.node.operate.install import make_unit, unit_name, write_unit
 from dfca.node.operate.logs import open_log
@@ -126,6 +126,19 @@ def test_books_count_and_log_what_matters(tmp_path: Path) -> None:
     assert text.count("is done") == 10 + 9 + 1
     assert "training diverged" in text
     assert "took over the 3 models of member 5" in text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_note_can_be_logged(number: int) -> None:
+    """A note that raised once stopped every swarm after its last round."""
+    screen = io.StringIO()
+    books = Books(open_log(None, "human", "debug", screen, "books"), lambda number: f"member {number}")
+    for kind in LOGGED:
+        books.note(Note(kind, 5, 1, 3, float(number)))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == len(LOGGED)
+    assert not any("{" in line for line in lines)
+    assert f"takes {number} personal step{'s' if number > 1 else ''} from the model that it uses" in screen.getvalue()
 
 
 STATUS = {

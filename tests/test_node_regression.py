@@ -118,7 +118,7 @@ def test_exports_predict_in_the_unit_of_the_data(tmp_path: Path) -> None:
     with safe_open(tmp_path / "m.safetensors", "pt") as file:
         about = file.metadata()
     assert about["task"] == "regression"
-    assert json.loads(about["target"]) == facts.target.model_dump()
+    assert json.loads(about["target"]) == facts.target.plain()
 
 
 def test_swarms_that_classify_keep_their_names(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_device_that_does_not_belong_any_more_is_told_so(tmp_path: Path) -> No
     second.save_roster()
     with pytest.raises(ConfigError, match="was removed from the swarm node0; that is final: make a new one"):
         NodeFolder.load(second.path)
-    (first.path / "facts.json").write_bytes(first.facts.model_copy(update={"seed": 7}).to_bytes())
+    (first.path / "facts.json").write_bytes(first.facts.changed(seed=7).to_bytes())
     with pytest.raises(DataError, match="are of two swarms"):
         NodeFolder.load(first.path)
 
@@ -315,7 +315,7 @@ def test_a_device_that_no_model_fits_is_told_so(tmp_path: Path) -> None:
     assert lone is not None
     assert lone.startswith("no model of the swarm fits this device's data (loss 2; guessing has 0.69)")
     assert "opens one for at least 2 devices; add a second such device, or found the swarm anew with --clusters" in lone
-    given = describe_misfit([2.0] * 10, facts.model_copy(update={"clusters": 2}), members=3)
+    given = describe_misfit([2.0] * 10, facts.changed(clusters=2), members=3)
     assert given is not None
     assert "are its labels and units those of the others?" in given
     assert describe_misfit([2.0] * 4 + [0.3] * 6, facts, members=3) is None  # it has learned something
@@ -362,6 +362,31 @@ def test_services_that_start_together_see_each_other_run_by_their_links(tmp_path
         return [each.node.machine.round for each in services]
 
     assert asyncio.run(scenario()) == [1, 1, 1]
+
+
+def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_path: Path) -> None:
+    """Whole services with what users get: clusters are merged on the way, and personal steps are taken at the end."""
+    agreed = {"rounds": 24, "starts_with": 6, "merging": {}, "local": {"steps": 20}}
+    folders = make_swarm(tmp_path, (0, 0, 0, 1, 1, 1), agreed=agreed)
+
+    async def scenario() -> list[Service]:
+        network = MemoryNetwork(())
+        services = [memory_service(network, each, until_done=True) for each in folders]
+        await asyncio.wait_for(asyncio.gather(*(each.run() for each in services)), 120)
+        return services
+
+    services = asyncio.run(scenario())
+    found = [service.status() for service in services]
+    assert [each["state"] for each in found] == ["done"] * 6
+    assert [each["round"] for each in found] == [24] * 6
+    assert len({service.node.machine.lineage for service in services}) == 1  # type: ignore[attr-defined]
+    assert [each["clusters"] for each in found] == [2] * 6
+    clusters = [each["cluster"] for each in found]
+    assert clusters[0] != clusters[3]
+    assert clusters == [clusters[0]] * 3 + [clusters[3]] * 3
+    assert all(each["accuracy"] > 0.8 for each in found)
+    assert all(service.books.counts["survey"] > 0 for service in services)
+    assert all(service.books.counts["measured"] == 1 for service in services)
 
 
 def test_problems_of_a_running_node_reach_the_doctor(tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ from dfca import simulate
 from dfca.core.params import initial
 from dfca.data.clients import Split
 from dfca.errors import ConfigError, DataError, DfcaError, ModelError
+from dfca.node.__main__ import check_settings
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
 from dfca.node.task.config import Config, DataConfig, check_address, found_format
 from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Exported, predict_file, to_onnx, to_safetensors
-from dfca.node.task.facts import FOREVER, VERSION, Facts, InputFacts, ModelFacts
+from dfca.node.task.facts import FOREVER, VERSION, Facts, InputFacts, LocalFacts, ModelFacts
 from dfca.node.task.founding import Founding, Joining, check_fits, init_swarm, join_swarm
 from dfca.node.task.learner import Architecture, build, deep_mlp, evaluate, measured, predict
 from dfca.node.task.scaling import Scaling, measure
@@ -46,7 +47,7 @@ def make_facts(**changes: Any) -> Facts:
         "classes": ("sit", "walk"),
         "model": measured(ModelFacts(hidden=(8,)), (3,), 2, 0),
     }
-    return Facts(**{**plain, **changes})
+    return Facts.check({**plain, **changes})
 
 
 def write_device(path: Path, turned: bool, seed: int, rows: int = 80) -> str:
@@ -137,7 +138,7 @@ def test_facts_make_the_options_of_a_peer_and_its_client() -> None:
 
 def test_a_swarm_of_another_model_is_refused() -> None:
     facts = make_facts()
-    other = facts.model_copy(update={"model": facts.model.model_copy(update={"size": 5})})
+    other = facts.changed(model=facts.model.changed(size=5))
     with pytest.raises(ModelError, match="has 50 floats and the swarm's has 5"):
         build(other)
 
@@ -334,7 +335,7 @@ def test_all_that_does_not_fit_is_listed(founded: tuple[Path, Config, Facts, Arc
     folder, config, facts, _ = founded
     assert check_fits(facts, config, folder) == []
     (folder / "a.csv").unlink()
-    other = facts.model_copy(update={"model": facts.model.model_copy(update={"size": 5})})
+    other = facts.changed(model=facts.model.changed(size=5))
     found = check_fits(other, config, folder)
     assert len(found) == 2
     assert "does not exist" in found[0]
@@ -459,7 +460,7 @@ def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> Non
 
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
-    local = Facts.model_fields["local"].default
+    local = LocalFacts()
     accuracy = {}
     for curve in ("asinh", "linear"):
         train, test = [], []
@@ -467,7 +468,7 @@ def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> Non
         for i, rows in enumerate(np.array_split(order, 12)):
             x = np.ascontiguousarray(np.rot90(digits.images[rows], i % 4, axes=(1, 2))).reshape(len(rows), -1)
             if scaling is None:
-                facts = measure(x, "table").model_copy(update={"curve": curve})
+                facts = measure(x, "table").changed(curve=curve)
                 scaling = Scaling.of(facts, InputFacts(features=tuple(map(str, range(64)))))
             scaled, y = scaling.apply(torch.from_numpy(x)), torch.from_numpy(digits.target[rows])
             out = len(y) // 5
@@ -481,8 +482,35 @@ def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> Non
             topology={"name": "erdos-renyi", "p": 0.4},
             evaluate_every=30,
             aggregation="sequential",
-            **local.model_dump(),
+            **local.plain(),
         )
         accuracy[curve] = result.accuracy
     assert accuracy["asinh"] > 0.9
     assert accuracy["linear"] < 0.7
+
+
+def test_what_was_checked_is_read_without_pydantic(tmp_path: Path) -> None:
+    """The process of a node reads what `dfca node run` has checked; a file that has changed is checked again."""
+    settings = {"network": {"neighbours": ["a"], "port": 0}, "training": {"pause_s": 1}, "log": {"metrics_port": 9}}
+    config = Config.checked({"name": "kitchen", "data": {"path": "a.csv", "features": ["b"]}, **settings})
+    facts = make_facts(merging={}, personal="auto", timeout_s=3, clusters=2)
+    config.save(tmp_path)
+    facts.save(tmp_path)
+    digests = check_settings(tmp_path)
+    assert sorted(digests) == ["facts.json", "node.toml"]
+    assert Config.load(tmp_path, digests["node.toml"]) == config == Config.load(tmp_path)
+    assert Facts.from_bytes(facts.to_bytes(), digests["facts.json"]) == facts
+    code = (
+        "import sys; from pathlib import Path; from dfca.node.run import Service;"
+        "from dfca.node.task.config import Config;"
+        "from dfca.node.folder import load_facts; from dfca.node.net.transport import GrpcTransport;"
+        f"path = Path({str(tmp_path)!r}); digests = {digests!r};"
+        "Config.load(path, digests['node.toml']); print(load_facts(path, digests['facts.json']).swarm_id);"
+        "assert 'pydantic' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == facts.swarm_id
+    (tmp_path / "node.toml").write_text(config.to_toml().replace("port = 0", "port = -1"))
+    with pytest.raises(ConfigError, match=r"network\.port must be >= 0, got -1"):
+        Config.load(tmp_path, digests["node.toml"])
+    assert sorted(check_settings(tmp_path)) == ["facts.json"]

@@ -28,7 +28,7 @@ FILES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthC
 
 
 def request(path: Path, **changes: Any) -> Request:
-    options = {key: changes.pop(key) for key in list(changes) if key in DataConfig.model_fields}
+    options = {key: changes.pop(key) for key in list(changes) if key in DataConfig.descriptions()}
     return Request(DataConfig(path=str(path), **{"label": "y", **options}), path.parent, most_bytes=ROOM, **changes)
 
 
@@ -41,7 +41,7 @@ def make_facts(**changes: Any) -> Facts:
         "classes": ("0", "1"),
         "model": ModelFacts(size=1),
     }
-    return Facts(**{**plain, **changes})
+    return Facts.check({**plain, **changes})
 
 
 def make_config(path: Path, **data: Any) -> Config:

@@ -13,6 +13,7 @@ from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
 from dfca.core.state import Message
 from dfca.peer.peer import Peer
+from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import Entry
 from dfca.peer.records.messages import BankCopy, BankRequest, Count, Hello, Key, Probe, Update
 from dfca.peer.records.options import PeerOptions
@@ -71,6 +72,24 @@ def test_a_model_leaves_with_the_lineage_that_it_was_trained_in(aggregation: str
     for _ in range(4):
         peer.wake(3.0)
     assert isinstance(peer.job, Train) or aggregation == "batch"
+
+
+def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
+    # All models of a higher lineage are here, but its own has become higher before it took them.
+    low, mine = (Entry(2, 0, 1, 0, 7, (0,)),), (Entry(3, 0, 1, 0, 8, (0,)),)
+    options = PeerOptions(Rules(0, 1), (1,), 1, "elected", 9, 0, None, torch.float64)
+    bank = torch.ones(1, 1, dtype=torch.float64)
+    peer = Peer(
+        options, lambda models: torch.zeros(models, 1, dtype=torch.float64), 1, Saved(VERSION, 0, 0, 3, mine, bank)
+    )
+    copy = BankCopy(Message(1, 0, 4, 1, 5 * bank[0], Offer(1, 3, 1)), 4, 1, low)
+    peer.pursuit = Pursuit(1, low, 0.0, 9.0, taken={0: copy}, clusters=1, round=4)
+    assert peer.pursuit.complete
+    peer._adopt()
+    assert peer.pursuit is None
+    assert peer.lineage == mine
+    assert peer.bank is not None
+    assert peer.bank.item() == 1.0
 
 
 def test_a_peer_returns_with_its_vote_and_need_not_warm_up_again() -> None:

@@ -55,7 +55,7 @@ def test_a_new_swarm_takes_the_step_of_its_algorithm_and_an_old_one_none(tmp_pat
     assert folder.facts.personal == "auto"
     assert folder.facts.peer_options(1, ()).personal == "auto"
     assert folder.facts.peer_options(1, ()).rounds >= ENDLESS
-    old = folder.facts.model_copy(update={"personal": 0})
+    old = folder.facts.changed(personal=0)
     assert b"personal" not in old.to_bytes()  # it keeps its name
     assert Facts.from_bytes(old.to_bytes()) == old
     assert Facts.from_bytes(folder.facts.to_bytes()) == folder.facts

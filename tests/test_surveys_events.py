@@ -18,7 +18,8 @@ from dfca.core.merging import Merge, Plan
 from dfca.core.options import MergeOptions
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since
-from dfca.peer.records.work import Observe
+from dfca.peer.records.work import Job, Observe
+from dfca.peer.revival import DriftDetector
 from dfca.peer.state import State
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
@@ -106,6 +107,40 @@ def test_in_rough_worlds_everybody_ends_with_the_same_clusters(world: str) -> No
         assert layout_of(peer.lineage) == Clusters(len(peer.bank), peer.copies.closed)
     if world == "stragglers":
         assert_identical(run(setting, ROUGH[world], trace=True, rounds=20, replay=result.trace), result)
+
+
+def test_nobody_waits_for_the_observation_of_a_slow_peer() -> None:
+    # Slow ones come to the end of a round while a survey is under way: they say whom they follow, and no more.
+    setting = small(rounds=1000, aggregation="sequential", evaluate_every=10_000)
+    world = World(Compute(1.0, devices=(Devices(0.25, 6.0),)), Link(0.05))
+    simulation = EventSimulation(setting, world, EventOptions(until_s=150.0))
+    slow = {i for i, each in enumerate(world.compute.slowdowns(setting.seed, 12)) if each > 1}
+    begun, jobs = simulation.host.begun, list[tuple[int, float]]()
+
+    def note(i: int, job: Job) -> None:
+        if isinstance(job, Observe):
+            jobs.append((i, simulation.now))
+        begun(i, job)
+
+    simulation.host.begun = note
+    simulation.run()
+    assert len(slow) == 3
+    assert {i for i, _ in jobs} == set(range(12)) - slow
+
+
+def test_a_survey_is_followed_by_no_false_alarm() -> None:
+    # With other models and other samples the losses are others, and what was learned before is not forgotten.
+    detector = DriftDetector()
+    detector.grow(3)
+    for loss in (2.0, 0.5, 0.1):
+        detector.look(loss)
+    detector.merge(Plan(MERGE), [0, 1])
+    for loss in (0.05, 0.2, 0.2, 0.2):
+        detector.look(loss)
+    assert not detector.alarmed
+    for loss in (1.0, 1.0, 1.0):
+        detector.look(loss)
+    assert detector.alarmed
 
 
 def test_a_minority_decides_nothing_and_catches_up() -> None:

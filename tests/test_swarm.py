@@ -30,7 +30,9 @@ from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
 from dfca.runs.store.reading import load_run
 from dfca.swarm.faults import FaultOptions, FaultPlan
-from dfca.swarm.plan import make_plan
+from dfca.swarm.fleet import NodeStatus
+from dfca.swarm.memory import MemoryFleet
+from dfca.swarm.plan import Plan, make_plan
 from dfca.swarm.processes import ProcessFleet
 from dfca.swarm.run import Progress, SwarmOptions, run_swarm
 
@@ -65,6 +67,31 @@ def test_a_swarm_in_memory_finds_the_clusters_and_leaves_a_run_folder(tmp_path: 
     assert len(json.loads((out / "nodes.json").read_text())) == 8
     simulated = run(experiment(), tmp_path / "simulated")["runs"][0]
     assert abs(row["accuracy"] - simulated["accuracy"]) < 0.1
+
+
+def test_a_swarm_whose_killed_nodes_start_slowly_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a start takes longer than the time between kills, somebody is always down: kills end with the rounds."""
+
+    class SlowToStart(MemoryFleet):
+        def __init__(self, plan: Plan) -> None:
+            super().__init__(plan)
+            self.down: dict[int, int] = {}
+
+        async def kill(self, client: int) -> None:
+            await super().kill(client)
+            self.down[client] = 3
+
+        async def status(self) -> list[NodeStatus]:
+            self.down = {client: looks - 1 for client, looks in self.down.items() if looks}
+            found = await super().status()
+            return [each._replace(state="down") if i in self.down else each for i, each in enumerate(found)]
+
+    monkeypatch.setattr("dfca.swarm.memory.MemoryFleet", SlowToStart)
+    monkeypatch.setattr("dfca.swarm.run.POLL_S", 0.05)
+    options = SwarmOptions(8, "memory", FaultOptions(kill_every_s=0.01), limit_s=60)
+    (row,) = run_swarm(experiment(algorithms=["local"]), tmp_path / "swarm", options)["runs"]
+    assert row["finished"]
+    assert row["kills"] > 0
 
 
 def test_killed_nodes_and_cut_links_lose_nothing(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dfca.errors import ModelError, unknown
 from dfca.files import sha256
@@ -25,44 +23,33 @@ MODELS = {
 }
 
 
-Filters = Annotated[int, Field(ge=1, strict=True)]
+class ModelChoice(Protocol):
+    """Which model, and how large: `model_options.ModelOptions`, which needs pydantic; a device does without."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def channels(self) -> tuple[int, int]: ...
+    @property
+    def start_from(self) -> str | tuple[str, ...] | None: ...
+    @property
+    def start_sha256(self) -> tuple[str, ...] | None: ...
+    @property
+    def factory(self) -> str | None: ...
 
 
-class ModelOptions(BaseModel):
-    """Which model, and how large."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: str = Field("mlp", description=f"one of {', '.join(MODELS)}")
-    hidden: int = Field(200, ge=1, description="units of the hidden layer")
-    channels: tuple[Filters, Filters] = Field(
-        (32, 64),
-        strict=False,  # TOML has lists, not tuples
-        description="filters of the two convolutions",
-    )
-    start_from: str | Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
-        None,
-        description="weights to start from instead of fresh ones: a safetensors file, or a list of one per cluster",
-    )
-    start_sha256: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
-        None, description="SHA-256 of those files; `dfca run` finds it, so that a changed file is noticed"
-    )
-    factory: str | None = Field(
-        None, description='a module of your own, "package.module:function" with arguments (shape, classes)'
-    )
-
-
-def make_factory(options: ModelOptions, shape: Any, classes: int) -> Callable[[], nn.Module]:
+def make_factory(options: ModelChoice, shape: Any, classes: int) -> Callable[[], nn.Module]:
     """Make the function that builds one fresh model for samples of that shape: a tuple of numbers, or a tuple or dict
     of such shapes where a sample is several tensors.
 
     Raises ConfigError for an unknown name, ModelError for a model that does not fit the shape.
     """
     if options.factory is not None:
-        path, build = options.factory, import_function(options.factory, "model.factory")
-        make: Callable[[], nn.Module] = lambda: _call(path, build, shape, classes)  # noqa: E731
+        make = own_factory(options.factory, shape, classes)
     else:
-        make = _known_factory(options, shape, classes)
+        make = known_factory(options.name, shape, classes, options.hidden, options.channels)
     if options.start_from is None:
         return make
     if options.start_sha256 is not None and options.start_sha256 != start_digests(options):
@@ -73,7 +60,7 @@ def make_factory(options: ModelOptions, shape: Any, classes: int) -> Callable[[]
     return pretrained(make, options.start_from)
 
 
-def start_digests(options: ModelOptions) -> tuple[str, ...]:
+def start_digests(options: ModelChoice) -> tuple[str, ...]:
     """Hash the files that models start from.
 
     Raises ModelError where one cannot be read.
@@ -88,20 +75,29 @@ def start_digests(options: ModelOptions) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _known_factory(options: ModelOptions, shape: Any, classes: int) -> Callable[[], nn.Module]:
-    if options.name not in MODELS:
-        raise unknown("model", options.name, MODELS)
+def own_factory(path: str, shape: Any, classes: int) -> Callable[[], nn.Module]:
+    """Make the function that builds a model of the user's own, "module:function"."""
+    build = import_function(path, "model.factory")
+    return lambda: _call(path, build, shape, classes)
+
+
+def known_factory(
+    name: str, shape: Any, classes: int, hidden: int, channels: tuple[int, int]
+) -> Callable[[], nn.Module]:
+    """Make the function that builds one of `MODELS`; see `make_factory`."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         raise ModelError(
-            f'model "{options.name}" takes one tensor per sample, got {shape}; give model.factory, a model of your own'
+            f'model "{name}" takes one tensor per sample, got {shape}; give model.factory, a model of your own'
         )
-    if options.name == "mlp":
-        return lambda: mlp(shape, classes, options.hidden)
-    if options.name == "cnn":
-        _need(options.name, shape, dimensions=3, smallest=10)
-        return lambda: cnn(shape, classes, options.hidden, options.channels)
-    _need(options.name, shape, dimensions=2, smallest=16)
-    return lambda: cnn1d(shape, classes, options.hidden, options.channels)
+    if name == "mlp":
+        return lambda: mlp(shape, classes, hidden)
+    if name == "cnn":
+        _need(name, shape, dimensions=3, smallest=10)
+        return lambda: cnn(shape, classes, hidden, channels)
+    _need(name, shape, dimensions=2, smallest=16)
+    return lambda: cnn1d(shape, classes, hidden, channels)
 
 
 def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 KINDS = {
     "int": "an integer",
@@ -60,6 +61,8 @@ def demand(problem: Any) -> str:
 
 def section_of(path: Sequence[str], model: type[BaseModel]) -> type[BaseModel] | None:
     """Return the model of a section of a file, None where the path ends at a value; "parts[0]" is a table of a list."""
+    from pydantic import BaseModel
+
     for name in path:
         field = model.model_fields.get(name.partition("[")[0])
         kinds = _kinds(field.annotation) if field else ()

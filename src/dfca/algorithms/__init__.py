@@ -48,6 +48,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 OPTIONS: dict[str, str] = {
     "warmup_steps": "local steps of every client before the election of the starts",
+    "warmup_momentum": "of these steps, begun anew after every local.steps of them",
     "level": "error rate of one verdict of the election, below 0.5",
     "support": "clients that a new centre must help, its own included",
     "patience": "rejected candidates in a row that end the election",

@@ -18,7 +18,8 @@ from dfca.data.registry import SOURCES
 from dfca.errors import ConfigError, DfcaError, RunError, unknown
 from dfca.experiment.sweep import label_of, trial_name
 from dfca.imports import look_in
-from dfca.models import ModelOptions, make_factory
+from dfca.model_options import ModelOptions
+from dfca.models import make_factory
 from dfca.notebook import mean_and_spread, number, table, text_table
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run

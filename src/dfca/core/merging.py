@@ -2,17 +2,24 @@
 
 An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
 where clients have few samples. So more centres are elected than needed, and while training goes on the clients survey
-every few rounds which two clusters would do better as one. Every client i holds out a fifth of its samples
-(`core.holdout`); with model j of its bank after `steps` plain personal steps on the others, and the loss below:
+every few rounds which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i
+(`core.holdout`). With L_j(d, s) the loss below of model j of its bank on sample d, after s plain personal steps on its
+other samples, s = 0 or `steps`:
 
-  M_ij     = mean loss of that model on the held-out samples of i
-  B_ab     = ((mean of M_ib - M_ia over the followers i of a) + (mean of M_ia - M_ib over those of b)) / 2
-  c        = mean over clusters j of n_j (held-out - training loss of the plain model j at its followers) / 2
+  c_i(d)   = the open cluster that i would choose by H_i without d
+  right_i  = 1/|H_i| sum over d of  L_a(d, s) if c_i(d) = a,  L_b(d, s) if c_i(d) = b        i follows a; for every b
+  wrong_i  = 1/|H_i| sum over d of  L_b(d, s) if c_i(d) = a,  L_a(d, s) if c_i(d) = b
+  E_ab     = (min over s of the mean of wrong_i over the followers of a) - (the same of right_i)
+  B_ab     = (E_ab + E_ba) / 2
+  o_i      = max(LEAST_OPTIMISM, held-out - training loss of the model that i follows, after `steps` steps)
+  c        = mean over clusters j of n_j (mean of o_i over the followers of j) / 2
   worth_ab = n_a n_b / (n_a + n_b) * B_ab / c                              n_j: training samples of the followers of j
 
 One model for both costs its n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a +
-n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps
-first, for what a client can adapt by itself (a skew of labels) needs no cluster.
+n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps,
+for what a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`:
+where clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, for
+clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
 
 Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
 its other ones keeps a client where it is, right or wrong.
@@ -42,7 +49,7 @@ from torch import Tensor
 
 from dfca.core.election import SCALE, fixed
 from dfca.core.inputs import Samples
-from dfca.core.local import infer, local_steps
+from dfca.core.local import infer, local_steps, sample_losses
 from dfca.core.options import LocalOptions
 from dfca.core.options import MergeOptions as MergeOptions
 from dfca.core.params import FlatModel
@@ -51,6 +58,13 @@ from dfca.core.task import NO_TOKEN, Task
 
 SMALLEST_COST = 1e-9
 """What one more model costs at least."""
+LEAST_OPTIMISM = 0.1
+"""Of losses within [0, 1]: where little is left to win, as under a strong skew of labels, a share of it is not worth a
+cluster."""
+BOUNDED = ("classes", "tokens", "labels")
+"""Targets that are judged by a loss within [0, 1]."""
+EXCESSES = 3
+"""What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0)."""
 OBSERVERS = 12
 """So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
 does, where there are many, with a probability of e^-12."""
@@ -61,14 +75,14 @@ LATEST = 0.75
 class Observation(NamedTuple):
     """What one client says in a survey.
 
-    follows: the cluster that it trains; samples: how many it trains with; losses: M_ij for every cluster that is open,
-    in ascending order; optimism: how much higher the loss of the plain model that it follows is on the held-out
-    samples than on the others. A client that holds nothing out has no losses, and no optimism.
+    follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
+    that is open, in ascending order: all of the first kind, then all of the second, then of the third; optimism: o_i. A
+    client that holds nothing out has no excess, and no optimism.
     """
 
     follows: int
     samples: int
-    losses: tuple[float, ...] = ()
+    excess: tuple[float, ...] = ()
     optimism: float = math.nan
 
 
@@ -77,8 +91,8 @@ class Survey(NamedTuple):
     gives the same.
 
     slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
-    (k,): followers that have losses; excess (k * k,): sum of M_ib - M_ia over the voters i of a, row by row; optimism
-    (k,): the sum over the voters.
+    (k,): followers that have judged; excess (EXCESSES * k * k,): the sums over the voters of a, row by row, one kind
+    after the other; optimism (k,): the sum over the voters.
     """
 
     slots: tuple[int, ...]
@@ -113,7 +127,7 @@ class Plan(NamedTuple):
 def nothing(slots: Sequence[int]) -> Survey:
     """Survey nobody, where these clusters are open."""
     zeros = (0,) * len(slots)
-    return Survey(tuple(slots), zeros, zeros, zeros, zeros * len(slots), zeros)
+    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros)
 
 
 def count(slots: Sequence[int], said: Observation) -> Survey:
@@ -128,10 +142,12 @@ def count(slots: Sequence[int], said: Observation) -> Survey:
         return tuple(value if j == place else 0 for j in range(k))
 
     counted = empty._replace(followers=at(1), samples=at(said.samples))
-    if len(said.losses) != k or not all(map(math.isfinite, (*said.losses, said.optimism))):
+    if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
         return counted
-    row = [fixed(loss - said.losses[place]) for loss in said.losses]
-    excess = [0] * (place * k) + row + [0] * ((k - 1 - place) * k)
+    excess = [0] * (EXCESSES * k * k)
+    for kind in range(EXCESSES):
+        begin = (kind * k + place) * k
+        excess[begin : begin + k] = map(fixed, said.excess[kind * k : (kind + 1) * k])
     return counted._replace(voters=at(1), excess=tuple(excess), optimism=at(fixed(said.optimism)))
 
 
@@ -154,13 +170,21 @@ def worths(survey: Survey) -> dict[tuple[int, int], float]:
     used = [place for place, many in enumerate(survey.followers) if many]
     costs = [survey.samples[j] * survey.optimism[j] / SCALE / survey.voters[j] / 2 for j in used if survey.voters[j]]
     cost = max(SMALLEST_COST, sum(costs) / len(costs)) if costs else SMALLEST_COST
-    k, found = len(survey.slots), {}
+    found = {}
     for a, b in combinations(used, 2):
-        sides = [survey.excess[i * k + j] / SCALE / survey.voters[i] for i, j in ((a, b), (b, a)) if survey.voters[i]]
+        sides = [_excess(survey, i, j) for i, j in ((a, b), (b, a)) if survey.voters[i]]
         bias = sum(sides) / len(sides) if sides else 0.0
         n, m = survey.samples[a], survey.samples[b]
         found[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
     return found
+
+
+def _excess(survey: Survey, a: int, b: int) -> float:
+    """Compute E_ab of the clusters at two places."""
+    k = len(survey.slots)
+    sums = (survey.excess[(kind * k + a) * k + b] for kind in range(EXCESSES))
+    plain, tuned, right = (each / SCALE / survey.voters[a] for each in sums)
+    return min(plain, tuned) - min(0.0, right)
 
 
 def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -> Plan:
@@ -214,6 +238,11 @@ def order_of(clusters: int, closed: Collection[int]) -> list[int]:
 def judge(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
     """Compute the mean loss that clusters are judged by: outputs (C, n, ...), y (C, n, ...) -> (C,) in double
     precision; NaN where there are no samples."""
+    return judge_each(task, outputs, y).mean(dim=1)
+
+
+def judge_each(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the loss that clusters are judged by on every sample: (C, n, ...), (C, n, ...) -> (C, n)."""
     if task.targets == "classes":
         each = _brier(outputs, y)
     elif task.targets == "tokens":
@@ -221,10 +250,10 @@ def judge(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
         each = (_brier(outputs, y.clamp_min(0)) * counts).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
     elif task.targets in ("labels", "numbers"):
         values = outputs.double().sigmoid() if task.targets == "labels" else outputs.double()
-        each = (values.reshape(y.shape) - y).square().flatten(1)
+        each = (values.reshape(y.shape) - y).square()[..., None].flatten(2).mean(dim=2)
     else:
         each = task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
-    return each.double().mean(dim=1)
+    return each.double()
 
 
 def observe(
@@ -241,13 +270,54 @@ def observe(
     n = len(train[1])
     if follows not in slots or not len(held[1]):
         return Observation(follows, n)
+    vectors = bank[list(slots)]
+    tuned = [local_steps(model, vector, *train, local) for vector in vectors]
 
-    def loss(vector: Tensor, x: Samples, y: Tensor) -> float:
+    def judged(vector: Tensor, x: Samples, y: Tensor) -> Tensor:
         with torch.no_grad():
-            return float(judge(model.task, infer(model, vector, x, "score")[None], y[None]))
+            return judge_each(model.task, infer(model, vector, x, "score")[None], y[None])[0]
 
-    losses = tuple(loss(local_steps(model, bank[j], *train, local), *held) for j in slots)
-    return Observation(follows, n, losses, loss(bank[follows], *held) - loss(bank[follows], *train))
+    place = slots.index(follows)
+    losses = torch.stack([torch.stack([judged(each, *held) for each in models]) for models in (vectors, tuned)])
+    chosen = choose_without(sample_losses(model, vectors, *held), place)
+    optimism = float(losses[1, place].mean() - judged(tuned[place], *train).mean())
+    return Observation(follows, n, compare(losses, chosen, place), at_least(model.task, optimism))
+
+
+def choose_without(losses: Tensor, follows: int) -> Tensor:
+    """Choose a cluster for each sample, by the losses of all models on the others: (k, n) -> (n,), the lowest index on
+    ties. A single sample goes with what its client follows, and a model that is not finite somewhere is not chosen."""
+    k, n = losses.shape
+    if n == 1:
+        return torch.full((1,), follows)
+    sound = losses.isfinite().all(dim=1, keepdim=True)
+    others = torch.where(sound, losses.double().sum(dim=1, keepdim=True) - losses.double(), math.inf)
+    best = others == others.min(dim=0).values
+    return torch.where(best, torch.arange(k, device=losses.device)[:, None], k).min(dim=0).values.cpu()
+
+
+def differ(losses: Sequence[float], follows: int) -> tuple[float, ...]:
+    """Make the excess of a follower of one cluster to whom all its samples say the same, and personal steps nothing:
+    from the loss of every cluster."""
+    wrong = tuple(loss - losses[follows] for loss in losses)
+    return (*wrong, *wrong, *(0.0,) * len(wrong))
+
+
+def compare(losses: Tensor, chosen: Tensor, follows: int) -> tuple[float, ...]:
+    """Compute what a follower of one cluster says of every cluster: losses (2, k, n) without and with personal steps,
+    chosen (n,) -> the excess of an `Observation`."""
+    losses = losses.cpu()
+    mine, theirs = (chosen == follows).double(), (chosen == torch.arange(losses.shape[1])[:, None]).double()
+    own = losses[:, follows : follows + 1]
+    right, wrong = (mine * own + theirs * losses).mean(dim=2), (mine * losses + theirs * own).mean(dim=2)
+    found = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
+    found[:, follows] = 0.0
+    return tuple(found.flatten().tolist())
+
+
+def at_least(task: Task, optimism: float) -> float:
+    """Return o_i: of losses within [0, 1] at least LEAST_OPTIMISM; NaN stays."""
+    return LEAST_OPTIMISM if task.targets in BOUNDED and optimism < LEAST_OPTIMISM else optimism
 
 
 def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:

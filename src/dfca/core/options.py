@@ -65,11 +65,11 @@ class LocalOptions:
 class ElectionOptions:
     """How centres are elected.
 
-    warmup_steps: local steps of every client before the election. level: error rate of one verdict. support: clients
-    that a new centre must help, its own included. patience: rejected candidates in a row that end the election.
-    most: largest number of clusters that an automatic election opens. bounded: votes are bounded and candidates that
-    stand in vain are borne, so that a share LIAR_SHARE of liars does not decide (`core.election`). unasked: so many
-    centres are accepted whatever the verdicts.
+    warmup_steps: local steps of every client before the election; warmup_momentum: of them, begun anew as often as in
+    training. level: error rate of one verdict. support: clients that a new centre must help, its own included.
+    patience: rejected candidates in a row that end the election. most: largest number of clusters that an automatic
+    election opens. bounded: votes are bounded and candidates that stand in vain are borne, so that a share LIAR_SHARE
+    of liars does not decide (`core.election`). unasked: so many centres are accepted whatever the verdicts.
     """
 
     warmup_steps: int = 50
@@ -79,15 +79,25 @@ class ElectionOptions:
     most: int = 16
     bounded: bool = False
     unasked: int = 0
+    warmup_momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 1:
             raise ConfigError(f"warmup_steps must be >= 1, got {self.warmup_steps}")
+        if not 0 <= self.warmup_momentum < 1:
+            raise ConfigError(f"warmup_momentum must be in [0, 1), got {self.warmup_momentum}")
         if not 0 < self.level < 0.5:
             raise ConfigError(f"level must be in (0, 0.5), got {self.level}")
         for name, value in (("support", self.support), ("patience", self.patience), ("most", self.most)):
             if value < 1:
                 raise ConfigError(f"{name} must be >= 1, got {value}")
+
+    def warmup(self, local: LocalOptions) -> list[LocalOptions]:
+        """List the stages of the warm-up of a client that trains with `local`, on full batches."""
+        length = max(1, local.steps) if self.warmup_momentum else self.warmup_steps
+        stage = replace(local, batch_size=None, momentum=self.warmup_momentum)
+        begins = range(0, self.warmup_steps, length)
+        return [replace(stage, steps=min(length, self.warmup_steps - begin)) for begin in begins]
 
     def among(self, voters: int) -> ElectionOptions:
         """Return the options of an election of so many voters: where votes are bounded, liars may stand in vain too."""
@@ -110,8 +120,8 @@ class MergeOptions:
     opens: int = 8
     first: int = 10
     every: int = 2
-    worth: float = 0.5
-    steps: int = 20
+    worth: float = 0.2
+    steps: int = 50
 
     def __post_init__(self) -> None:
         for name, fewest in (("opens", 2), ("first", 1), ("every", 1), ("steps", 0)):

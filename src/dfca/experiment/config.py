@@ -27,7 +27,8 @@ from dfca.experiment.problems import explain
 from dfca.experiment.variants import check_label, options_of, sections_of, unfold
 from dfca.experiment.world import ClockConfig, Section, WorldConfig, check_world
 from dfca.imports import check_name, import_function, is_import
-from dfca.models import MODELS, ModelOptions
+from dfca.model_options import ModelOptions
+from dfca.models import MODELS
 from dfca.sim.choices import EngineName, LiarKind, LiarOptions, Place
 from dfca.tasks import make_task
 from dfca.topology_options import TopologyOptions, check_topology

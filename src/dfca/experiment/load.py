@@ -18,7 +18,8 @@ from dfca.experiment.config import Config, flatten
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
 from dfca.experiment.variants import rejoin, unfold
 from dfca.imports import look_in
-from dfca.models import ModelOptions, start_digests
+from dfca.model_options import ModelOptions
+from dfca.models import start_digests
 from dfca.validation import show
 
 

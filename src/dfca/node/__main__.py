@@ -1,7 +1,7 @@
 """`python -m dfca.node OPTIONS`: the process of a node, without what only the command line needs.
 
-`dfca node run` checks its options and then becomes this process. typer and rich would be 5 MB that a device keeps for
-years and never uses again.
+`dfca node run` checks its options and settings and then becomes this process. typer, rich and pydantic would be 14 MB
+that a device keeps for years and never uses again.
 """
 
 from __future__ import annotations
@@ -9,14 +9,36 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from dfca.errors import DfcaError
+from dfca.files import read_small
+
+
+def check_settings(folder: Path) -> dict[str, str]:
+    """Check the settings of a node and the facts of its swarm; returns the digests of the files that are right.
+
+    What is wrong with one is left to the node, which reads it again where its digest is missing or another one.
+    """
+    from dfca.node.task.config import FILE, Config
+    from dfca.node.task.facts import FILE as FACTS
+    from dfca.node.task.facts import LARGEST, Facts
+    from dfca.node.task.sections import digest_of
+
+    found = {}
+    for name, load in ((FILE, Config.load), (FACTS, Facts.load)):
+        with suppress(DfcaError, OSError):
+            digest = digest_of(read_small(folder / name, LARGEST))
+            load(folder)
+            found[name] = digest
+    return found
 
 
 def become_node(options: dict[str, object]) -> NoReturn:
     """Replace this process by one that runs a node; it keeps its ID, its signals and its streams."""
+    options = {**options, "checked": check_settings(Path(str(options["folder"])))}
     sys.stdout.flush()
     sys.stderr.flush()
     # -P: nothing in the working directory takes the place of a library; `main` adds it for the user's own modules.
@@ -43,6 +65,7 @@ def main() -> None:
                 version=options["version"],
             ),
             options["with_parent"],
+            options.get("checked"),
         )
     except KeyboardInterrupt:
         sys.exit(130)

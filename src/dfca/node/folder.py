@@ -10,6 +10,7 @@ node.log                   what it did                   lock          held whil
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from dfca.node.trust.roster import Roster
 FACTS = "facts.json"
 ROSTER = "roster.json"
 LOCK = "lock"
+Checked = Mapping[str, str]
+"""The names of files and the SHA-256 of what was checked of them."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,14 @@ class NodeFolder:
     roster: Roster
 
     @classmethod
-    def load(cls, path: Path) -> NodeFolder:
-        """Read a folder. Raises DfcaError with a sentence where something is missing, damaged, or does not fit."""
-        config, identity = Config.load(path), Identity.load(path)
-        facts, roster = load_facts(path), Roster.load(path / ROSTER)
+    def load(cls, path: Path, checked: Checked | None = None) -> NodeFolder:
+        """Read a folder. Raises DfcaError with a sentence where something is missing, damaged, or does not fit.
+
+        checked: the files whose content was checked before.
+        """
+        checked = checked or {}
+        config, identity = Config.load(path, checked.get(CONFIG_FILE)), Identity.load(path)
+        facts, roster = load_facts(path, checked.get(FACTS)), Roster.load(path / ROSTER)
         if roster.swarm != facts.swarm_id or roster.root != facts.founder:
             raise DataError(
                 f"{FACTS} and {ROSTER} in {path} are of two swarms ({short(facts.swarm_id)}, {short(roster.swarm)}); "
@@ -117,12 +124,12 @@ def write(path: Path, config: Config, facts: Facts, roster: Roster) -> None:
     config.save(path)
 
 
-def load_facts(path: Path) -> Facts:
-    """Read the facts of a node's swarm."""
+def load_facts(path: Path, checked: str | None = None) -> Facts:
+    """Read the facts of a node's swarm; checked: the SHA-256 of facts that were checked before."""
     try:
         data = read_small(path / FACTS, LARGEST)
     except FileNotFoundError:
         raise DataError(f"{path / FACTS} does not exist; restore it, or pair this device again") from None
     except OSError as error:
         raise RunError(f"cannot read {path / FACTS}: {error.strerror}; restore it from any member") from error
-    return Facts.from_bytes(data)
+    return Facts.from_bytes(data, checked)

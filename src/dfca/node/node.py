@@ -90,9 +90,11 @@ class Node:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
+        self.failure: Exception | None = None
+        """What made the node unable to go on, also after its last round."""
 
     async def run(self, late: bool = False) -> None:
-        """Run until all rounds are done, or until `stop`. Raises what a job raised.
+        """Run until all rounds are done, or until `stop`. Raises what a job or an input raised (`failure`).
 
         Where all rounds are done the node goes on serving its neighbours until `stop`.
         """
@@ -193,10 +195,19 @@ class Node:
             self._keep_early(kind, values)
             return
         now = self._now() if now is None else now
-        if self.record is not None:
-            self.record.input(now, kind, *values)
-        getattr(self.machine, kind)(*values, now)
-        self._carry_out()
+        try:
+            if self.record is not None:
+                self.record.input(now, kind, *values)
+            getattr(self.machine, kind)(*values, now)
+            self._carry_out()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End `run` with an error: who called would drop it, and the node would wait for ever."""
+        self.failure = self.failure or error
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def _carry_out(self) -> None:
         ready = self.machine.ready()
@@ -239,8 +250,7 @@ class Node:
                 return  # it was cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
         except Exception as error:
-            if self._done is not None and not self._done.done():
-                self._done.set_exception(error)
+            self._fail(error)
             return
         self._input("finished", job, result)
 

@@ -11,20 +11,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dfca.node.folder import NodeFolder
+from dfca.node.folder import Checked, NodeFolder
 from dfca.node.service import Service, ServiceOptions, ServiceTransport
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORK_THREADS = ("work", "disk")
 
 
-def run_node(path: Path, options: ServiceOptions, with_parent: bool = False) -> None:
+def run_node(path: Path, options: ServiceOptions, with_parent: bool = False, checked: Checked | None = None) -> None:
     """Run the node of a folder until SIGINT or SIGTERM. Raises DfcaError where it cannot run.
 
     A second signal does not wait for anything. with_parent: end, too, when the standard input is closed: its other end
-    belongs to the process that started this one, and is closed by the system however that one ends.
+    belongs to the process that started this one, and is closed by the system however that one ends. checked: files of
+    the folder that were checked before.
     """
-    service = Service(NodeFolder.load(path), options, make_grpc_transport)
+    service = Service(NodeFolder.load(path, checked), options, make_grpc_transport)
     asyncio.run(_run(service, with_parent))
     if _is_computing():
         # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.

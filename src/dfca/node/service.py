@@ -254,6 +254,8 @@ class Service:
         status_at, addresses_at = -math.inf, time.monotonic()
         while True:
             self._check_member()
+            if self.node.failure is not None:
+                raise self.node.failure
             self._watch("roster", self._save_roster)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)

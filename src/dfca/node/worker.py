@@ -111,11 +111,10 @@ class Worker:
         """Train a model from the common start; one that diverges is the start itself."""
         client, parts = self._client(job.held_out), self._parts(job)
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
-        local = effective(client.local, client.algorithm)
-        steps = client.algorithm.election.warmup_steps
-        options = replace(local, steps=steps, batch_size=None, momentum=0.0)
-        with seeded(client.seed, "noise", client.id, -1):
-            own = local_steps(client.model, begin, client.x[parts.warm], client.y[parts.warm], options)
+        own, x, y = begin, client.x[parts.warm], client.y[parts.warm]
+        for stage, options in enumerate(client.algorithm.election.warmup(effective(client.local, client.algorithm))):
+            with seeded(client.seed, "noise", client.id, -1 - stage):
+                own = local_steps(client.model, own, x, y, options)
         own = own if bool(torch.isfinite(own).all()) else begin
         return Warm(own, self._losses(job, own[None]))
 

@@ -46,6 +46,18 @@ class Neighbour:
         elif round == self.round and len(self.clusters) < min(self.parts, MOST_PARTS):
             self.clusters |= {cluster}
 
+    def learn_lineage(self, round: int, lineage: Lineage, clusters: int) -> bool:
+        """Take in of which lineage a model was that was sent in a round; return False where that is no news.
+
+        Models are overtaken by small messages. Rounds and lineages only grow in a peer's life: of two things that it
+        said, the one with the higher (round, lineage) was said later.
+        """
+        hello = self.hello
+        if hello is None or (hello.clusters and (round, lineage) <= (hello.round, hello.lineage)):
+            return False
+        self.hello = hello._replace(round=round, lineage=lineage, clusters=clusters)
+        return True
+
     def has_ended(self, round: int) -> bool:
         """Return whether all that the neighbour sends at the end of a round is here, or will never come."""
         if self.since > round or self.round > round:

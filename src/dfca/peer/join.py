@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from dfca.core.state import Message
-from dfca.peer.pursuit import Pursuit
+from dfca.peer.pursuit import LOWER, Pursuit
 from dfca.peer.records.lineage import Lineage, clusters_of, extends, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined
 from dfca.peer.records.work import KEPT, Draw, WarmUp
@@ -42,10 +42,10 @@ class Joining(Voting):
         problem = pursuit.take(copy, self.options, self.lineage if self.bank is not None else None)
         if problem:
             self._refuse(problem, sender, copy.message.cluster)
+            news = self.links[sender].learn_lineage(copy.round, copy.lineage, copy.clusters)
+            if problem == LOWER and not news:
+                return  # it left before the source took the lineage that was asked for
             self._suspect(sender)
-            known = self.links[sender]
-            if known.hello is not None:  # what it sends counts, not what it said
-                known.hello = known.hello._replace(lineage=copy.lineage, clusters=copy.clusters)
             self._give_up()
             self._settle()
             return
@@ -134,8 +134,8 @@ class Joining(Voting):
             if not isinstance(self.job, KEPT):
                 self._extend(pursuit, opened)
             return
-        if pursuit.needed is not None:  # its own lineage has changed since: it lacks the others
-            self._give_up()
+        if pursuit.needed is not None or (self.bank is not None and pursuit.lineage <= self.lineage):
+            self._give_up()  # its own lineage has changed since: it lacks the others, or has no use for them
             return
         had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
         round = max(self.round, self._believable([*claims, pursuit.round]))

@@ -13,7 +13,7 @@ from dfca.peer.state import State, Step
 from dfca.peer.waves.survey import SurveyWave
 
 SLACK = 2.0
-"""An observation may take so many times longer at others than here."""
+"""An observation may take so many times longer at others than here; who is slower than that does not observe."""
 
 
 class Merging(Relay):
@@ -59,11 +59,17 @@ class Merging(Relay):
             samples=self.samples,
             round=self.round,
             goes_on=self.round + merging.every <= LATEST * rounds,
-            holds_out=self.surveying,
+            holds_out=self.surveying and not self._is_slow,
             work_s=SLACK * self.train_s * self.options.observation * len(slots),
             strikes=self.survey_strikes,
             failed=self.survey_failed,
         )
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether most neighbours have done far more rounds: all would wait for what this peer observes."""
+        done = sorted(known.round + 1 for known in self.links.values())
+        return bool(done) and done[len(done) // 2] > SLACK * max(1, self.round)
 
     @property
     def _followed(self) -> int:

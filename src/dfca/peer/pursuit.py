@@ -17,6 +17,8 @@ from dfca.peer.records.options import PeerOptions
 
 MOST_CLUSTERS = 4096
 """Nobody holds more models than this."""
+LOWER = "of a lower lineage"
+"""What is wrong with a model that is of no use, or was sent before the source took the lineage that is asked for."""
 
 
 @dataclass
@@ -67,10 +69,10 @@ class Pursuit:
         if message.sender != self.source:
             return "in another's name"
         if mine is not None and not copy.lineage > mine:
-            return "of a lower lineage"
+            return LOWER
         if copy.lineage != self.lineage or (self.clusters and copy.clusters != self.clusters):
             if copy.lineage < self.lineage:
-                return "of a lower lineage"
+                return LOWER
             self.lineage, self.taken = copy.lineage, {}
             if mine is not None and extends(copy.lineage, mine):
                 self.needed = opened_since(copy.lineage, mine)

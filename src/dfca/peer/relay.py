@@ -15,17 +15,18 @@ class Relay(PeerState):
     """Asks neighbours for copies, and hands copies on."""
 
     def _ask_for_copies(self) -> None:
-        """Ask for the copies of models that no neighbour has trained."""
+        """Ask for the copies of models that no neighbour has trained; who sits the round out is not asked."""
         assert self.bank is not None
         self.asked = True
         limit = math.inf if self.options.aggregation == "sequential" or self.ending is None else self.ending
         fresh = self.inbox.clusters(limit)
+        asked = [known for n, known in sorted(self.links.items()) if self._takes_part(n, self.round - 1)]
         for j in self.open_clusters:
             if j in fresh or j in self.wanted:
                 continue
             offered = [
                 offer
-                for n, known in sorted(self.links.items())
+                for known in asked
                 for cluster, offer in known.offers
                 if cluster == j and known.offers_round <= limit and compatible(self.lineage, known.offers_lineage, j)
             ]

@@ -144,11 +144,16 @@ class DriftDetector:
         for name, value in UNSEEN_CLUSTER.items():
             setattr(self, name, [value] * len(order))
         self.newest = newest
-        self._learn_anew()
+        self._forget_lowest()
 
     def _learn_anew(self) -> None:
-        """Learn what a low loss is: the models are others."""
-        self.alarm, self.lowest, self.highest, self.misfit = 0, math.inf, -math.inf, False
+        """Learn what low and high losses are: the models are others."""
+        self._forget_lowest()
+        self.highest = -math.inf
+
+    def _forget_lowest(self) -> None:
+        """Learn what a low loss is; how much was learned since the last election is known."""
+        self.alarm, self.lowest, self.misfit = 0, math.inf, False
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 
     def grow(self, clusters: int) -> None:

@@ -287,8 +287,8 @@ class Rounds(Joining):
         if hello is None:  # it is late, or was broken: this says as much
             known.hello = Hello(UNKNOWN, min(round, MOST_ROUND) + 1, max(1, clusters_of(lineage)), lineage)
             self._take_in_hello()
-        elif not hello.clusters or (lineage != self.lineage and hello.lineage != lineage):
+        elif not hello.clusters or hello.lineage != lineage:
             clusters = clusters_of(lineage) if lineage else hello.clusters
-            known.hello = hello._replace(lineage=lineage, clusters=max(1, clusters))
-            self._seek()
+            if known.learn_lineage(min(round, MOST_ROUND) + 1, lineage, max(1, clusters)):
+                self._seek()
         return known

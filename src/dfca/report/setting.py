@@ -9,7 +9,7 @@ from dfca import topology
 from dfca.algorithms import base_of
 from dfca.data import DataOptions
 from dfca.experiment.sweep import write
-from dfca.models import ModelOptions
+from dfca.model_options import ModelOptions
 from dfca.report.rows import kind_of, varying
 from dfca.report.virtual import virtual_heads
 from dfca.report.wording import count, world_in_words

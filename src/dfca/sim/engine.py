@@ -47,6 +47,7 @@ from dfca.core.local import (
     spans,
 )
 from dfca.core.merging import judge
+from dfca.core.options import ElectionOptions
 from dfca.core.params import FlatModel
 from dfca.core.personal import GRID, plain
 from dfca.core.rng import seeded, stream
@@ -391,6 +392,11 @@ class Engine:
         clients = range(first, first + len(vectors)) if isinstance(first, int) else first
         return self._after_training(vectors, data, lambda samples: [options], clients)
 
+    def warmed_up(self, vectors: Tensor, data: ClientData, how: ElectionOptions, first: int) -> Tensor:
+        """Warm up for an election, every client from the one with the id `first` on: (C, P) -> (C, P)."""
+        stages = how.warmup(self.local)
+        return self._after_training(vectors, data, lambda samples: stages, range(first, first + len(vectors)))
+
     def personalised(self, vectors: Tensor, data: ClientData, how: FineTuning, clients: Sequence[int]) -> Tensor:
         """Fine-tune the models that some clients deploy on all their samples: (C, P) -> (C, P)."""
         return self._after_training(vectors, data, lambda samples: how.stages(self.local, samples), clients)
@@ -531,6 +537,18 @@ class Engine:
                 return rate(infer(self.model, vectors[i], x, "score")[None], y[None])
 
             return torch.cat(list(self._each(partial(one, i) for i in range(len(vectors)))))
+
+    def rated_each(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> list[Tensor]:
+        """Rate one model per client on every sample of its data: C tensors (n_i,); rate: as that of `rated`, but for
+        every sample."""
+        if self.stacked and data.stacked() is not None:
+            return list(self.rated(rate, vectors, data).cpu())
+        jobs = (partial(self._rate_one, rate, vectors[i], *data.of(i)) for i in range(len(vectors)))
+        return [each.cpu() for each in self._each(jobs)]
+
+    def _rate_one(self, rate: Callable[[Tensor, Tensor], Tensor], vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return rate(infer(self.model, vector, x, "score")[None], y[None])[0]
 
     def score_on(
         self,

@@ -103,7 +103,7 @@ class Plan:
             }
         )
         model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
-        return facts.model_copy(update={"model": model})
+        return facts.changed(model=model)
 
 
 def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> Plan:

@@ -147,6 +147,8 @@ class _Run:
         self.faults = FaultPlan(options.faults, plan.setting.clients, list(plan.setting.graph.edges))
         self.scorer = Scorer(plan)
         self.row: dict[str, Any] | None = None
+        self._finished: set[int] = set()
+        """The nodes that have been seen to have done their rounds: who is killed after that has done them still."""
         self.began = self._scored_s = 0.0
 
     async def run(self) -> dict[str, Any]:
@@ -173,15 +175,18 @@ class _Run:
                 self._scored_s = now
                 self._score(take(self.plan), now, nodes)
             self.show(Progress(now, rounds, nodes, self.row, self.faults.kills, self.faults.cuts))
-            if all(node.state == "done" for node in nodes):
+            done = {i for i, node in enumerate(nodes) if node.state == "done"}
+            self._finished |= done
+            if len(done) == len(nodes):
                 return nodes
             if self.options.limit_s is not None and now > self.options.limit_s:
                 raise RunError(f"the swarm was not done after {self.options.limit_s:g} s: {_who(self.plan, nodes)}")
-            await self._disturb(now, nodes)
+            if len(self._finished) < len(nodes):
+                await self._disturb(now)
             await asyncio.sleep(POLL_S)
 
-    async def _disturb(self, now: float, nodes: list[NodeStatus]) -> None:
-        """Kill and cut, as long as somebody has rounds to do."""
+    async def _disturb(self, now: float) -> None:
+        """Kill and cut, as it is time."""
         victim = self.faults.victim(now)
         if victim is not None:
             await self.fleet.kill(victim)

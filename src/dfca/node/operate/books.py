@@ -40,15 +40,16 @@ class Books:
             self._log_round(note)
         elif note.kind == "fold":
             self.ages.append(note.number)
-        elif note.kind in _LOGGED:
+        elif note.kind in LOGGED:
             number = int(note.number)
-            text = _LOGGED[note.kind].format(
+            text = LOGGED[note.kind].format(
                 other=self.name(note.other),
                 cluster=note.cluster,
                 round=note.round,
                 are="is" if number == 1 else "are",
                 clusters=counted(number, "cluster"),
                 models=counted(number, "model"),
+                steps=counted(number, "personal step"),
             )
             (self.log.debug if note.kind in ("timeout", "warmed") else self.log.info)(text, event=note.kind)
 
@@ -69,7 +70,7 @@ class Books:
         return sum(self.ages) / len(self.ages) if self.ages else None
 
 
-_LOGGED = {
+LOGGED = {
     "warm": "trains a model of its own, to vote with",
     "warmed": "the warm-up ended",
     "elect": "an election ended: there {are} {clusters}",
@@ -81,6 +82,6 @@ _LOGGED = {
     "jump": "goes on with round {round} of its neighbours",
     "timeout": "stopped waiting for neighbours in round {round}",
     "measure": "measures which number of personal steps is best on its held-out samples",
-    "tune": "takes {number} personal steps from the model that it uses",
+    "tune": "takes {steps} from the model that it uses",
     "done": "all {round} rounds are done; goes on serving its neighbours",
 }

@@ -175,7 +175,7 @@ def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool
     folder = NodeFolder.load(path)
     exported = load_model(path, cluster, shared)
     absolute = str(Path(data).expanduser().absolute())
-    wanted = folder.config.data.model_copy(update={"path": absolute, "format": "auto", "test": None})
-    x = load_inputs(folder.config.model_copy(update={"data": wanted}), path, folder.facts)
+    wanted = folder.config.data.changed(path=absolute, format="auto", test=None)
+    x = load_inputs(folder.config.changed(data=wanted), path, folder.facts)
     scaling = Scaling.of(folder.facts.scaling, folder.facts.inputs)
     return predictions_csv(folder.facts, predict(exported.model, exported.vector, x, scaling)), exported

@@ -9,14 +9,14 @@ import re
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dfca.errors import ConfigError, RunError
 from dfca.files import atomic_write, read_small
-from dfca.node.task.problems import explain, sentences
+from dfca.node.task.problems import check
+from dfca.node.task.sections import Field, Section, digest_of
 
 FILE = "node.toml"
 LARGEST = 2**20
@@ -27,12 +27,6 @@ MODULE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists, not tuples
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False, strict=False)]
-
-
-class Section(BaseModel):
-    """A part of the settings: frozen, complete, and nothing else in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DataConfig(Section):
@@ -70,15 +64,13 @@ class DataConfig(Section):
         """The format, found by the path where it is "auto"."""
         return found_format(self.path) if self.format == "auto" else self.format
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if self.format == "factory" and not MODULE.match(self.path):
             raise ValueError(f'path must be "module:function" for format "factory", got "{self.path}"')
         if self.features != "auto" and len(set(self.features)) < len(self.features):
             raise ValueError("features names a column twice")
         if self.features != "auto" and self.label in self.features:
             raise ValueError(f'features must not name the label "{self.label}"')
-        return self
 
 
 class NetworkConfig(Section):
@@ -88,7 +80,11 @@ class NetworkConfig(Section):
     port: int = Field(default=PORT, ge=0, le=65_535, description="0: any free one")
     invite_port: int = Field(default=INVITE_PORT, ge=0, le=65_535, description="open only while an invite is")
     advertise: tuple[str, ...] = Field(
-        default=(), strict=False, max_length=16, description='"host:port" by which others reach it; empty: found'
+        default=(),
+        strict=False,
+        max_length=16,
+        check=lambda addresses: [check_address(address) for address in addresses],
+        description='"host:port" by which others reach it; empty: found',
     )
     neighbours: Literal["auto"] | Names = Field(
         default="auto", description="auto: about `degree` of the members; or a list of their names"
@@ -97,20 +93,11 @@ class NetworkConfig(Section):
     discovery: bool = Field(default=False, description="find members on the local network (needs dfca[discovery])")
     insecure: bool = Field(default=False, description="plain text without keys; only on 127.0.0.1, for experiments")
 
-    @field_validator("advertise")
-    @classmethod
-    def _addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        for address in addresses:
-            check_address(address)
-        return addresses
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if self.port and self.port == self.invite_port:
             raise ValueError(f"port and invite_port must differ, got {self.port} for both")
         if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f'insecure is for host "127.0.0.1" only, got "{self.host}"')
-        return self
 
 
 class TrainingConfig(Section):
@@ -125,15 +112,9 @@ class TrainingConfig(Section):
     factory: str | None = Field(
         default=None,
         max_length=200,
+        check=lambda factory: check_factory(factory),
         description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
     )
-
-    @field_validator("factory")
-    @classmethod
-    def _factory(cls, factory: str | None) -> str | None:
-        if factory is not None and not MODULE.match(factory):
-            raise ValueError(f'must be "module:function", got "{factory}"')
-        return factory
 
 
 class LogConfig(Section):
@@ -176,17 +157,18 @@ class Config(Section):
     @classmethod
     def checked(cls, content: dict[str, Any], what: str = FILE) -> Config:
         """Make settings from a table. Raises ConfigError with everything that is wrong."""
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise explain(what, sentences(error, cls)) from None
+        return check(content, cls, what)
 
     @classmethod
-    def load(cls, folder: Path) -> Config:
-        """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong."""
+    def load(cls, folder: Path, checked: str | None = None) -> Config:
+        """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong.
+
+        checked: the SHA-256 of a file that was checked before; it is not checked again.
+        """
         path = folder / FILE
         try:
-            text = read_small(path, LARGEST).decode("utf-8-sig").replace("\r\n", "\n")
+            data = read_small(path, LARGEST)
+            text = data.decode("utf-8-sig").replace("\r\n", "\n")
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no node in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
@@ -199,7 +181,7 @@ class Config(Section):
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
-        return cls.checked(content, str(path))
+        return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content, str(path))
 
     def data_paths(self, folder: Path) -> list[Path]:
         """Return the files and folders that the samples are read from; none for "module:function"."""
@@ -215,17 +197,17 @@ class Config(Section):
 
     def to_toml(self) -> str:
         """Write all keys, each with its comment; those without a value are commented out."""
-        plain = self.model_dump(mode="json")
+        plain = self.plain()
         lines = ["# The settings of this device; `dfca node run` reads them when it starts.", ""]
         sections: list[str] = []
-        for key, field in type(self).model_fields.items():
+        for key, description in self.descriptions().items():
             value = getattr(self, key)
             if isinstance(value, Section):
                 sections += ["", f"[{key}]  # {(type(value).__doc__ or '').rstrip('.')}"]
-                for name, inner in type(value).model_fields.items():
-                    sections += _entry(name, plain[key][name], inner.description or "")
+                for name, inner in value.descriptions().items():
+                    sections += _entry(name, plain[key][name], inner)
             else:
-                lines += _entry(key, plain[key], field.description or "")
+                lines += _entry(key, plain[key], description)
         return "\n".join([*lines, *sections]) + "\n"
 
 
@@ -259,6 +241,12 @@ def found_format(path: str) -> str:
 def absolute(path: str) -> str:
     """Make a path that the user typed independent of where the node starts; "module:function" stays."""
     return path if MODULE.match(path) else str(Path(path).expanduser().absolute())
+
+
+def check_factory(factory: str | None) -> None:
+    """Raise ValueError with a sentence where a factory is no "module:function"."""
+    if factory is not None and not MODULE.match(factory):
+        raise ValueError(f'must be "module:function", got "{factory}"')
 
 
 def check_address(address: str) -> tuple[str, int]:

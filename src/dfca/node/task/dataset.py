@@ -116,8 +116,8 @@ def load(config: Config, folder: Path, facts: Facts) -> Samples:
     """
     train = _fitting(_request(config, folder, facts), facts)
     if config.data.test is not None:
-        aside = config.data.model_copy(update={"path": config.data.test, "format": "auto"})
-        test = _fitting(_request(config.model_copy(update={"data": aside}), folder, facts), facts)
+        aside = config.data.changed(path=config.data.test, format="auto")
+        test = _fitting(_request(config.changed(data=aside), folder, facts), facts)
         return Samples(_pair(train, facts), _pair(test, facts), train.dropped)
     out = held_out_rows(matched(train, facts), config.data.held_out)
     if out.all():

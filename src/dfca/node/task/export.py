@@ -24,6 +24,7 @@ from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
 from dfca.node.task.learner import Architecture, Predictions, Score, build, predict, score_all
 from dfca.node.task.scaling import Scaling
+from dfca.node.task.sections import Section
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,18 @@ class Exported:
             "mean": json.dumps(facts.scaling.mean),
             "scale": json.dumps(facts.scaling.scale),
             "curve": facts.scaling.curve,
-            "model": facts.model.model_dump_json(),
+            "model": json.dumps(facts.model.plain(), separators=(",", ":")),
             "task": facts.task,
-            **({"target": facts.target.model_dump_json()} if facts.task == "regression" else {}),
+            **(
+                {"target": json.dumps(facts.target.plain(), separators=(",", ":"))}
+                if facts.task == "regression"
+                else {}
+            ),
         }
+
+
+def _compact(section: Section) -> str:
+    return json.dumps(section.plain(), separators=(",", ":"))
 
 
 def personalised(exported: Exported, samples: DeviceSamples, number: int, steps: int) -> Exported:
@@ -137,8 +146,8 @@ def predict_file(path: str, config: Config, folder: Path, facts: Facts, vector: 
 
     Raises DataError where the samples do not fit, or have missing values.
     """
-    asked = {"path": absolute(path), "format": "auto", "missing": "refuse", "test": None}
-    config = config.model_copy(update={"data": config.data.model_copy(update=asked)})
+    asked = config.data.changed(path=absolute(path), format="auto", missing="refuse", test=None)
+    config = config.changed(data=asked)
     x = load_inputs(config, folder, facts)
     model = build(facts, config.training.factory)
     return predictions_csv(facts, predict(model, vector.detach().cpu(), x, Scaling.of(facts.scaling, facts.inputs)))

@@ -20,14 +20,13 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dfca.core.options import MOST_PERSONAL_STEPS
 from dfca.errors import ConfigError
 from dfca.files import atomic_write, read_small
-from dfca.node.task.problems import explain, sentences
+from dfca.node.task.problems import check
+from dfca.node.task.sections import Field, Section, digest_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,12 +54,6 @@ Size = Annotated[int, Field(ge=1, le=65_536, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 
 
-class Section(BaseModel):
-    """A part of the facts: frozen, complete, and nothing else in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
 class ModelFacts(Section):
     """Which model, and how large; `size` and `digest` tell whether two devices build the same one."""
 
@@ -75,13 +68,11 @@ class ModelFacts(Section):
     size: int = Field(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
     digest: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.name == "factory") != (self.factory is not None):
             raise ValueError('factory is given exactly where name is "factory"')
         if self.name != "mlp" and len(self.hidden) != 1:
             raise ValueError(f"hidden has one layer in a {self.name}, got {len(self.hidden)}")
-        return self
 
 
 class InputFacts(Section):
@@ -92,8 +83,7 @@ class InputFacts(Section):
     ignored: tuple[Name, ...] = Field(default=(), strict=False, max_length=1000, description="columns to leave out")
     kind: Literal["table", "array", "images"] = Field(default="table", description="images: 0..255, channels first")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if bool(self.features) == bool(self.shape):
             raise ValueError("give features or shape, one of the two")
         if len(set(self.features)) < len(self.features):
@@ -102,7 +92,6 @@ class InputFacts(Section):
             raise ValueError(f"a sample must have at most {MOST_FEATURES} numbers, got {math.prod(self.shape)}")
         if (self.kind == "table") != bool(self.features):
             raise ValueError(f'kind "{self.kind}" and {"features" if self.features else "a shape"} do not fit')
-        return self
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -120,14 +109,12 @@ class ScalingFacts(Section):
 
     curve: Literal["asinh", "linear"] = "asinh"
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if len(self.mean) != len(self.scale):
             raise ValueError(f"mean and scale must be of one length, got {len(self.mean)} and {len(self.scale)}")
         # What a float32 cannot hold would become infinite on its way into the model.
         if any(abs(value) > 3e38 for value in self.mean) or any(not 1e-37 < value < 3e38 for value in self.scale):
             raise ValueError("mean and scale must be numbers that a float32 holds, and scale at least 1e-37")
-        return self
 
 
 class TargetFacts(Section):
@@ -177,7 +164,7 @@ class StalenessFacts(Section):
 
     kind: Literal["constant", "polynomial", "hinge"] = "constant"
     power: Number = Field(default=0.5, ge=0)
-    after: Number = Field(default=4, ge=0)
+    after: Number = Field(default=4.0, ge=0)
     unit: Literal["updates", "rounds", "seconds"] = "updates"
 
 
@@ -228,8 +215,7 @@ class Facts(Section):
     payload: Literal["float32", "bf16", "int8"] = "float32"
     compression: Literal["none", "zstd"] = "none"
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         if self.task == "classification" and len(self.classes) < 2:
             raise ValueError(f"classes must be at least 2 long, got {len(self.classes)}")
         if self.task == "regression" and self.classes:
@@ -243,7 +229,6 @@ class Facts(Section):
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
-        return self
 
     # Bytes and names.
 
@@ -257,12 +242,12 @@ class Facts(Section):
             left_out.add("merging")
         if self.personal == 0:
             left_out.add("personal")
-        plain = self.model_dump(mode="json", exclude=left_out)
+        plain = {key: value for key, value in self.plain().items() if key not in left_out}
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Facts:
-        """Read facts that somebody handed on.
+    def from_bytes(cls, data: bytes, checked: str | None = None) -> Facts:
+        """Read facts that somebody handed on; checked: the SHA-256 of facts that were checked before.
 
         Raises ConfigError with everything that is wrong.
         """
@@ -280,15 +265,12 @@ class Facts(Section):
             raise ConfigError(
                 f"the swarm speaks version {version} of the protocol and this dfca version {VERSION}; upgrade {older}"
             )
-        return cls.checked(content)
+        return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content)
 
     @classmethod
     def checked(cls, content: dict[str, Any]) -> Facts:
         """Make facts from a table. Raises ConfigError with everything that is wrong."""
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise explain("the swarm's facts", sentences(error, cls)) from None
+        return check(content, cls, "the swarm's facts")
 
     @classmethod
     def load(cls, folder: Path) -> Facts:
@@ -335,12 +317,13 @@ class Facts(Section):
         from dfca.core.options import ElectionOptions, MergeOptions
 
         algorithm = algorithms.get(self.algorithm)
-        options = self.election.model_dump(exclude={"quorum"}) | {"bounded": self.robust != "none"}
+        options = self.election.plain() | {"bounded": self.robust != "none"}
+        del options["quorum"]
         revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
         merging = self.merging
         if merging is None or algorithm.merging is None or 0 < self.rounds < 2 * merging.first:
             return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=None)
-        surveys = MergeOptions(**merging.model_dump())
+        surveys = MergeOptions(**merging.plain())
         return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=surveys)
 
     def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
@@ -361,7 +344,7 @@ class Facts(Section):
             "clusters": self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1),
             "aggregation": self.aggregation,
             "timeout_s": self.timeout_s,
-            "staleness": Staleness(**self.staleness.model_dump()),
+            "staleness": Staleness(**self.staleness.plain()),
             "election": algorithm.election,
             "revives": algorithm.revives,
             "quorum": self.election.quorum,
@@ -387,7 +370,7 @@ class Facts(Section):
             make_model=model.make,
             algorithm=self.make_algorithm(),
             clusters=self.clusters or 1,
-            local=LocalOptions(**self.local.model_dump()),
+            local=LocalOptions(**self.local.plain()),
             seed=self.seed,
             weights=self.weights,
             share=self.share,

@@ -95,7 +95,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
         }
     )
     model = measured(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed)
-    facts = facts.model_copy(update={"model": model})
+    facts = facts.changed(model=model)
     load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     return config, facts
 
@@ -115,7 +115,7 @@ def check_fits(facts: Facts, config: Config, folder: Path) -> list[str]:
     """List everything about a device that does not fit a swarm: its data, and the model where it is code."""
     found: list[str] = []
     for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
-        data = config.data.model_copy(update={"path": path})
+        data = config.data.changed(path=path)
         try:
             request = Request(data, folder, True, facts.inputs, config.limits.data_bytes, facts.task == "regression")
             found += problems(read(request), facts)

@@ -17,7 +17,7 @@ from dfca.core.params import FlatModel
 from dfca.core.rng import seeded
 from dfca.core.task import TASKS
 from dfca.errors import ConfigError, ModelError
-from dfca.models import ModelOptions, make_factory
+from dfca.models import known_factory, own_factory
 from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling
 
@@ -64,7 +64,7 @@ def build(facts: Facts, allowed: str | None = None) -> Architecture:
 def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int) -> ModelFacts:
     """Fill in the size and digest of a model by building it once: what the founder does."""
     built, digest = _make(model, shape, classes, seed, model.factory)
-    return model.model_copy(update={"size": built.flat.size, "digest": digest})
+    return model.changed(size=built.flat.size, digest=digest)
 
 
 def _make(
@@ -93,11 +93,10 @@ def _factory(model: ModelFacts, shape: tuple[int, ...], classes: int, allowed: s
                 f'the swarm\'s model is code of its founder, "{model.factory}", and node.toml of this device {named}; '
                 f'if you have that module and trust it, set factory = "{model.factory}" there (or join with --factory)'
             )
-        return make_factory(ModelOptions.model_validate({"factory": model.factory}), shape, classes)
+        return own_factory(model.factory, shape, classes)
     if model.name == "mlp" and len(model.hidden) > 1:
         return lambda: deep_mlp(shape, classes, model.hidden)
-    sizes = {"name": model.name, "hidden": model.hidden[0], "channels": model.channels}
-    return make_factory(ModelOptions.model_validate(sizes), shape, classes)
+    return known_factory(model.name, shape, classes, model.hidden[0], model.channels)
 
 
 def deep_mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]) -> nn.Module:

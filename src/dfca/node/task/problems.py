@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfca.errors import ConfigError, unknown
+from dfca.node.task.sections import Section, checker
 from dfca.validation import demand, section_of, show
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 LONGEST = 60
 MOST = 20
+Checked = TypeVar("Checked", bound=Section)
+
+
+def check(content: Any, section: type[Checked], what: str) -> Checked:
+    """Make a section from a table. Raises ConfigError with everything that is wrong."""
+    from pydantic import ValidationError
+
+    try:
+        return section.check(content)
+    except ValidationError as error:
+        raise explain(what, sentences(error, checker(section))) from None
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:

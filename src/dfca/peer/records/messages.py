@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 from torch import Tensor
 
 from dfca.core.election import Tally
-from dfca.core.merging import Survey
+from dfca.core.merging import EXCESSES, Survey
 from dfca.core.personal import GRID, SWEEPS
 from dfca.core.relay import Offer
 from dfca.core.state import Message
@@ -24,8 +24,8 @@ from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_l
 MOST_ATTEMPT = 2**32
 """No election is begun again as often."""
 MOST_TURNS = 2**14
-MOST_SURVEYED = 64
-"""No survey is of more clusters."""
+MOST_SURVEYED = 36
+"""No survey is of more clusters: no list of a message is longer than 4096."""
 MOST_PEERS = 2**20
 """No swarm has more."""
 MOST_LOSS = 1e30
@@ -358,7 +358,7 @@ def _is_survey(survey: Survey) -> bool:
     k, slots = len(survey.slots), survey.slots
     if not (0 < k <= MOST_SURVEYED and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))):
         return False
-    if [len(each) for each in survey[1:]] != [k, k, k, k * k, k]:
+    if [len(each) for each in survey[1:]] != [k, k, k, EXCESSES * k * k, k]:
         return False
     counts = zip(survey.voters, survey.followers, strict=True)
     few = all(0 <= voters <= followers <= MOST_PEERS for voters, followers in counts)

@@ -211,12 +211,21 @@ class Election(Wave):
         """Send the children what they lack of the log, and open."""
         accepted = [turn for turn in self.log if turn.accepted]
         for kid, counted in sorted(self.kids.items()):
-            known = sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)])
-            for place in range(known, min(len(accepted), len(self.centres))):
+            for place in range(self._known_to(counted), min(len(accepted), len(self.centres))):
                 name = accepted[place].candidate
                 assert name is not None
                 self._send(kid, Centre(self.key, place, name, self.centres[place]))
             self._send(kid, Open(self.key, self.voters, tuple(self.log), first))
+
+    def _known_to(self, counted: Count) -> int:
+        """Count the centres whose models a child had when it was counted."""
+        return sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)])
+
+    def _silent_in(self, neighbour: int) -> str:
+        """A bid waits for the models of centres that the child lacked, as a candidate does for its own."""
+        counted = self.kids.get(neighbour)
+        lacked = counted is not None and self._known_to(counted) < len(self.centres)
+        return "stand" if self.phase == "bid" and lacked else self.phase
 
     def _take_centre(self, message: Centre) -> None:
         """Keep the model of a centre that was accepted earlier, and hand it on."""
@@ -225,9 +234,18 @@ class Election(Wave):
         self.centres.append(message.model)
         if self.phase == "opening":
             for kid, counted in sorted(self.kids.items()):
-                if sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)]) <= message.place:
+                if self._known_to(counted) <= message.place:
                     self._send(kid, message)
             self._check_centres()
+
+    def _of_this_attempt(self, sender: int, message: Any) -> Any:
+        """Take a model for the centre that is missing: it was on its way for longer than the attempt before lasted, and
+        would be again."""
+        accepted, place = [turn.candidate for turn in self.log if turn.accepted], len(self.centres)
+        late = isinstance(message, Candidate | Centre) and self.phase == "opening" and sender == self.parent
+        if late and accepted[place:] and message.candidate == accepted[place]:
+            return Centre(self.key, place, message.candidate, message.model)
+        return None
 
     def _fits(self, model: Tensor) -> bool:
         return model.shape == (self.size,) and model.dtype == self.dtype and is_finite(model)

@@ -42,10 +42,10 @@ class SurveyWave(Wave):
     """One peer's part in a survey. `work`: what it wants done; the peer drains it, and `out`.
 
     slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
-    many it has done; goes_on: whether another survey may follow this one; holds_out: whether it can observe.
-    ending: it is between the training of a round and its end, and counts itself when that is over. paused: it is
-    between two rounds. missing: the children whose answer is to come; observing: its own is; said: the sum so far.
-    work_s: how long an observation may take.
+    many it has done; goes_on: whether another survey may follow this one; holds_out: whether it can observe, and is
+    about as fast as others. ending: it is between the training of a round and its end, and counts itself when that is
+    over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its own is; said:
+    the sum so far. work_s: how long an observation may take.
     """
 
     merging: MergeOptions = field(default_factory=MergeOptions)

@@ -106,13 +106,18 @@ class Wave(ABC):
             self._take_probe(sender, message, now)
             return
         if message.key != self.key:
-            return
-        self._hear(sender, message, now)
-        self._take(sender, message, now)
+            message = self._of_this_attempt(sender, message)
+        if message is not None:
+            self._hear(sender, message, now)
+            self._take(sender, message, now)
 
     @abstractmethod
     def _take(self, sender: int, message: Any, now: float) -> None:
         """Take in a message of this wave that is no probe."""
+
+    def _of_this_attempt(self, sender: int, message: Any) -> Any:
+        """Return what a message of another attempt is in this one, None for nothing."""
+        return None
 
     @abstractmethod
     def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
@@ -288,10 +293,14 @@ class Wave(ABC):
         self.silences += 1
         silent = self._waited_for() & self.links
         for neighbour in silent if long else ():
-            place = (neighbour, str(self.phase))
+            place = (neighbour, self._silent_in(neighbour))
             self.strikes[place] = self.strikes.get(place, 0) + 1
         if (self.opened or long) and not silent and self.parent is not None:
             _add_one(self.failed, self.key.root)
+
+    def _silent_in(self, neighbour: int) -> str:
+        """Return the phase for which a neighbour that is silent gets a strike."""
+        return self.phase
 
     def _to_wait_for(self, neighbours: Iterable[int], phase: Phase) -> set[int]:
         """Return those among neighbours that answer in a phase: others take part too, but nobody waits for them."""

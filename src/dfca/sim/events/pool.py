@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfca.core.algorithm import Choice, View
 from dfca.core.election import Parts, divide
-from dfca.core.merging import Observation
+from dfca.core.merging import EXCESSES, Observation
 from dfca.core.params import initial
 from dfca.core.personal import GRID
 from dfca.core.rng import stream
@@ -271,8 +271,8 @@ class ClientPool:
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
         for (stage, held_out), run in _runs(orders, rows):
             parts = self._parts(stage, held_out)
-            own = self.engine.finetuned(
-                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election.warmup_steps, run[0]
+            own = self.engine.warmed_up(
+                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election, run[0]
             )
             for model in own:
                 if not model.isfinite().all():
@@ -301,9 +301,10 @@ class ClientPool:
         for slots, some in groups.items():
             places = [order.client for order in some]
             follows = [found[client].follows for client in places]
-            rows = observe_all(self.start, self.banks, places, follows, slots, merging.steps).tolist()
-            for client, (optimism, *losses) in zip(places, rows, strict=True):
-                found[client] = found[client]._replace(losses=tuple(losses[j] for j in slots), optimism=optimism)
+            rows = observe_all(self.start, self.banks, places, follows, [slots] * len(places), merging.steps)
+            for client, row in zip(places, rows, strict=True):
+                excess = row[1:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
+                found[client] = found[client]._replace(excess=tuple(excess), optimism=float(row[0]))
         return [found[order.client] for order in orders]
 
     def _measure(self, orders: Sequence[Order]) -> list[OwnCurve]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfca.core.election import divide
 from dfca.core.exchange import Rules
-from dfca.core.merging import Observation
+from dfca.core.merging import Observation, differ
 from dfca.core.personal import GRID
 from dfca.core.rng import stream
 from dfca.core.state import ClientState, Message, is_finite
@@ -108,7 +108,8 @@ class TinyWork:
         if isinstance(job, Observe):
             assert bank is not None
             losses = [float((bank[j] - self.mean).square().sum()) / 50 for j in job.slots]
-            return Observation(job.follows, len(self.x), tuple(losses), self.variance / 100)
+            excess = differ(losses, job.slots.index(job.follows))
+            return Observation(job.follows, len(self.x), excess, self.variance / 100)
         if isinstance(job, Curve):
             assert bank is not None
             cluster = self._nearest(bank, job.closed)

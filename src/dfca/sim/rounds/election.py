@@ -244,7 +244,7 @@ class Electorate:
         """Train the models of some of this rank's clients from the common start: (C, P)."""
         first = self._here[0] + some.start
         data, start = members_of(self._warm, some), self._setup.start
-        own = self._engine.finetuned(start.expand(len(some), -1), data, self._setup.options.warmup_steps, first)
+        own = self._engine.warmed_up(start.expand(len(some), -1), data, self._setup.options, first)
         for model in own:
             if not model.isfinite().all():
                 model.copy_(start)  # diverged: it stands with the start

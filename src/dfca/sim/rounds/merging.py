@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.merging import LATEST, Observation, Plan, decide, is_due, nothing, observes, order_of, total
+from dfca.core.merging import EXCESSES, LATEST, Observation, Plan, decide, is_due, nothing, observes, order_of, total
 from dfca.core.options import MergeOptions
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import observe_all
@@ -122,16 +122,16 @@ class Merging:
         return all(len(self.slots(part)) <= (self.start.setting.clusters or 1) for part in self.parts)
 
     def _ask(self, banks: Tensor, assignments: Tensor, now: int) -> Tensor:
-        """Gather what all clients say: (N, 3 + m), the cluster, the samples, the optimism, the losses."""
+        """Gather what all clients say: (N, 3 + EXCESSES * m), the cluster, the samples, the optimism, the excess."""
         start, members = self.start, self.start.members
         assert start.held is not None  # until the last survey
-        mine = torch.full((len(members), 3 + len(banks)), float("nan"), dtype=torch.float64)
+        mine = torch.full((len(members), 3 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
         mine[:, 0] = assignments[list(members)].double()
         mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
         chosen = self._observers(assignments, now)
         here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
-        follows, closed = [int(assignments[members[place]]) for place in here], self.everywhere
-        slots = [j for j in range(len(banks)) if j not in closed]
+        follows = [int(assignments[members[place]]) for place in here]
+        slots = [self.slots([members[place]]) for place in here]
         mine[here, 2:] = observe_all(start, banks, here, follows, slots, self.options.steps)
         return start.shards.gather(mine)
 
@@ -155,9 +155,10 @@ class Merging:
 
 
 def _observation(said: Tensor, slots: Sequence[int]) -> Observation:
-    """Read what one client says of the clusters that are open: (3 + m,)."""
-    numbers = said.tolist()
-    return Observation(int(numbers[0]), int(numbers[1]), tuple(numbers[3 + j] for j in slots), numbers[2])
+    """Read what one client says of the clusters that are open: (3 + EXCESSES * m,)."""
+    follows, samples, optimism = said[:3].tolist()
+    excess = said[3:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
+    return Observation(int(follows), int(samples), tuple(excess), optimism)
 
 
 def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:

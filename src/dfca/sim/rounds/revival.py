@@ -102,11 +102,10 @@ class Revival:
         scalars = clients.cost.wave + sum(each.scalars for each in held)
         return list(opened), ElectionResult(banks[:0, 0], turns, len(turns) * (len(graph) - 1), scalars)
 
-    def forget_losses(self) -> None:
-        """Learn anew what a low loss is: the models or the samples are others."""
+    def forget_lowest(self) -> None:
+        """Learn anew what a low loss is, after a survey; how much was learned since the last election is known."""
         self.alarm.zero_()
         self.lowest.fill_(float("inf"))
-        self.highest.fill_(float("-inf"))
 
     def renumber(self, clusters: int) -> None:
         """Go on with so many clusters, all of which have followers."""
@@ -117,7 +116,8 @@ class Revival:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
         self.last = torch.tensor(now)
         self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
-        self.forget_losses()  # also of those that changed
+        self.forget_lowest()  # also that of clients that changed
+        self.highest.fill_(float("-inf"))
         self.mourned |= self._lost()
         grown = clusters - len(self.idle)
         self.idle = torch.cat([self.idle, torch.zeros(grown, dtype=torch.int64)])

@@ -343,7 +343,7 @@ class Simulation:
         if merging.over:
             self._renumber(merging)
         if self.revival is not None:
-            self.revival.forget_losses()
+            self.revival.forget_lowest()
         self._hold_out(now)
         self._losses = None
 
