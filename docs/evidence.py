@@ -92,7 +92,8 @@ def one_scale(name: str) -> str:
         return NOT_YET.format(name=name).replace(" --scale desk", "")
     seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
     took = f"{len(run.summary['runs'])} runs took {duration(seconds)}, one after the other, on a busy machine."
-    return f"`dfca run {name}`: {_size(run.config, name)}. {took}\n\n{formats.markdown(run.summary).strip()}"
+    head = " ".join([f"`dfca run {name}`: {_size(run.config, name)}. {took}", *measured_on(run)])
+    return f"{head}\n\n{formats.markdown(run.summary).strip()}"
 
 
 def paper_scale() -> str:
@@ -148,14 +149,18 @@ def size(name: str, run: Run) -> str:
 
 
 def measured_on(run: Run) -> list[str]:
-    """Say which rows were measured on which commits, where others were measured before files knew it."""
-    rows = run.summary["runs"]
-    commits = list(dict.fromkeys(row["commit"][:7] for row in rows if row.get("commit")))
-    newer = list(dict.fromkeys(row["algorithm"] for row in rows if row.get("commit")))
-    older = [row for row in rows if not row.get("commit")]
-    if not commits or not older:
+    """Say which rows were measured on which commits, where they differ; older rows do not know theirs."""
+    commits: dict[str, dict[str, None]] = {}
+    for row in run.summary["runs"]:
+        known = row["commit"][:7] if row.get("commit") else "code of before"
+        commits.setdefault(row["algorithm"], {})[known] = None
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, known in commits.items():
+        groups.setdefault(tuple(known), []).append(name)
+    if len(groups) < 2:
         return []
-    return [f"{listed(newer)} were measured on {' and '.join(commits)}, the others on code of before."]
+    told = [f"{listed(names)} on {' and '.join(known)}" for known, names in groups.items()]
+    return [f"Measured: {'; '.join(told)}."]
 
 
 def listed(algorithms: Sequence[str]) -> str:
