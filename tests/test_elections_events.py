@@ -12,14 +12,14 @@ from conftest import make_toy_setting, make_toy_split
 from test_events import STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run
 from test_revival import drift_setting
 
-from dfca import algorithms
+from dfca import DataOptions, algorithms, make_split
 from dfca.core.election import ElectionOptions
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import LARGE, Hello, scalars
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
-from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
+from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World, preset
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 
@@ -196,6 +196,33 @@ def test_a_client_that_missed_a_by_election_asks_for_the_new_cluster() -> None:
     assert result.banks.shape[0] == 3
     assert len(lineages(simulation)) == 1
     assert_identical(run(setting, away, trace=True, replay=result.trace), result)
+
+
+def test_the_notes_count_the_clusters_of_the_end() -> None:
+    setting = drifting(rounds=14, clusters=None, aggregation="sequential")
+    simulation = EventSimulation(replace(setting, algorithm=replace(setting.algorithm, merging=None)))
+    notes = [simulation.notes]
+    while not simulation.done:
+        simulation.step()
+        notes += [simulation.notes] if simulation.notes != notes[-1] else []
+    assert notes[-2:] == [("dfca opened 2 clusters",), ("dfca opened 3 clusters",)]
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_churn_and_an_early_partition_lose_no_cluster(seed: int) -> None:
+    # Images in four rotations; two halves elect by themselves, with a fifth of the clients away.
+    setting = replace(
+        drift_setting(personal_steps=0, drift=None, clusters=None, rounds=10**6, evaluate_every=10**6, seed=seed),
+        split=make_split(DataOptions(samples_per_client=60), 32, 4, seed=seed),
+        graph=nx.connected_watts_strogatz_graph(32, 4, 0.3, seed=0),
+        aggregation="sequential",
+        algorithm=replace(algorithms.get("dfca"), merging=None),
+    )
+    world = replace(preset("wifi"), churn=Churn.of_share(0.2), partitions=(Partition(0.0, 25.0, (tuple(range(16)),)),))
+    simulation = EventSimulation(setting, world, EventOptions(until_s=45.0))
+    result = simulation.run()
+    assert "dfca opened 4 clusters" in simulation.notes
+    assert result.banks.shape[0] == 4
 
 
 ROUGH_WORLDS = {

@@ -16,14 +16,30 @@ from torch import Tensor
 
 from dfca.algorithms import ALGORITHMS
 from dfca.core.options import ElectionOptions
+from dfca.core.personal import GRID
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
 from dfca.node.worker import Worker
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Entry
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Curve, Job, Note, Observe, Personalise, WarmUp
+from dfca.peer.records.work import (
+    Curve,
+    Job,
+    Losses,
+    Note,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Score,
+    Train,
+    Trained,
+    Warm,
+    WarmUp,
+)
 from dfca.peer.server import Server, ServerClient
+from dfca.peer.state import VERSION, Saved, State
 from dfca.sim.events.host import peer_options
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.simulation import neighbours_of
@@ -237,3 +253,25 @@ def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost(
     assert killed.machine.round == 3
     assert [node.machine.round for node in nodes.values()] == [8] * 6
     assert not any(node.machine.refused for node in nodes.values())
+
+
+def test_who_had_no_vote_looks_whether_the_models_fit_again_after_twice_the_time() -> None:
+    """A model that two kinds of devices pull to and fro fits by chance: looked at once, it was kept for ever."""
+    setting = make_toy_setting("dfca", rounds=100, aggregation="sequential")
+    options = options_of(setting)[0]
+    bank = torch.zeros(1, options.size, dtype=options.dtype)
+    saved = Saved(VERSION, options.seed, 0, 0, (Entry(4, 1, 1, 0, 0, (0,)),), bank, voted=False)
+    peer = Peer(options, own_memory(options.size, options.dtype), 1, saved)
+    now, looks, model = 0.0, list[int | None](), bank[0]
+    losses = Losses(torch.full((2, 5), 0.1), torch.full((2, 5), 0.1))
+    peer.begin(now, late=True)
+    while peer.state is not State.DONE and now < 1000:
+        now += 1.0
+        results = {Train: Trained(0, True, model, 0.1, 5), WarmUp: Warm(model, losses), Score: losses}
+        for job in peer.ready().work:
+            looks += [job.stage] if isinstance(job, WarmUp) else []
+            result = OwnCurve(0, 0, torch.zeros(len(GRID))) if isinstance(job, Curve) else results.get(type(job))
+            peer.finished(job, result, now)
+        peer.wake(now)
+    assert peer.round == 100
+    assert looks == [10, 20, 40, 80]

@@ -207,6 +207,27 @@ def test_remove_works_on_the_files_where_no_node_runs(tmp_path: Path) -> None:
     assert '"node1" is not a member of the swarm; members: node0' in wrong.output
 
 
+STUCK = """
+import asyncio, threading
+from pathlib import Path
+from dfca.node import run
+
+class Stuck:
+    def __init__(self, *arguments): pass
+    def stop(self): pass
+    async def run(self):
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+
+run.Service, run.NodeFolder.load = Stuck, lambda *arguments: None
+run.run_node(Path("."), None, leave=run.leave_at_once)
+"""
+
+
+def test_a_node_that_has_closed_everything_ends_whatever_its_threads_do() -> None:
+    """A node was seen that had said that it ended, and whose process did not."""
+    assert subprocess.run([sys.executable, "-c", STUCK], timeout=60, check=False).returncode == 0
+
+
 @pytest.mark.slow
 def test_four_processes_pair_train_and_find_two_clusters(tmp_path: Path) -> None:
     """As a user would: init, run, invite, join, run; then one is killed again and again."""

@@ -120,6 +120,12 @@ def test_a_save_of_a_newer_form_is_passed_over_with_a_sentence(tmp_path: Path, m
     assert "written by another version of dfca (form 9, this one reads 1 to 2)" in store.warnings[0]
 
 
+def test_a_life_that_cannot_begin_says_that_the_node_must_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file in the folder's place")
+    with pytest.raises(CannotSave, match="make the folder writable, then start the node again"):
+        DiskStore(tmp_path / "state").next_life(None)
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     DiskStore(tmp_path / "other").save(make_saved())
     folder = tmp_path / "state"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dfca.core.election import Tally
-from dfca.core.merging import Merge, Survey
+from dfca.core.merging import EXCESSES, Merge, Survey
 from dfca.core.relay import Offer
 from dfca.core.state import Message
 from dfca.node.wire import codec, frames, payload
@@ -127,7 +127,7 @@ def any_survey(k: int) -> st.SearchStrategy[Survey]:
         return st.lists(st.integers(low, high), min_size=items, max_size=items).map(tuple)
 
     slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda each: tuple(sorted(each)))
-    sums = (of(-(2**127), 2**127 - 1, k * k), of(-(2**127), 2**127 - 1))
+    sums = (of(-(2**127), 2**127 - 1, EXCESSES * k * k), of(-(2**127), 2**127 - 1))
     return st.builds(Survey, slots, of(9, 2**20), of(0, 2**53), of(0, 9), *sums)
 
 

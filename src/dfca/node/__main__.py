@@ -50,8 +50,10 @@ def become_node(options: dict[str, object]) -> NoReturn:
 def main() -> None:
     """Run a node, by options that `become_node` has handed over; errors are one sentence and a status."""
     options = json.loads(sys.argv[1])
+    if not options["debug"]:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print beside our own sentence
     try:
-        from dfca.node.run import run_node
+        from dfca.node.run import leave_at_once, run_node
         from dfca.node.service import ServiceOptions
 
         sys.path.insert(0, os.getcwd())
@@ -66,6 +68,7 @@ def main() -> None:
             ),
             options["with_parent"],
             options.get("checked"),
+            leave_at_once,
         )
     except KeyboardInterrupt:
         sys.exit(130)

@@ -18,23 +18,34 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORK_THREADS = ("work", "disk")
 
 
-def run_node(path: Path, options: ServiceOptions, with_parent: bool = False, checked: Checked | None = None) -> None:
+def run_node(
+    path: Path,
+    options: ServiceOptions,
+    with_parent: bool = False,
+    checked: Checked | None = None,
+    leave: Callable[[], None] = lambda: None,
+) -> None:
     """Run the node of a folder until SIGINT or SIGTERM. Raises DfcaError where it cannot run.
 
     A second signal does not wait for anything. with_parent: end, too, when the standard input is closed: its other end
     belongs to the process that started this one, and is closed by the system however that one ends. checked: files of
-    the folder that were checked before.
+    the folder that were checked before. leave: called when everything is saved and closed.
     """
     service = Service(NodeFolder.load(path, checked), options, make_grpc_transport)
-    asyncio.run(_run(service, with_parent))
+    asyncio.run(_run(service, with_parent, leave))
     if _is_computing():
         # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        leave_at_once()
 
 
-async def _run(service: Service, with_parent: bool) -> None:
+def leave_at_once() -> None:
+    """End the process without waiting for its threads: one was seen that had logged its end, and did not end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def _run(service: Service, with_parent: bool, leave: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -47,6 +58,7 @@ async def _run(service: Service, with_parent: bool) -> None:
     if with_parent:
         threading.Thread(target=_wait_for_end, args=(0, loop, service.stop), name="parent", daemon=True).start()
     await service.run()
+    leave()
 
 
 def _wait_for_end(pipe: int, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

@@ -124,7 +124,7 @@ class DiskStore:
             with replacing(path) as file:
                 file.write(json.dumps({"incarnation": life}).encode())
         except OSError as error:
-            raise _explain(error, self.folder) from error
+            raise _explain(error, self.folder, "then start the node again") from error
         return life
 
     def clean(self) -> None:
@@ -225,13 +225,13 @@ def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, T
     return found
 
 
-def _explain(error: OSError, folder: Path) -> CannotSave:
+def _explain(error: OSError, folder: Path, then: str = "the node goes on by itself") -> CannotSave:
     if error.errno in NO_ROOM:
         return CannotSave(
             f"no space left for the models in {folder} ({error.strerror}); the last save is kept and nothing newer is "
-            "sent: free some space, the node goes on by itself"
+            f"sent: free some space, {then}"
         )
     return CannotSave(
         f"cannot write the models in {folder}: {error.strerror or error}; the last save is kept and nothing newer is "
-        "sent: make the folder writable, the node goes on by itself"
+        f"sent: make the folder writable, {then}"
     )

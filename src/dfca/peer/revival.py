@@ -3,8 +3,8 @@
 A peer remembers its lowest and highest loss. Where the loss of its best model stays above `ALARM` times the lowest, and
 above `LOST_SHARE` of the way up to the highest, for `ROUNDS` rounds in a row, no model fits it any more and it raises
 the alarm. So does a peer that took over models without having voted for them, if a model of its own, warmed up after
-`PAUSE` rounds, fits its samples better than all of them (`misfit`). Alarms travel from neighbour to neighbour, once per
-change, and are forgotten after `FRESH` rounds.
+`PAUSE` rounds, or 2, 4, 8, ... times as many, fits its samples better than all of them (`misfit`). Alarms travel from
+neighbour to neighbour, once per change, and are forgotten after `FRESH` rounds.
 
 A cluster is lost when nobody trains it: updates carry the newest round of every cluster that their sender knows of, and
 the peer counts its own rounds since it last saw a newer one, but for those with less than half of its neighbours in

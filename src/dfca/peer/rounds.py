@@ -203,8 +203,9 @@ class Rounds(Joining):
             if self.election is None and self.detector.is_due(now, self.options.election):
                 self.election = self._make_election(Call(self.detector.lost(), len(self.bank), self.copies.closed))
                 self.election.begin(self.now)
-            elif self.election is None and not self.voted and now - self.adopted >= PAUSE:
-                self.voted = True  # once
+            elif self.election is None and not self.voted and now - self.adopted >= PAUSE << self.looks:
+                # Again after twice the time: models that change hands between two kinds of data fit now and then.
+                self.looks += 1
                 if self.own is None:
                     self._warm_up(now)
                 else:

@@ -100,9 +100,10 @@ class PeerState(Personal):
     job: the long job that runs. ending: the round that was trained and is not closed. wanted: by cluster, the
     copy that it has asked for; answers: the copies that came; overdue: by neighbour, when it was asked for what did not
     come in time. newcomer: it has yet to join its neighbours' round. warm: its model for an election, own: the model
-    alone, which is kept over a restart. voted: it had a vote on its models, or has seen that they fit. checking: the
-    job that looks whether they do. awaited: one neighbour whose round is missing, where there was one. highest: its
-    lineage when it last looked, where no neighbour claimed a higher one: it looks again when one of these changes.
+    alone, which is kept over a restart. voted: it had a vote on its models; who had none looks whether they fit, again
+    and again; looks: how often it has; checking: the job that looks. awaited: one neighbour whose round is missing,
+    where there was one. highest: its lineage when it last looked, where no neighbour claimed a higher one: it looks
+    again when one of these changes.
     survey_at: the round from which on a survey is due; surveyed: the one after which the last was held; survey_strikes,
     survey_failed: what it remembers of who did not answer in surveys (`wave`). samples: how many it trains with, as far
     as it knows; train_s: how long that took; began_s: since when it trains.
@@ -142,7 +143,7 @@ class PeerState(Personal):
         self.warm: Warm | None = None
         self.own: Tensor | None = None
         self.voted = True
-        self.adopted = 0
+        self.adopted = self.looks = 0
         self.checking: Score | None = None
         self.survey_at = 0 if options.merging is None else options.merging.first
         self.surveyed, self.samples, self.began_s, self.train_s = -1, 0, 0.0, 0.0

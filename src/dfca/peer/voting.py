@@ -216,7 +216,8 @@ class Voting(Merging):
             self.detector.close(self.round - 1, len(self.bank), tuple(slot for slot, _ in opened))
             self.alarm_sent = (False, 0)
             self.state = State.WAITING
-        self._set_voted(outcome.voted)
+        if opened or self.voted:
+            self._set_voted(outcome.voted)
         assert self.bank is not None
         self._note("elect", number=len(self.open_clusters))
         self._out.save = True
@@ -226,7 +227,7 @@ class Voting(Merging):
 
     def _set_voted(self, voted: bool) -> None:
         """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
-        self.voted, self.adopted = voted or not self.options.revives, self.round
+        self.voted, self.adopted, self.looks = voted or not self.options.revives, self.round, 0
         self.own = None if self.voted else self.own
 
     def _raise_alarm(self) -> None:

@@ -152,11 +152,11 @@ class ElectionFacts(Section):
 class MergingFacts(Section):
     """How the members merge clusters that are not worth their data (`core.merging`)."""
 
-    opens: int = Field(default=8, ge=2, le=64, description="clusters to begin with, at most one for 3 members")
+    opens: int = Field(default=8, ge=2, le=36, description="clusters to begin with, at most one for 3 members")
     first: int = Field(default=10, ge=1, le=1_000_000, description="rounds before the first survey")
     every: int = Field(default=2, ge=1, le=1_000_000, description="rounds between two surveys")
-    worth: Number = Field(default=0.5, gt=0, description="clusters worth less are merged")
-    steps: int = Field(default=20, ge=0, le=1_000_000, description="personal steps before a model is judged")
+    worth: Number = Field(default=0.2, gt=0, description="clusters worth less are merged")
+    steps: int = Field(default=50, ge=0, le=1_000_000, description="personal steps before a model is judged")
 
 
 class StalenessFacts(Section):

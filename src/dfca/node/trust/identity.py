@@ -267,8 +267,8 @@ def _read(path: Path) -> bytes:
         return read_small(path, 1 << 16)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path} does not exist: {path.parent} is not the folder of a node or an authority; make one with "
-            "`dfca node init` or `dfca keys init`"
+            f"{path} does not exist; restore it from a copy, or make a new device or authority in an empty folder with "
+            "`dfca node init`, `dfca node join` or `dfca keys init`"
         ) from error
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}; check the folder's permissions") from error

@@ -302,7 +302,9 @@ class Roster:
             if not isinstance(roster.swarm, str) or not is_device_id(roster.root) or not isinstance(received, list):
                 raise TypeError("swarm or root")
         except FileNotFoundError as error:
-            raise DataError(f"{path} does not exist; join a swarm first, or found one") from error
+            raise DataError(
+                f"{path} does not exist; restore it from a copy, or pair this device again in an empty folder"
+            ) from error
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}; restore it from a copy") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
