@@ -85,6 +85,7 @@ NAMES: dict[str, Any] = {
     "OWN": messages.Key(0, 0, -lot(0, 0), 0, 0),
     "MergeOptions": MergeOptions,
     "Offer": Offer,
+    "Entry": Entry,
     "ElectionOptions": ElectionOptions,
     "Staleness": Staleness,
     "model": model,

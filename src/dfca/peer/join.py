@@ -82,8 +82,8 @@ class Joining(Voting):
                 continue
             if hello.lineage and not clusters_of(hello.lineage):
                 continue  # it is impossible
-            if self.election is not None and hello.lineage and self.election.is_held_by(hello.lineage[-1]):
-                continue  # the decision is on its way here
+            if self.election is not None and hello.lineage and self.election.will_tell(n, hello.lineage[-1]):
+                continue
             starting = self.election if self.bank is None else None
             if isinstance(starting, Election) and hello.lineage and self._outvotes(starting, hello.lineage):
                 continue

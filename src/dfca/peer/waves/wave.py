@@ -229,9 +229,13 @@ class Wave(ABC):
         """Whether this peer can take part in turns: it has warmed up."""
         return self.warm is not None
 
-    def is_held_by(self, entry: Entry) -> bool:
-        """Return whether an entry of a lineage is what comes of this wave."""
-        return (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
+    def will_tell(self, neighbour: int, entry: Entry) -> bool:
+        """Return whether an entry of a neighbour's lineage is what comes of this wave, and the decision is on its way.
+
+        It never comes from a parent that has decided and did not open before: it went on without this peer.
+        """
+        held = (entry.attempt, entry.root, entry.incarnation) == (self.key.attempt, self.key.root, self.key.incarnation)
+        return held and (self.opened or neighbour != self.parent)
 
     def warmed(self, warm: Warm) -> None:
         """Take in one's own warmed-up model: from now on one can stand and vote, unless turns have begun."""
