@@ -105,6 +105,8 @@ class VirtualTrial:
             self._timeline.add(records)
         if self._trace is not None:
             self._trace.append(records)
+        elif self._timeline is None or self._timeline.over:
+            self.simulation.end_trace()
         if row is not None:
             self._milestones.update(row)
         return row

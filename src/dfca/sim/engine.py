@@ -561,30 +561,29 @@ class Engine:
 
         closed (m, C) bool: models that are not picked.
         """
-        models, clients, _ = bank.shape
+        (models, clients, _), task, (x, y), (test_x, test_y) = bank.shape, self.model.task, held_out, test
         scores = []
-        for chunk in self._chunks(clients, tensors_of(held_out[0])[0][None], models):
+        for chunk in self._chunks(clients, tensors_of(x)[0][None], models):
             part = bank[:, chunk]
-            losses = torch.stack([self._outcome(vectors, *held_out)[0] for vectors in part])
+            targets = y.expand(part.shape[1], *y.shape)
+            each = (_losses_of(task.loss, [self._outputs_on(vectors, x)], targets)[:, 0] for vectors in part)
+            losses = torch.stack([found.cpu().double().mean(dim=1) for found in each])
             if closed is not None:
                 losses[closed[:, chunk]] = math.inf
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
             chosen = part[picked, torch.arange(part.shape[1], device=bank.device)]
-            scores.append(self._outcome(chosen, *test)[1])
+            scores.append(
+                task.metric.score(self._outputs_on(chosen, test_x), test_y.expand(len(chosen), *test_y.shape))
+            )
         return torch.cat(scores)
 
-    def _outcome(self, vectors: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Run deployed models (C, P) on one set of samples (n, *shape): their mean losses and scores, (C,) each."""
-        task = self.model.task
+    def _outputs_on(self, vectors: Tensor, x: Inputs) -> Tensor:
+        """Run deployed models (C, P) on one set of samples (n, *shape): (C, n, outputs)."""
         with torch.no_grad():
             if self.stacked and isinstance(x, Tensor):
-                outputs = self._stacked_outputs(vectors, x.expand(len(vectors), *x.shape))
-            else:
-                jobs = (partial(infer, self.model, vector, x, "score") for vector in vectors)
-                outputs = torch.stack(list(self._each(jobs)))
-            targets = y.expand(len(vectors), *y.shape)
-            losses = _losses_of(task.loss, [outputs], targets)[:, 0]
-            return losses.cpu().double().mean(dim=1), task.metric.score(outputs, targets)
+                return self._stacked_outputs(vectors, x.expand(len(vectors), *x.shape))
+            jobs = (partial(infer, self.model, vector, x, "score") for vector in vectors)
+            return torch.stack(list(self._each(jobs)))
 
     def _stacked_outputs(self, vectors: Tensor, x: Tensor) -> Tensor:
         """Run C deployed models: vectors (C, P), x (C, n, *shape) -> (C, n, outputs)."""
