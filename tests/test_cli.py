@@ -242,6 +242,9 @@ def test_the_table_fits_the_terminal_and_shows_what_is_unfinished(tiny: Path, mo
     assert max(map(len, output.splitlines())) <= 60
     assert "…" not in output
     assert "runs: finished + unfinished" in output
+    lines = " ".join(output.split())
+    assert "not finished: 1 of 2 runs are done; the same `dfca run` command goes on" in lines
+    assert call("report", "runs/tiny", "--format", "csv").stderr.startswith("not finished: 1 of 2 runs are done; ")
 
 
 def test_every_format_from_the_folder_and_from_a_saved_file(finished: Path) -> None:
@@ -273,6 +276,7 @@ def test_a_sweep_with_a_failed_trial_ends_with_status_1(tiny: Path, monkeypatch:
     ("arguments", "sentence"),
     [
         ("run quikstart", 'error: unknown preset "quikstart"; did you mean "quickstart"? Known: '),
+        ("run tiny", 'error: unknown preset "tiny"; for the experiment file here write tiny.toml'),
         ("run tiny.toml --algorithms dfca-ig", 'error: unknown algorithm "dfca-ig"; did you mean "dfca-gi"'),
         (
             "run tiny.toml --set local.learnig_rate=1",

@@ -67,6 +67,8 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
     assert text.splitlines()[0] == "row,class,probability"
     assert len(text.splitlines()) == 121
     assert model.round >= max(last)
+    with pytest.raises(DataError, match=r"none\.csv does not exist; give a file of samples to predict"):
+        predict_file(folders[0].path, str(tmp_path / "none.csv"))
 
 
 async def grpc_service(path: Path, **options: Any) -> tuple[Service, asyncio.Task[None]]:

@@ -71,6 +71,8 @@ def report(
             with understood(path):
                 text = FORMATS[format_](run.summary)
             print(text, end="" if together or path == runs[-1] else "\n")
+            if path.is_dir() and (missing := _unfinished(run)):
+                print(missing, file=sys.stderr)
             continue
         name, places = escape(str(run.summary.get("experiment", path.name))), runs if together else [path]
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
@@ -88,8 +90,18 @@ def print_run(console: "Console", run: "Run", page: bool = True) -> None:
             console.print()
             console.print(table)
         console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
+    if page and (missing := _unfinished(run)):
+        console.print(missing, highlight=False)
     if page:
         console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
+
+
+def _unfinished(run: "Run") -> str:
+    """Say how much of a run is missing; nothing of a finished one."""
+    finished, asked = run.trial_counts
+    if run.swept or finished >= asked:  # the notes of a sweep say it
+        return ""
+    return f"not finished: {finished} of {asked} runs are done; the same `dfca run` command goes on"
 
 
 def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Path | None) -> None:

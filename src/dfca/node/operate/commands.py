@@ -173,9 +173,11 @@ def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool
     from dfca.node.task.scaling import Scaling
 
     folder = NodeFolder.load(path)
+    absolute = Path(data).expanduser().absolute()
+    if not absolute.exists():
+        raise DataError(f"{absolute} does not exist; give a file of samples to predict, in the form of the node's data")
     exported = load_model(path, cluster, shared)
-    absolute = str(Path(data).expanduser().absolute())
-    wanted = folder.config.data.changed(path=absolute, format="auto", test=None)
+    wanted = folder.config.data.changed(path=str(absolute), format="auto", test=None)
     x = load_inputs(folder.config.changed(data=wanted), path, folder.facts)
     scaling = Scaling.of(folder.facts.scaling, folder.facts.inputs)
     return predictions_csv(folder.facts, predict(exported.model, exported.vector, x, scaling)), exported
