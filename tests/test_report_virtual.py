@@ -12,12 +12,14 @@ from test_report import put_metrics
 from test_virtual import TINY
 
 from dfca.experiment.sweep import Sweep
+from dfca.report.curves import Curve
 from dfca.report.formats import all_tables
 from dfca.report.page import write_report
 from dfca.report.plots import to_svg
 from dfca.report.results import load_results, save_results
 from dfca.report.virtual import VirtualResults, axis_of, variant_of
 from dfca.report.virtual_figures import virtual_drawings
+from dfca.report.virtual_plots import Mark, draw_courses, styles_of
 from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
 from dfca.runs.store.reading import load_run
 
@@ -160,3 +162,12 @@ def test_a_sweep_whose_points_have_a_world_or_none(tmp_path: Path) -> None:
     assert "latency 0.1 s (at the first point with one; the points without a world ran in rounds)" in page
     assert "Over virtual time" in page
     assert "Against world.link.latency_s" in page
+
+
+def test_the_text_of_a_mark_is_inside_the_picture() -> None:
+    curves = {"dfca": Curve([0.0, 10.0], [0.2, 0.9])}
+    marks = [Mark("apart", begin=2.0, end=6.0), Mark("join", begin=8.0)]
+    figure = draw_courses(curves, styles_of(["dfca"], []), "virtual time (s)", marks)
+    texts = [text for text in figure.axes[0].texts if text.get_text() in ("apart", "join")]
+    assert len(texts) == 2
+    assert all(text.get_window_extent().y1 <= figure.bbox.y1 for text in texts)

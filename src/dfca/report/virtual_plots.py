@@ -87,6 +87,9 @@ def draw_courses(
     axes.set_xlabel(label)
     axes.set_ylabel(metric.label)
     plain(axes)
+    if any(mark.begin is not None for mark in marks):  # their texts need 0.14 inches above the axes
+        box = axes.get_position()
+        axes.set_position((box.x0, box.y0, box.width, box.height - 0.14 / figure.get_figheight()))
     targets = _draw_marks(axes, marks, 100 if metric.percent else 1)
     label_ends(axes, ends, style, targets)
     return figure
