@@ -229,6 +229,23 @@ def test_a_status_is_a_table_for_people(tmp_path: Path) -> None:
     assert "held-out samples" in text.getvalue()
 
 
+def test_the_status_of_a_node_that_does_not_run_is_about_the_past() -> None:
+    from rich.console import Console
+
+    link = {"name": "garage", "state": "up", "round": 7, "silent_s": 0.0}
+    status: dict[str, Any] = {"name": "attic", "time": "noon", "problems": ["it was removed"], "neighbours": [link]}
+    status["last_error"] = {"text": "it was removed", "time": "noon"}
+    texts = []
+    for running in (True, False):
+        text = io.StringIO()
+        Console(file=text, width=120).print(status_table(status | {"running": running}))
+        texts.append(" ".join(text.getvalue().split()))
+    assert "garage up 7 0.0 s ago" in texts[0]
+    assert "does not run; this is its state of noon" in texts[1]
+    assert "garage was up 7 0 B" in texts[1]
+    assert texts[1].count("it was removed") == 1
+
+
 def test_settings_on_the_command_line() -> None:
     assert parse_settings(["a.b=1", "a.c=x y", 'd=["p"]'], "--set") == {"a": {"b": 1, "c": "x y"}, "d": ["p"]}
     for wrong in ("nothing", "=1", "a-b=1"):

@@ -171,7 +171,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error"):
         links.add_column(name, justify="right" if name in ("round", "seen", "rtt", "received", "sent") else "left")
     for each in status.get("neighbours", ()):
-        links.add_row(*(Text(cell) for cell in _cells(each)))
+        links.add_row(*(Text(cell) for cell in _cells(each, bool(status.get("running")))))
     return Group(facts, Text(""), links) if status.get("neighbours") else Group(facts)
 
 
@@ -217,7 +217,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("refused", refused or "nothing"))
     rows += [("problem", text) for text in get("problems") or ()]
     last = get("last_error")
-    if last:
+    if last and last["text"] not in (get("problems") or ()):
         rows.append(("last error", f"{last['text']} ({last['time']})"))
     return rows
 
@@ -238,13 +238,17 @@ def _personal(found: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _cells(each: Mapping[str, Any]) -> list[str]:
+def _cells(each: Mapping[str, Any], running: bool) -> list[str]:
+    """Write a row of a neighbour; of a node that does not run it says what was, and not how long ago."""
+
     def shown(key: str, form: str = "{}") -> str:
         return "" if each.get(key) is None else form.format(each[key])
 
     rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
+    state = shown("state") if running else f"was {shown('state')}"
+    seen = shown("silent_s", "{:.1f} s ago") if running else ""
     return [
-        *(shown("name"), shown("state"), shown("round"), shown("silent_s", "{:.1f} s ago"), rtt),
+        *(shown("name"), state, shown("round"), seen, rtt),
         *(
             format_traffic(each.get("bytes_in") or 0),
             format_traffic(each.get("bytes_out") or 0),
