@@ -178,7 +178,7 @@ def _text(name_or_path: str | Path) -> tuple[str, str]:
     if _is_preset(path, name_or_path):
         texts = _preset_texts()
         if path.name not in texts:
-            file = path.with_name(f"{path.name}.toml")
+            file = path.parent / f"{path.name}.toml"
             if file.is_file():
                 raise ConfigError(f'unknown preset "{path.name}"; for the experiment file here write {file}')
             error = unknown("preset", path.name, texts)
