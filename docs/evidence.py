@@ -235,8 +235,10 @@ def claims() -> str:
         "local … oracle",
     ]
     lines = [[where, *(cells[where, title] for title in titles.values()), *end] for where, end in ends.items()]
-    note = f"{DIVERGED} the training of one of the two diverged: the gap says nothing about the methods"
-    return table(head, lines) + f"\n\n{line}  \n{note}"
+    notes = [line]
+    if any(DIVERGED in cell for cell in cells.values()):
+        notes.append(f"{DIVERGED} the training of one of the two diverged: the gap says nothing about the methods")
+    return table(head, lines) + "\n\n" + "  \n".join(notes)
 
 
 class Gaps:
