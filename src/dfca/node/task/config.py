@@ -100,6 +100,12 @@ class NetworkConfig(Section):
             raise ValueError(f'insecure is for host "127.0.0.1" only, got "{self.host}"')
 
 
+def check_factory(factory: str | None) -> None:
+    """Raise ValueError with a sentence where a factory is no "module:function"."""
+    if factory is not None and not MODULE.match(factory):
+        raise ValueError(f'must be "module:function", got "{factory}"')
+
+
 class TrainingConfig(Section):
     """How this device computes."""
 
@@ -112,7 +118,7 @@ class TrainingConfig(Section):
     factory: str | None = Field(
         default=None,
         max_length=200,
-        check=lambda factory: check_factory(factory),
+        check=check_factory,
         description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
     )
 
@@ -241,12 +247,6 @@ def found_format(path: str) -> str:
 def absolute(path: str) -> str:
     """Make a path that the user typed independent of where the node starts; "module:function" stays."""
     return path if MODULE.match(path) else str(Path(path).expanduser().absolute())
-
-
-def check_factory(factory: str | None) -> None:
-    """Raise ValueError with a sentence where a factory is no "module:function"."""
-    if factory is not None and not MODULE.match(factory):
-        raise ValueError(f'must be "module:function", got "{factory}"')
 
 
 def check_address(address: str) -> tuple[str, int]:
