@@ -82,15 +82,15 @@ class Task(NamedTuple):
     """What the clients of a round are to do: each chooses a model and trains it.
 
     bank (m, C, P), or (m, 1, P) where all clients share one; data: the samples of the C clients, the first of which has
-    the id `first`; needs: what `choose` wants to see; known: mean losses, a row (m,) for every client that takes part,
-    where they were computed before; in_place: what is trained may be written to the bank at once; closed: clusters
-    that nobody chooses, whose losses are infinite.
+    the id `first`; round: of all, or of each that takes part; needs: what `choose` wants to see; known: mean losses, a
+    row (m,) for every client that takes part, where they were computed before; in_place: what is trained may be written
+    to the bank at once; closed: clusters that nobody chooses, whose losses are infinite.
     """
 
     bank: Tensor
     data: ClientData
     choose: Chooser
-    round: int
+    round: int | Sequence[int]
     needs: Needs = "losses"
     known: Tensor | None = None
     first: int = 0
@@ -101,6 +101,10 @@ class Task(NamedTuple):
     def shared(self) -> bool:
         """Return whether all clients have one bank."""
         return self.bank.shape[1] == 1
+
+    def rounds(self, positions: Sequence[int]) -> list[int]:
+        """The rounds of some that take part."""
+        return [self.round if isinstance(self.round, int) else self.round[position] for position in positions]
 
     @property
     def open(self) -> list[int]:
@@ -130,13 +134,13 @@ class TrainedChunk(NamedTuple):
 
 
 class LocalRound(NamedTuple):
-    """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which round (-1:
-    after the last); products: the inner products of all of x, where they are known."""
+    """What local steps are taken on: samples x, y of one client or stacked of several, how, and in which rounds of
+    theirs (-1: after the last); products: the inner products of all of x, where they are known."""
 
     x: Any  # Samples; stacked, one tensor
     y: Tensor
     options: LocalOptions
-    round: int = -1
+    rounds: Sequence[int]
     products: Tensor | None = None
 
 
@@ -268,7 +272,8 @@ class Engine:
         begun = looked.passes.get(choice.cluster) if choice.points is None else None
         vector = models[choice.cluster].clone()
         products = task.data.products if self.stacked and self._spans(task.data) else None
-        local = LocalRound(x, y, self.local, task.round, None if products is None else products[place])
+        rounds = task.rounds([position])
+        local = LocalRound(x, y, self.local, rounds, None if products is None else products[place])
         self._train_alone_(vector, local, choice, task.first + place, begun)
         fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
         return TrainedChunk([position], [choice], looked.means[None], looked_s, [fine], vector[None])
@@ -315,32 +320,37 @@ class Engine:
         looked_s = self._share_of(begin)
         rows = chosen * bank.shape[1] + (0 if task.shared else torch.tensor(places, device=bank.device))
         models = bank.view(-1, bank.shape[2])
-        if task.in_place and begun is not None and self._spans(task.data):
+        vectors = models.index_select(0, rows) if not task.in_place else None
+        if begun is not None and not task.shared and self._spans(task.data):
             products = None if task.data.products is None else task.data.products[some.pick]
             samples = Samples(some.x, some.y, task.data.largest[list(places)], products)
+            if vectors is not None:
+                models, rows = vectors, torch.arange(len(rows), device=bank.device)
             fine = local_steps_in_place_(self.model, models, rows, samples, self.local, begun, some.order)
-            return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, None)
-        vectors = models.index_select(0, rows)
+            return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, vectors)
+        if vectors is None:
+            vectors = models.index_select(0, rows)
         self._train_stacked_(vectors, some.local, choices, some.ids, begun)
         fine = finite(vectors)
         for i, choice in enumerate(choices):
             if not fine[i] and choice.points is not None:
                 # A point that weighs 0 makes NaN where the model is infinite on it: steps without it decide.
                 vectors[i] = models[rows[i]]
-                local = some.local._replace(x=some.local.x[i], y=some.local.y[i])
+                local = some.local._replace(x=some.local.x[i], y=some.local.y[i], rounds=some.local.rounds[i : i + 1])
                 self._train_alone_(vectors[i], local, choice, some.ids[i])
                 fine[i] = finite(vectors[i : i + 1])[0]
         return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, vectors)
 
     def _make_chunk(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> _Chunk:
         pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]
-        local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.round)
+        positions = range(chunk.start, chunk.stop)
+        local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.rounds(positions))
         models = task.bank if task.shared else task.bank[:, pick]
-        some = _Chunk(range(chunk.start, chunk.stop), places, ids, pick, local, models, local.x, local.y)
+        some = _Chunk(positions, places, ids, pick, local, models, local.x, local.y)
         samples = local.y.shape[1]
         if self.model.dense is None or self.local.batch_of(samples) is None:
             return some._replace(reusable=self.model.dense is not None)
-        if task.known is not None or not task.in_place or not self._spans(task.data):
+        if task.known is not None or task.shared or not self._spans(task.data):
             return some._replace(reusable=False)
         batches = self._stacked_batches(local, ids)
         assert batches is not None
@@ -442,7 +452,7 @@ class Engine:
             some, names = vectors[chunk], clients[chunk]
             for stage, options in enumerate(stages(y.shape[1])):
                 known = None if products is None else products[chunk]
-                local = LocalRound(x[chunk], y[chunk], options, -1 - stage, known)
+                local = LocalRound(x[chunk], y[chunk], options, [-1 - stage] * len(some), known)
                 self._train_stacked_(some, local, [Choice(0)] * len(some), names)
         return vectors
 
@@ -462,13 +472,13 @@ class Engine:
         client: int,
     ) -> None:
         for stage, options in enumerate(stages(len(samples[1]))):
-            self._train_alone_(vector, LocalRound(*samples, options, -1 - stage), Choice(0), client)
+            self._train_alone_(vector, LocalRound(*samples, options, [-1 - stage]), Choice(0), client)
 
     def _train_alone_(
         self, vector: Tensor, local: LocalRound, choice: Choice, client: int, begun: Forward | None = None
     ) -> None:
         """Train one client's model in place: vector (P,)."""
-        x, y, options, round, products = local
+        x, y, options, (round,), products = local
         if choice.points is not None:
             x, y, products = x[choice.points], y[choice.points], None
         data = TrainingSet(x, y, self._batches(len(y), options, client, round), products=products)
@@ -505,7 +515,8 @@ class Engine:
     def _stacked_batches(self, local: LocalRound, clients: Sequence[int]) -> Tensor | None:
         """Draw the batches of C clients: (C, steps, b), or None for full batches."""
         samples = local.y.shape[1]
-        drawn = [self._batches(samples, local.options, client, local.round) for client in clients]
+        each = zip(clients, local.rounds, strict=True)
+        drawn = [self._batches(samples, local.options, client, round) for client, round in each]
         batches = [batch for batch in drawn if batch is not None]
         return torch.stack(batches).to(local.y.device) if batches else None
 

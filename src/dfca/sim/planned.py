@@ -58,7 +58,7 @@ class _Planned:
             if whole:
                 self._train_stacked_(vectors, some, chosen)
             else:
-                self._train_alone_(vectors[0], self.places[first], chosen[0])
+                self._train_alone_(vectors[0], first, chosen[0])
             fine = finite(vectors.flatten(1))
             found = vectors if self.every else vectors[:, 0]
             yield TrainedChunk(some, chosen, means[first : some.stop], looked_s, fine, found)
@@ -94,7 +94,8 @@ class _Planned:
         places = [self.places[position] for position in some]
         x, y = (tensor[places] for tensor in stacked)
         for number, (options, frozen) in enumerate(self.stages):
-            names = [stage_names(self.task.first + place, self.task.round, number) for place in places]
+            rounds = zip(places, self.task.rounds(some), strict=True)
+            names = [stage_names(self.task.first + place, round, number) for place, round in rounds]
             drawn = [self._batches(y.shape[1], number, each) for each in names]
             known = [batch for batch in drawn if batch is not None]
             batches = torch.stack(known).to(y.device) if known else None
@@ -106,14 +107,15 @@ class _Planned:
                 self.engine.stacked_steps_(models, data, options)
                 vectors[:, j] = models
 
-    def _train_alone_(self, vectors: Tensor, place: int, choice: Choice) -> None:
+    def _train_alone_(self, vectors: Tensor, position: int, choice: Choice) -> None:
         """Train the models of one client in place: vectors (m, P)."""
-        engine, model = self.engine, self.engine.model
+        engine, model, place = self.engine, self.engine.model, self.places[position]
+        (round,) = self.task.rounds([position])
         x, y = self.task.data.of(place)
         if choice.points is not None:
             x, y = x[choice.points], y[choice.points]
         for number, (options, frozen) in enumerate(self.stages):
-            names = stage_names(self.task.first + place, self.task.round, number)
+            names = stage_names(self.task.first + place, round, number)
             batches = self._batches(len(y), number, names)
             for j, vector in enumerate(vectors):
                 weights = None if choice.weights is None else choice.weights[j].to(vector)

@@ -2,6 +2,10 @@
 
 A `PeerHost` has no clock and no links. The simulator drives it by events (`sim.events.simulation`), a replay by the
 trace of an earlier run (`sim.events.replay`): the same inputs in the same order give the same bits.
+
+**Rounds ahead.** While a peer trains its bank does not change, so a round can be computed at any time before it ends.
+When the first of those that run ends, all are computed in one call, and what comes of the others waits until they end:
+nobody sees it before, and it is dropped where a peer leaves or breaks its round off, or a drift changes the samples.
 """
 
 from __future__ import annotations
@@ -9,10 +13,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +49,23 @@ SHORT = frozenset((Score, Draw))
 _FACTS = ("now", "sent", "lives", "saved", "rounds", "refused", "calls")
 
 
+class Done(NamedTuple):
+    """What came of a job of a client, and the call of the engine that did it."""
+
+    client: int
+    job: Job
+    result: Any
+    call: int
+
+
 class PeerHost:
     """The peers of a run, the server's last. now: the time of what goes in.
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
     short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now. send: called with (sender, receivers, message, number of the first); begun: called
-    with a client and the long job that it begins; noted: keeps the notes of the peers, where somebody wants them.
+    those that are to be woken now; ahead: what came of rounds that have yet to end, by client. send: called with
+    (sender, receivers, message, number of the first); begun: called with a client and the long job that it begins;
+    noted: keeps the notes of the peers, where somebody wants them.
     """
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
@@ -64,6 +78,7 @@ class PeerHost:
         self.sent, self.rounds = [0] * len(options), [0] * len(options)
         self.refused, self.calls = 0, 0
         self.short: list[tuple[int, Machine, Job]] = []
+        self.ahead: dict[int, Done] = {}
         self.wakes = [math.inf] * len(options)
         self.due: set[int] = set()
         self.touched: set[int] = set()
@@ -109,30 +124,49 @@ class PeerHost:
             else:
                 touch(i)  # what it notes can wait
 
-    def do_jobs(self, clients: Sequence[int]) -> list[tuple[int, Job, Any]]:
-        """Do the long jobs of some clients in one call: (client, job, result)."""
-        busy = [(i, peer) for i in clients if (peer := self.peers[i]) is not None]
+    def do_jobs(self, clients: Sequence[int], others: Sequence[int] = ()) -> list[Done]:
+        """End the long jobs of some clients, in one call; what comes of the rounds of others waits until they end."""
+        orders = [order for i in clients if (order := self._order(i)) is not None]
         if self.pool.setting.merging is not None:
             self._note_assignments()  # surveys give clusters other numbers
-        return self._do([Order(i, peer.job, peer.bank) for i, peer in busy if peer.job is not None])
+        missing = [order for order in orders if order.client not in self.ahead]
+        early = [order for i in others if (order := self._order(i)) is not None]
+        for each in self._do([*missing, *early], in_place=not early):
+            self.ahead[each.client] = each
+        found = [self.ahead.pop(order.client) for order in orders]
+        assert all(done.job is order.job for done, order in zip(found, orders, strict=True))
+        return found
+
+    def _order(self, i: int) -> Order | None:
+        peer = self.peers[i]
+        return None if peer is None or peer.job is None else Order(i, peer.job, peer.bank)
+
+    def drop_ahead(self, clients: Collection[int] | None = None) -> None:
+        """Forget what came of rounds before they ended: those of some clients, or of all."""
+        for i in sorted(self.ahead if clients is None else self.ahead.keys() & clients):
+            done = self.ahead.pop(i)
+            if self.books.trace is not None:
+                self.books.trace.append(Input(self.now, "unused", i, number=done.call))
 
     def _note_assignments(self) -> None:
         for i, peer in enumerate(self.peers):
             if peer is not None and peer.assignment is not None:
                 self.pool.assigned[i] = peer.assignment
 
-    def do_short_jobs(self) -> list[tuple[int, Job, Any]]:
-        """Do the jobs that take no time in one call: (client, job, result)."""
+    def do_short_jobs(self) -> list[Done]:
+        """Do the jobs that take no time in one call."""
         orders = [Order(i, job, None) for i, peer, job in self.short if self.peers[i] is peer]
         self.short = []
         return self._do(orders)
 
-    def _do(self, orders: Sequence[Order]) -> list[tuple[int, Job, Any]]:
+    def _do(self, orders: Sequence[Order], in_place: bool = False) -> list[Done]:
+        if not orders:
+            return []
         self.calls += 1
-        results = self.pool.execute(orders)
+        results = self.pool.execute(orders, in_place)
         if self.liars is not None and self.liars.lie_about_losses:
             results = [self._claimed(order, each) for order, each in zip(orders, results, strict=True)]
-        return [(order.client, order.job, each) for order, each in zip(orders, results, strict=True)]
+        return [Done(order.client, order.job, each, self.calls) for order, each in zip(orders, results, strict=True)]
 
     def _claimed(self, order: Order, result: Any) -> Any:
         """Return what a client that lies about losses claims came of a job."""
@@ -150,11 +184,13 @@ class PeerHost:
                 liars.claim_(losses, own)
         return result
 
-    def finish(self, i: int, job: Job, result: Any) -> None:
+    def finish(self, done: Done) -> None:
         """Hand a peer what came of its job."""
-        peer = self._take(i, "scored" if type(job) in SHORT else "finished", number=self.calls)
+        i, job, result, call = done
+        peer = self._take(i, "scored" if type(job) in SHORT else "finished", number=call)
         if type(job) is Train:
             assert peer.bank is not None
+            self.pool.settle(i, result)
             self.books.multiplications += self.pool.work(i, peer.bank.shape[0])
         peer.finished(job, result, self.now)
         self._drain(i, peer)
@@ -164,6 +200,7 @@ class PeerHost:
         peer = self.peers[i]
         assert peer is not None
         self._enter_notes(i, peer.take_notes())
+        self.drop_ahead((i,))
         self.peers[i] = None
         self.rounds[i] = peer.round
         self.refused += peer.refused.total()
@@ -191,6 +228,8 @@ class PeerHost:
     def _drain(self, i: int, peer: Machine) -> None:
         """Carry out what a peer asks for."""
         out = peer.ready()
+        if i in self.ahead and self.ahead[i].job is not peer.job:
+            self.drop_ahead((i,))  # it took over the models of others, and broke its round off
         self._enter_notes(i, out.noted)
         if out.messages:
             self._send(i, out.messages)
@@ -293,6 +332,7 @@ class PeerHost:
     def drift(self, i: int) -> None:
         """Switch all clients to their later samples: a client begins the round of the drift."""
         self.books.note(self.now, "drift", i)
+        self.drop_ahead()
         self.pool.drift()
 
     def held(self) -> list[Clusters]:
@@ -373,12 +413,13 @@ class PeerHost:
         """Return everything that a checkpoint needs; between two instants."""
         facts = {name: getattr(self, name) for name in _FACTS}
         peers = [None if peer is None else peer.state_of() for peer in self.peers]
-        return {**facts, "peers": peers, "metrics": list(self.metrics)}
+        ahead = {i: (done.call, done.result) for i, done in self.ahead.items()}
+        return {**facts, "peers": peers, "metrics": list(self.metrics), "ahead": ahead}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned; the pool holds the banks already."""
         for name in _FACTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # one that is added later has its first value
         self.metrics[:] = state["metrics"]
         self._timers, self.due, self.touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):
@@ -388,6 +429,11 @@ class PeerHost:
                 peer = self._make(i)
                 peer.restore(fields)
                 self._drain(i, peer)
+        self.ahead = {
+            i: Done(i, peer.job, result, call)
+            for i, (call, result) in state.get("ahead", {}).items()
+            if (peer := self.peers[i]) is not None and peer.job is not None
+        }
 
 
 def make_machine(

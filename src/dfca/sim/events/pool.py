@@ -38,7 +38,9 @@ from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts
 
-_FACTS = ("drifted", "changed", "assigned", "diverged")
+AHEAD_BYTES = 2**28
+"""Trained models that wait for the end of their jobs take no more memory than this."""
+_FACTS = ("drifted", "changed", "assigned", "diverged", "memories")
 
 
 class Order(NamedTuple):
@@ -54,7 +56,7 @@ class ClientPool:
     those of the setting if not given; 0: nobody knows how many.
 
     assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
-    last evaluation.
+    last evaluation; memories: what clients will remember once their job has ended.
     """
 
     def __init__(self, setting: Setting, dry: bool, rounds: int | None = None) -> None:
@@ -71,6 +73,7 @@ class ClientPool:
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
+        self.memories: dict[int, Tensor] = {}
         self._drawn: Tensor | None = None
         self._none = torch.zeros(0, dtype=setting.dtype)
         most = self.models
@@ -107,6 +110,7 @@ class ClientPool:
     def empty(self, client: int) -> None:
         """Take a client's models away, and what it remembers."""
         self.start.forget(client)
+        self.memories.pop(client, None)
         if not self.shared:
             self.banks[:, client] = 0
 
@@ -127,21 +131,33 @@ class ClientPool:
 
     # Work.
 
-    def execute(self, orders: Sequence[Order]) -> list[Any]:
-        """Do the jobs of one instant; returns their results in the same order."""
+    @property
+    def ahead(self) -> int:
+        """Count the rounds that may be done before their jobs end: none where doing several at once gains nothing."""
+        if self.dry or self.engine.how == "loop":
+            return 0
+        models = len(self.banks) if self.setting.algorithm.trains == "all" else 1
+        return AHEAD_BYTES // (models * self.size * self.banks.element_size())
+
+    def execute(self, orders: Sequence[Order], in_place: bool = False) -> list[Any]:
+        """Do jobs; returns their results in the same order. in_place: trained models may be written to the bank at
+        once, for all of the jobs end now.
+
+        What comes of a round counts once it is handed over (`settle`).
+        """
         results: list[Any] = [None] * len(orders)
         kinds: dict[type, list[int]] = {}
         for place, order in enumerate(orders):
             kinds.setdefault(type(order.job), []).append(place)
         for kind, places in kinds.items():
             some = [orders[place] for place in places]
-            for place, result in zip(places, self._do(kind, some), strict=True):
+            for place, result in zip(places, self._do(kind, some, in_place), strict=True):
                 results[place] = result
         return results
 
-    def _do(self, kind: type, orders: Sequence[Order]) -> Iterable[Any]:
+    def _do(self, kind: type, orders: Sequence[Order], in_place: bool) -> Iterable[Any]:
         if kind is Train:
-            return self._train(orders)
+            return self._train(orders, in_place)
         if kind is WarmUp:
             return self._warm_up(orders)
         if kind is Score:
@@ -169,8 +185,8 @@ class ClientPool:
             self._drawn = found
         return found
 
-    def _train(self, orders: Sequence[Order]) -> list[Trained]:
-        """Train for all in one call per round and number of models; with a server, per bank that they hold."""
+    def _train(self, orders: Sequence[Order], in_place: bool) -> list[Trained]:
+        """Train for all in one call per number of models; with a server, per bank that they hold."""
         found: dict[int, Trained] = {}
         groups: dict[tuple[Any, ...], list[Order]] = {}
         for order in orders:
@@ -180,24 +196,29 @@ class ClientPool:
             if self.dry:
                 found[order.client] = Trained(order.client % models, True, self._none, math.inf)
             else:
-                alike = order.job.round, order.job.held_out, order.job.unseen, order.job.closed
+                alike = self.is_quiet(order.job.round), order.job.held_out, order.job.unseen, order.job.closed
                 groups.setdefault((alike, models, where), []).append(order)
         for some in groups.values():
-            found |= self._train_group(sorted(some, key=lambda order: order.client))
-        for client, trained in found.items():
-            self.changed += self.assigned[client] not in (-1, trained.cluster)
-            self.assigned[client] = trained.cluster
-            if not trained.fine:
-                self.diverged.add(client)
+            found |= self._train_group(sorted(some, key=lambda order: order.client), in_place)
         return [found[order.client] for order in orders]
 
-    def _train_group(self, orders: Sequence[Order]) -> dict[int, Trained]:
+    def settle(self, client: int, trained: Trained) -> None:
+        """Note that a round of a client has ended."""
+        self.changed += self.assigned[client] not in (-1, trained.cluster)
+        self.assigned[client] = trained.cluster
+        if not trained.fine:
+            self.diverged.add(client)
+        if client in self.memories:
+            assert self.start.memory is not None  # else nobody remembers anything
+            self.start.memory[client] = self.memories.pop(client).to(self.start.memory)
+
+    def _train_group(self, orders: Sequence[Order], in_place: bool) -> dict[int, Trained]:
         """Choose and train for clients whose jobs are alike and that hold as many models."""
         algorithm, places = self.setting.algorithm, [order.client for order in orders]
         bank, job = orders[0].bank, orders[0].job
         assert bank is not None
         assert isinstance(job, Train)
-        round, data = job.round, self.samples(job.held_out)
+        rounds, data = [order.job.round for order in orders], self.samples(job.held_out)  # type: ignore[union-attr]
         needs: Needs = algorithm.needs if len(bank) > 1 or algorithm.revives else "nothing"
 
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
@@ -206,21 +227,24 @@ class ClientPool:
                 samples = torch.zeros(1, data.sizes[client], device=bank.device)
             known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
             memory = None if self.start.memory is None else self.start.memory[client]
-            random = partial(stream, self.seed, "choose", client, round)
+            random = partial(stream, self.seed, "choose", client, rounds[position])
             return algorithm.decide(View(means, random, samples, known, memory))
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
-        task = Task(banks, data, choose, round, needs, known, in_place=not self.shared, closed=job.closed)
+        in_place = in_place and not self.shared
+        task = Task(banks, data, choose, rounds, needs, known, in_place=in_place, closed=job.closed)
         found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
         engine, stages = self.engine, self.start.stages
-        if self.is_quiet(round):
+        if self.is_quiet(job.round):
             engine, stages = quiet(engine, stages)
         for done in work(engine, task, places, stages, algorithm.trains == "all"):
             self._remember(places, done)
             lowest = done.losses.nan_to_num(nan=math.inf).min(dim=1).values.tolist() if looks else []
             for row, position in enumerate(done.positions):
                 model = done.vectors[row] if done.vectors is not None and done.fine[row] else None
+                if model is not None and len(done.positions) > 1:
+                    model = model.clone()  # else each keeps those of all in memory
                 loss = lowest[row] if looks else math.inf
                 client, cluster = places[position], done.choices[row].cluster
                 found[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
@@ -244,10 +268,11 @@ class ClientPool:
         return found
 
     def _remember(self, places: Sequence[int], done: TrainedChunk) -> None:
-        """Take in what clients remember from now on."""
+        """Keep what clients will remember."""
         for position, choice in zip(done.positions, done.choices, strict=True):
-            if self.start.memory is not None and choice.memory is not None:
-                self.start.memory[places[position]] = choice.memory.to(self.start.memory)
+            self.memories.pop(places[position], None)  # of a round that was broken off
+            if choice.memory is not None:
+                self.memories[places[position]] = choice.memory
 
     def work(self, client: int, models: int) -> int:
         """Count the multiplications of a client's round: its losses (m n P), and three per step, sample and weight."""
@@ -378,6 +403,7 @@ class ClientPool:
         """Switch the clients to their later samples."""
         assert self.setting.drift is not None
         self.drifted = True
+        self.memories.clear()
         self.start.use_split(self.setting.drift[1])
         self._evaluator.use_split(self.setting.drift[1])
         self._divided.clear()
@@ -460,7 +486,7 @@ class ClientPool:
         if state["drifted"]:
             self.drift()
         for name in _FACTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # one that is added later has its first value
         if self.liars is not None:
             self.liars.stale = state["stale"]
         self.start.memory = state.get("memory")

@@ -7,6 +7,7 @@ What the peers say of themselves must be what the trace says; what the world and
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from dfca.peer.machine import Machine
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Job, Ready
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
-from dfca.sim.events.host import PeerHost, make_machine
+from dfca.sim.events.host import Done, PeerHost, make_machine
 from dfca.sim.events.links import Parcel
 from dfca.sim.events.world import SERVER, check_clients
 
@@ -63,13 +64,13 @@ def replay(host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
 
 
 class _Replay:
-    """uses: how often each message will be received; kept: those that will be; calls: whose jobs end in which call;
-    results: what came of the jobs of the call that is being handed out."""
+    """uses: how often each message will be received; kept: those that will be; calls: whose jobs are done in which
+    call, and when they end; results: what came of the jobs that are being handed out."""
 
     def __init__(self, host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
         self.host, self.trace, self.keeps = host, trace, keeps
         self.uses: Counter[tuple[int, int]] = Counter()
-        self.calls: dict[int, list[int]] = {}
+        self.calls: dict[int, list[tuple[float, int]]] = {}
         for line in trace:
             known = INPUTS if isinstance(line, Input) else KINDS
             if line.kind not in known:
@@ -77,10 +78,11 @@ class _Replay:
             check_clients("the trace", (c for c in line[2:4] if c >= 0), host.books.clients)
             if isinstance(line, Input) and line.kind == "receive":
                 self.uses[line.peer, line.number] += 1
-            elif isinstance(line, Input) and line.kind == "finished":
-                self.calls.setdefault(line.number, []).append(line.client)
+            elif isinstance(line, Input) and line.kind in ("finished", "unused"):
+                end_s = line.time if line.kind == "finished" else math.inf
+                self.calls.setdefault(line.number, []).append((end_s, line.client))
         self.kept: dict[tuple[int, int], Any] = {}
-        self.results: deque[tuple[int, Job, Any]] = deque()
+        self.results: deque[Done] = deque()
         host.send, host.begun, host.noted = self._keep, lambda i, job: None, deque()
 
     def _keep(self, i: int, receivers: tuple[int, ...], message: Any, first: int) -> None:
@@ -94,6 +96,8 @@ class _Replay:
         assert host.noted is not None
         for line in self.trace:
             host.now = line.time
+            if line.kind == "unused":
+                continue
             if isinstance(line, Input):
                 if host.noted:
                     raise self._differs(line, f"after it, client says {host.noted[0][0]}")
@@ -138,15 +142,23 @@ class _Replay:
         if not self.results:
             if line.kind == "scored":
                 self.results.extend(self.host.do_short_jobs())
+            elif line.client in self.host.ahead:
+                self.results.extend(self.host.do_jobs([line.client]))
             else:
-                for client in self.calls[line.number]:
-                    peer = self.host.peers[client]
-                    if peer is None or peer.job is None:
-                        raise self._differs(line, f"client {client} has nothing to do")
-                self.results.extend(self.host.do_jobs(self.calls[line.number]))
-        if not self.results or self.results[0][0] != line.client:
+                self._do_call(line)
+        if not self.results or self.results[0].client != line.client:
             raise self._differs(line, "it has nothing to do")
-        self.host.finish(*self.results.popleft())
+        self.host.finish(self.results.popleft())
+
+    def _do_call(self, line: Input) -> None:
+        """Do the jobs of a call: of those that end now, and of others that end later or never."""
+        jobs = self.calls[line.number]
+        for _, client in jobs:
+            peer = self.host.peers[client]
+            if peer is None or peer.job is None:
+                raise self._differs(line, f"client {client} has nothing to do")
+        now = [client for end_s, client in jobs if end_s == line.time]
+        self.results.extend(self.host.do_jobs(now, [client for end_s, client in jobs if end_s != line.time]))
 
     def _check_there(self, line: Line) -> None:
         if self.host.peers[line.client] is None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappop
 from typing import Any
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
-from dfca.peer.records.work import Curve, Job, Observe, Personalise, WarmUp
+from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
 from dfca.sim.events.books import Books, EventResult, Line
 from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
@@ -98,6 +98,7 @@ class EventSimulation:
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
+        self._training: dict[int, tuple[float, Train]] = {}  # when the rounds of clients end
 
     # The run as a whole.
 
@@ -161,6 +162,7 @@ class EventSimulation:
             if self.books.rounds_done > before:
                 return None
         self.done = True
+        self.host.drop_ahead()
         self.host.enter_notes()
         self.clock.now = self.host.now = self.until_s if self.until_s < math.inf else self.clock.now
         complete = self._scored_last or self.options.dry or not self.pool.last_step.active
@@ -222,7 +224,10 @@ class EventSimulation:
         self.clock.now, self.clock.made = clock["now"], clock["made"]
         for event in clock["queue"]:
             if event[1] == FINISH:
-                event = (*event[:4], self.host.peers[event[3]].job)
+                job = self.host.peers[event[3]].job
+                event = (*event[:4], job)
+                if isinstance(job, Train):
+                    self._training[event[3]] = event[0], job
             self.clock.queue.append(tuple(event))
         self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
 
@@ -311,7 +316,7 @@ class EventSimulation:
             if host.short:
                 quiet = False
                 for each in host.do_short_jobs():
-                    host.finish(*each)
+                    host.finish(each)
             elif host.touched or not asked:
                 due = host.take_due()
                 asked, other_s = not due, min(end_s, host.next_timer())
@@ -360,18 +365,36 @@ class EventSimulation:
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
+        if isinstance(job, Train):
+            self._training[i] = now + seconds, job
         self.clock.push(now + seconds, FINISH, i, job)
 
     def _on_finish(self, event: Event) -> None:
-        """End all jobs of this instant that were not cancelled: one call of the engine does them."""
+        """End all jobs of this instant that were not cancelled: one call of the engine does them, and, where rounds are
+        among them, all other rounds that go on (`sim.events.host`)."""
         clock, peers, ended = self.clock, self.host.peers, [event]
         while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
             self._count()
             ended.append(clock.pop())
         running = [i for _, _, _, i, job in ended if (peer := peers[i]) is not None and peer.job is job]
         if running:
-            for each in self.host.do_jobs(running):
-                self.host.finish(*each)
+            for each in self.host.do_jobs(running, self._outstanding(running)):
+                self.host.finish(each)
+
+    def _outstanding(self, ending: Sequence[int]) -> list[int]:
+        """List the clients whose rounds go on and are to be computed with those of the ones that end now, the first to
+        end first."""
+        host, training = self.host, self._training
+        rounds = [i for i in ending if training.pop(i, None) is not None and i not in host.ahead]
+        room = self.pool.ahead - len(host.ahead) if rounds else 0
+        if room <= 0:
+            return []
+        ends = []
+        for i, (end_s, job) in training.items():
+            peer = host.peers[i]
+            if end_s <= self.until_s and peer is not None and peer.job is job and i not in host.ahead:
+                ends.append((end_s, i))
+        return [i for _, i in sorted(ends)[:room]]
 
     def _is_evaluated(self) -> bool:
         """Return whether an evaluation is due, and plan the next."""
@@ -423,6 +446,7 @@ class EventSimulation:
         churn = self.world.churn
         self.books.note(self.clock.now, "leave", i)
         self.host.leave(i, churn.keeps)
+        self._training.pop(i, None)
         if until_s is None:
             until_s = self.clock.now + churn.absence(self.setting.seed, i, self._stays[i])
         self._plan_return(i, until_s)

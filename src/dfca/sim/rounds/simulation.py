@@ -402,7 +402,7 @@ class Simulation:
         choose = partial(self._choose, here, now)
         closed = self.merging.everywhere if self.merging is not None else ()
         task = Task(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
-        for done in self._local_work(task, here):
+        for done in self._local_work(task, here, now):
             some = slice(done.positions[0], done.positions[-1] + 1)
             means[some], found[some] = done.losses.to(means), torch.tensor(done.fine)
             choices += done.choices
@@ -416,10 +416,10 @@ class Simulation:
                     self.banks[j, 0] = sums[j] / count
         return means, choices, found
 
-    def _local_work(self, task: Task, here: Sequence[int]) -> Iterator[TrainedChunk]:
+    def _local_work(self, task: Task, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
         """Choose and train; in quiet rounds, choose and take no step."""
         engine, stages = self.engine, self.start.stages
-        if task.round >= self.setting.quiet_from:
+        if now >= self.setting.quiet_from:
             engine, stages = quiet(engine, stages)
         return work(engine, task, here, stages, self.setting.algorithm.trains == "all")
 
