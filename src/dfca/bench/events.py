@@ -22,12 +22,14 @@ from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.events.world import Compute, World
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.shards import Alone
 
 MOST_RATIO = 1.3
 """A round of the event simulator against one of the synchronous simulator, where all clients finish together."""
+UNEQUAL = World(Compute(1.0, "lognormal", spread=0.3))
 LEAST_EVENTS = 100_000
 """Events of the queue per second, without training."""
 MOST_ELECTION_S = 60.0
@@ -54,7 +56,7 @@ class EventsPlan:
     @property
     def count(self) -> int:
         """Count the rows."""
-        return 4 + len(self.clients)
+        return 5 + len(self.clients)
 
 
 def make_plan(quick: bool) -> EventsPlan:
@@ -74,7 +76,10 @@ def make_plan(quick: bool) -> EventsPlan:
 def rows(plan: EventsPlan, tick: Tick) -> Iterator[Row]:
     """Measure one thing after the other."""
     yield _stragglers(plan, tick)
-    yield _equal_speeds(plan, tick)
+    setting = make_setting(plan.equal)
+    yield _speeds(plan, tick, EventSimulation(setting), "a round where all finish together", MOST_RATIO)
+    unequal = EventSimulation(replace(setting, aggregation="sequential"), UNEQUAL)
+    yield _speeds(plan, tick, unequal, "a mean round where each takes its own time")
     yield _dry(plan, tick)
     yield _election(plan, tick)
     for clients in plan.clients:
@@ -113,9 +118,9 @@ def _time_runs(
     return spent, simulation
 
 
-def _equal_speeds(plan: EventsPlan, tick: Tick) -> Row:
-    setting = make_setting(plan.equal)
-    synchronous, events = Simulation(setting), EventSimulation(setting)
+def _speeds(plan: EventsPlan, tick: Tick, events: EventSimulation, what: str, most: float | None = None) -> Row:
+    """Time a round of both simulators in turn."""
+    synchronous, name = Simulation(events.setting), "unequal speeds" if most is None else "equal speeds"
 
     def a_round() -> None:
         before = events.round
@@ -123,10 +128,10 @@ def _equal_speeds(plan: EventsPlan, tick: Tick) -> Row:
             events.step()
 
     subjects = {"events": a_round, "synchronous": synchronous.step}
-    seconds = in_turn(subjects, plan.repeats, prefixed(tick, "equal speeds"))
+    seconds = in_turn(subjects, plan.repeats, prefixed(tick, name))
     size = plan.equal
-    about = f"N = {size.clients}, {size.hidden} units, {size.samples} samples: a round where all finish together"
-    return Row("equal speeds", about, seconds, of="events", to="synchronous", most=MOST_RATIO)
+    about = f"N = {size.clients}, {size.hidden} units, {size.samples} samples: {what}"
+    return Row(name, about, seconds, of="events", to="synchronous", most=most)
 
 
 def _dry(plan: EventsPlan, tick: Tick) -> Row:
