@@ -28,8 +28,8 @@ LINK_KINDS = frozenset(("queue", "overtaken", "send", "lost", "corrupt", "repeat
 KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
 """What a record can say."""
 INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "rewire", "finished", "scored", "wake", "unused"))
-"""What can go into a peer; "scored" is the end of a short job; "unused" does not: a round that was computed before its
-end, and never ended."""
+"""What can go into a peer; "scored" is the end of a short job; "unused" does not: a job that was done before its end,
+and never ended."""
 _SENDS = frozenset(("send", "answer", "repeat"))
 _STOPS = frozenset(("finish", "sit", "leave", "absent", "warmed", "switch", "measured", "tuned"))
 _new = tuple.__new__  # records are made in a third of the time: there are many

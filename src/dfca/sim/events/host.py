@@ -3,9 +3,10 @@
 A `PeerHost` has no clock and no links. The simulator drives it by events (`sim.events.simulation`), a replay by the
 trace of an earlier run (`sim.events.replay`): the same inputs in the same order give the same bits.
 
-**Rounds ahead.** While a peer trains its bank does not change, so a round can be computed at any time before it ends.
-When the first of those that run ends, all are computed in one call, and what comes of the others waits until they end:
-nobody sees it before, and it is dropped where a peer leaves or breaks its round off, or a drift changes the samples.
+**Jobs ahead.** What a job is done on does not change while it goes on (`peer.records.work`), so it can be done at any
+time before it ends. When the first of those that go on ends, all are done in one call, and what comes of the others
+waits until they end: nobody sees it before, and it is dropped where a peer leaves or breaks its job off, or a drift
+changes the samples.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class PeerHost:
 
     lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
     short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now; ahead: what came of rounds that have yet to end, by client. send: called with
+    those that are to be woken now; ahead: what came of jobs that have yet to end, by client. send: called with
     (sender, receivers, message, number of the first); begun: called with a client and the long job that it begins;
     noted: keeps the notes of the peers, where somebody wants them.
     """
@@ -125,7 +126,7 @@ class PeerHost:
                 touch(i)  # what it notes can wait
 
     def do_jobs(self, clients: Sequence[int], others: Sequence[int] = ()) -> list[Done]:
-        """End the long jobs of some clients, in one call; what comes of the rounds of others waits until they end."""
+        """End the long jobs of some clients, in one call; what comes of those of others waits until they end."""
         orders = [order for i in clients if (order := self._order(i)) is not None]
         if self.pool.setting.merging is not None:
             self._note_assignments()  # surveys give clusters other numbers
@@ -142,7 +143,7 @@ class PeerHost:
         return None if peer is None or peer.job is None else Order(i, peer.job, peer.bank)
 
     def drop_ahead(self, clients: Collection[int] | None = None) -> None:
-        """Forget what came of rounds before they ended: those of some clients, or of all."""
+        """Forget what came of jobs before they ended: those of some clients, or of all."""
         for i in sorted(self.ahead if clients is None else self.ahead.keys() & clients):
             done = self.ahead.pop(i)
             if self.books.trace is not None:
@@ -229,7 +230,7 @@ class PeerHost:
         """Carry out what a peer asks for."""
         out = peer.ready()
         if i in self.ahead and self.ahead[i].job is not peer.job:
-            self.drop_ahead((i,))  # it took over the models of others, and broke its round off
+            self.drop_ahead((i,))  # it broke the job off
         self._enter_notes(i, out.noted)
         if out.messages:
             self._send(i, out.messages)

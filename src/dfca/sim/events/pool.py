@@ -39,7 +39,7 @@ from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts
 
 AHEAD_BYTES = 2**28
-"""Trained models that wait for the end of their jobs take no more memory than this."""
+"""Models that wait for the end of their jobs take no more memory than this."""
 _FACTS = ("drifted", "changed", "assigned", "diverged", "memories")
 
 
@@ -133,7 +133,7 @@ class ClientPool:
 
     @property
     def ahead(self) -> int:
-        """Count the rounds that may be done before their jobs end: none where doing several at once gains nothing."""
+        """Count the jobs that may be done before they end: none where doing several at once gains nothing."""
         if self.dry or self.engine.how == "loop":
             return 0
         models = len(self.banks) if self.setting.algorithm.trains == "all" else 1

@@ -45,6 +45,8 @@ from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
+AHEAD = (Train, WarmUp, Observe, Curve)
+"""Jobs that may be done before they end."""
 _FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
 
@@ -98,7 +100,7 @@ class EventSimulation:
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
-        self._training: dict[int, tuple[float, Train]] = {}  # when the rounds of clients end
+        self._ends: dict[int, tuple[float, Job]] = {}
 
     # The run as a whole.
 
@@ -226,8 +228,8 @@ class EventSimulation:
             if event[1] == FINISH:
                 job = self.host.peers[event[3]].job
                 event = (*event[:4], job)
-                if isinstance(job, Train):
-                    self._training[event[3]] = event[0], job
+                if isinstance(job, AHEAD):
+                    self._ends[event[3]] = event[0], job
             self.clock.queue.append(tuple(event))
         self.clock.changes = sum(event[1] == CHANGE for event in self.clock.queue)
 
@@ -365,13 +367,13 @@ class EventSimulation:
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
-        if isinstance(job, Train):
-            self._training[i] = now + seconds, job
+        if isinstance(job, AHEAD):
+            self._ends[i] = now + seconds, job
         self.clock.push(now + seconds, FINISH, i, job)
 
     def _on_finish(self, event: Event) -> None:
-        """End all jobs of this instant that were not cancelled: one call of the engine does them, and, where rounds are
-        among them, all other rounds that go on (`sim.events.host`)."""
+        """End all jobs of this instant that were not cancelled: one call of the engine does them, and others of their
+        kinds that go on (`sim.events.host`)."""
         clock, peers, ended = self.clock, self.host.peers, [event]
         while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
             self._count()
@@ -382,17 +384,19 @@ class EventSimulation:
                 self.host.finish(each)
 
     def _outstanding(self, ending: Sequence[int]) -> list[int]:
-        """List the clients whose rounds go on and are to be computed with those of the ones that end now, the first to
-        end first."""
-        host, training = self.host, self._training
-        rounds = [i for i in ending if training.pop(i, None) is not None and i not in host.ahead]
-        room = self.pool.ahead - len(host.ahead) if rounds else 0
+        """List the clients whose jobs go on and are done together with those of the ones that end now: of the same
+        kinds, the first to end first."""
+        host, kinds = self.host, set()
+        for i in ending:
+            if self._ends.pop(i, None) is not None and i not in host.ahead:
+                kinds.add(type(host.peers[i].job))  # type: ignore[union-attr]
+        room = self.pool.ahead - len(host.ahead) if kinds else 0
         if room <= 0:
             return []
         ends = []
-        for i, (end_s, job) in training.items():
+        for i, (end_s, job) in self._ends.items():
             peer = host.peers[i]
-            if end_s <= self.until_s and peer is not None and peer.job is job and i not in host.ahead:
+            if type(job) in kinds and end_s <= self.until_s and i not in host.ahead and peer and peer.job is job:
                 ends.append((end_s, i))
         return [i for _, i in sorted(ends)[:room]]
 
@@ -446,7 +450,7 @@ class EventSimulation:
         churn = self.world.churn
         self.books.note(self.clock.now, "leave", i)
         self.host.leave(i, churn.keeps)
-        self._training.pop(i, None)
+        self._ends.pop(i, None)
         if until_s is None:
             until_s = self.clock.now + churn.absence(self.setting.seed, i, self._stays[i])
         self._plan_return(i, until_s)

@@ -1,4 +1,4 @@
-"""Rounds that are computed before they end: the same numbers in fewer calls, and nobody sees them early."""
+"""Jobs that are done before they end: the same numbers in fewer calls, and nobody sees them early."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ def told(result: EventResult) -> list[Any]:
         ({"algorithm": "fedem"}, SPREAD),
         ({"algorithm": "facade"}, SPREAD),
         ({"algorithm": "dfca"}, ROUGH),
+        ({"algorithm": "dfca", "personal_steps": "auto"}, SPREAD),
         ({"algorithm": "ifca"}, SPREAD),
     ],
     ids=lambda each: "" if isinstance(each, World) else ", ".join(map(str, each.values()))[:40],
 )
-def test_the_numbers_are_those_of_rounds_one_by_one(
+def test_the_numbers_are_those_of_jobs_one_by_one(
     changes: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = make_toy_setting(dtype=torch.float64, evaluate_every=2, rounds=8, **changes)
@@ -121,7 +122,7 @@ def test_who_leaves_takes_its_round_along() -> None:
     assert_identical(simulation_of(setting, LEAVING, replay=result.trace).run(), result)
 
 
-def test_no_round_is_computed_that_ends_after_the_run() -> None:
+def test_no_job_is_done_that_ends_after_the_run() -> None:
     setting = make_toy_setting(aggregation="sequential", rounds=1000)
     result = simulation_of(setting, World(STRAGGLERS, TIMED_LINK), until_s=9.0).run()  # a slow round takes 20 s
     assert result.trace is not None
