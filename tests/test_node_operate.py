@@ -17,11 +17,14 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from filelock import FileLock
+from typer.testing import CliRunner
 
+from dfca.cli import app
 from dfca.cli.node import commands as node_commands
 from dfca.errors import ConfigError, RunError
 from dfca.node.operate.books import LOGGED, Books
-from dfca.node.operate.control import ControlServer, NotRunning, RefusedCommand, call
+from dfca.node.operate.control import LOCK, ControlServer, NotRunning, RefusedCommand, call, stop_node
 from dfca.node.operate.install import make_unit, unit_name, write_unit
 from dfca.node.operate.logs import open_log
 from dfca.node.operate.metrics import serve_metrics
@@ -67,6 +70,34 @@ def test_commands_reach_a_node_and_its_refusals_come_back(tmp_path: Path) -> Non
             await asyncio.to_thread(call, tmp_path, "double", number=1)
 
     asyncio.run(scenario())
+
+
+def test_stop_waits_for_the_process_and_says_where_none_runs_or_none_ends(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / LOCK, thread_local=False)
+
+    async def end(request: dict[str, Any]) -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(0.1, lock.release)
+        return {"name": "kitchen", "pid": 4711, "round": 7}
+
+    async def stay(request: dict[str, Any]) -> dict[str, Any]:
+        return {"name": "kitchen", "pid": 4711, "round": 7}
+
+    async def scenario(handler: Any, stop: Any) -> Any:
+        server = ControlServer(tmp_path, {"stop": handler})
+        await server.open()
+        lock.acquire()
+        try:
+            return await asyncio.to_thread(stop)
+        finally:
+            await server.close()
+            lock.release(force=True)
+
+    done = asyncio.run(scenario(end, lambda: CliRunner().invoke(app, ["node", "stop", str(tmp_path)])))
+    assert done.output == f"kitchen is stopped, in round 7; go on: dfca node run {tmp_path}\n"
+    with pytest.raises(RunError, match=r"has not ended within 0 s; wait, or end its process 4711 with kill -9"):
+        asyncio.run(scenario(stay, lambda: stop_node(tmp_path, 0)))
+    again = CliRunner().invoke(app, ["node", "stop", str(tmp_path)])
+    assert (again.exit_code, again.output) == (2, f"error: no node runs in {tmp_path}; nothing was stopped\n")
 
 
 def _poke(port: int, data: bytes) -> None:

@@ -184,7 +184,7 @@ def test_whatever_is_wrong_with_a_folder_is_one_sentence_and_status_2(
         (("run", "nowhere", "--log-format", "xml"), "--log-format must be human or json"),
         (("export", "nowhere"), "name a file to write"),
         (("remove", "nowhere", "garage"), "there is no node in nowhere"),
-        (("stop", "nowhere"), "no node runs in nowhere"),
+        (("stop", "nowhere"), "no node runs in nowhere; nothing was stopped"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_sentence_and_leave_nothing(

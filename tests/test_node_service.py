@@ -19,7 +19,7 @@ from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.folder import InUse, NodeFolder
 from dfca.node.memory import MemoryNetwork
 from dfca.node.operate.commands import init_node, join_node, load_model, parse_settings, predict_file
-from dfca.node.operate.control import call
+from dfca.node.operate.control import call, stop_node
 from dfca.node.operate.doctor import examine
 from dfca.node.operate.status import describe_misfit, read_status, status_table
 from dfca.node.run import make_grpc_transport
@@ -116,8 +116,10 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         with pytest.raises(ConfigError, match="was removed from this swarm"):
             first.folder.roster.introduce(first.folder.identity, made.identity.certificate, "garage")
         assert "has joined; the code on both screens is" in first.options.log_stream.getvalue()
-        for each in (first, second):
-            each.stop()
+        second.stop()
+        ended = await asyncio.to_thread(stop_node, a)
+        assert (ended["name"], ended["round"]) == ("kitchen", first.node.machine.round)
+        NodeFolder.load(a).lock().release()
         await asyncio.gather(running, also)
 
     asyncio.run(scenario())

@@ -289,11 +289,13 @@ def remove(folder: Folder, member: Annotated[str, typer.Argument(help="The name 
 
 @commands.command()
 def stop(folder: Folder) -> None:
-    """End the node that runs in a folder."""
-    from dfca.node.operate.control import call
+    """End the node that runs in a folder, and wait until it has ended."""
+    from dfca.node.operate.control import stop_node
 
     with _mistakes_as_status_2():
-        call(folder, "stop")
+        ended = stop_node(folder)
+    place = f", in round {ended['round']}" if "round" in ended else ""  # an older node does not say
+    print(f"{ended.get('name', folder)} is stopped{place}; go on: dfca node run {folder}")
 
 
 @commands.command()

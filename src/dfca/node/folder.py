@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from dfca.errors import ConfigError, DataError, RunError
 from dfca.files import atomic_write, read_small, remove_leftovers
+from dfca.node.operate.control import LOCK
 from dfca.node.store import DiskStore
 from dfca.node.task.config import FILE as CONFIG_FILE
 from dfca.node.task.config import Config
@@ -27,7 +28,6 @@ from dfca.node.trust.roster import Roster
 
 FACTS = "facts.json"
 ROSTER = "roster.json"
-LOCK = "lock"
 Checked = Mapping[str, str]
 """The names of files and the SHA-256 of what was checked of them."""
 

@@ -390,7 +390,7 @@ class Service:
 
     async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self.stop()
-        return {}
+        return {"name": self.folder.config.name, "pid": os.getpid(), "round": self.node.machine.round}
 
     async def _on_invite(self, request: dict[str, Any]) -> dict[str, Any]:
         """Open an invite for one device."""

@@ -28,6 +28,10 @@ MOST_ANSWER_BYTES = 1 << 26
 MOST_CONNECTIONS = 32
 """One more ends the oldest that has sent no command yet."""
 PATIENCE_S = 10.0
+STOP_S = 15.0
+"""How long a node may take to end; it promises ten seconds."""
+LOCK = "lock"
+"""The file in the folder of a node that its process holds for as long as it runs."""
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -142,6 +146,27 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
     if not answer.pop("ok", False):
         raise RefusedCommand(str(answer.get("error")), int(answer.get("status", 1)))
     return answer
+
+
+def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
+    """End the node that runs in a folder and wait until its process has let go of it; returns who it was.
+
+    Raises NotRunning where none runs there, and RunError where it does not end in time.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        ended = call(folder, "stop")
+    except NotRunning as error:
+        raise NotRunning(f"no node runs in {folder}; nothing was stopped") from error
+    try:
+        with FileLock(folder / LOCK, timeout=patience_s):
+            return ended
+    except Timeout:
+        raise RunError(
+            f"the node in {folder} was told to stop and has not ended within {patience_s:g} s; wait, or end its "
+            f"process {ended.get('pid', '')} with kill -9, which loses at most the round in progress"
+        ) from None
 
 
 def write_private(path: Path, text: str) -> None:
