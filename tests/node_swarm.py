@@ -84,7 +84,9 @@ class MemoryServiceTransport:
 
     def status(self) -> dict[str, Any]:
         others = [id for id in self._roster.members() if id != self._own]
-        return {"refused": {"model": 1}, "neighbours": {id: {"state": "up", "bytes_in": 5} for id in others}}
+        links = {id: {"state": "up", "bytes_in": 5} for id in others}
+        traffic = {"bytes_in": 5 * len(others), "bytes_out": 0, "silent_s": dict.fromkeys(others, 0.0)}
+        return {"refused": {"model": 1}, "neighbours": links, **traffic}
 
 
 def memory_service(network: MemoryNetwork, folder: NodeFolder, **options: Any) -> Service:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dfca.node.net.limits import Bucket, Penalties, Refusals
 from dfca.node.net.links.outbox import Outbox, Overflow
+from dfca.node.net.traffic import Traffic
 from dfca.node.net.transfer.chunks import read_chunk, write_chunk
 from dfca.node.net.transfer.offers import Offer, Offers
 from dfca.node.net.transfer.partials import Partials
@@ -396,6 +397,19 @@ def test_any_bytes_are_a_chunk_as_protobuf_reads_it_or_refused(data: bytes) -> N
 
 
 # Limits.
+
+
+def test_bytes_of_links_and_members_that_are_gone_stay_in_the_sums() -> None:
+    traffic = Traffic()
+    traffic.received["garage"] += 5  # of models; frames are counted by the link
+    traffic.end_link("garage", received=10, sent=20, silent_s=3.0)
+    traffic.end_link("garage", received=1, sent=2, silent_s=0.0)
+    assert (traffic.received["garage"], traffic.sent["garage"]) == (16, 22)
+    assert list(traffic.heard) == ["garage"]
+    traffic.forget("garage")
+    traffic.forget("attic")
+    assert (traffic.gone_received, traffic.gone_sent) == (16, 22)
+    assert (traffic.received.total(), traffic.sent.total(), traffic.heard) == (0, 0, {})
 
 
 def test_a_bucket_allows_a_burst_and_then_its_rate() -> None:

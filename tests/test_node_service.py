@@ -21,6 +21,7 @@ from dfca.node.memory import MemoryNetwork
 from dfca.node.operate.commands import init_node, join_node, load_model, parse_settings, predict_file
 from dfca.node.operate.control import call, stop_node
 from dfca.node.operate.doctor import examine
+from dfca.node.operate.members import describe_members, members_table, read_members
 from dfca.node.operate.status import describe_misfit, read_status, status_table
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
@@ -105,6 +106,9 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         status = await asyncio.to_thread(read_status, a)
         assert [(each["name"], each["state"]) for each in status["neighbours"]] == [("garage", "up")]
         assert status["bytes_in"] > 0
+        found = (await asyncio.to_thread(read_members, a))["members"]
+        assert [(each["name"], each["link"]) for each in found] == [("garage", "up"), ("kitchen", "this device")]
+        assert found[0]["silent_s"] < 60
         checks = await asyncio.to_thread(lambda: list(examine(a)))
         assert [check for check in checks if check.outcome == "failure"] == []
         texts = {check.name: check.text for check in checks}
@@ -113,6 +117,9 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
         assert "differs by 0." in texts["clock"]
         assert (await asyncio.to_thread(call, a, "remove", member="garage"))["removed"] == "garage"
         await until(lambda: first.status()["members"] == 1 and not first.node.machine.links)
+        after = first.status()
+        assert after["neighbours"] == []
+        assert [after[key] >= status[key] > 0 for key in ("bytes_in", "bytes_out")] == [True, True]
         with pytest.raises(ConfigError, match="was removed from this swarm"):
             first.folder.roster.introduce(first.folder.identity, made.identity.certificate, "garage")
         assert "has joined; the code on both screens is" in first.options.log_stream.getvalue()
@@ -229,6 +236,41 @@ def test_a_status_is_a_table_for_people(tmp_path: Path) -> None:
     Console(file=text, width=120).print(status_table(status))
     assert "node0" in text.getvalue()
     assert "held-out samples" in text.getvalue()
+
+
+def test_all_members_are_listed_as_a_node_knows_them(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    first, second, *_ = make_swarm(tmp_path, (0, 0, 0, 0))
+    ids = {member.name: member.id for member in first.roster.members().values()}
+    second.roster.announce(second.identity, ["192.0.2.7:7447"])
+    first.roster.merge(second.roster.records())
+    links, silent = {ids["node2"]: {"state": "down"}}, {ids["node2"]: 7300.0}
+    found = describe_members(first.roster, first.identity.id, links, silent)
+    assert [(each["name"], each["link"]) for each in found] == [
+        ("node0", "this device"),
+        ("node1", "none"),
+        ("node2", "down"),
+        ("node3", "none"),
+    ]
+    assert [each["may_introduce"] for each in found] == [True, False, False, False]
+    shown = io.StringIO()
+    Console(file=shown, width=150).print(members_table({"running": True, "members": found}))
+    rows = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    said = (found[1]["announced"] or "")[:16].replace("T", " ")
+    assert rows[0] == "member ID link last heard addresses may invite"
+    assert rows[1] == f"node0 {ids['node0'][:7]} this device yes"
+    assert rows[2] == f"node1 {ids['node1'][:7]} none its address, of {said} UTC 192.0.2.7:7447"
+    assert rows[3] == f"node2 {ids['node2'][:7]} down 2 h ago"
+    assert rows[4] == f"node3 {ids['node3'][:7]} none never"
+    first.save_roster()
+    stopped = read_members(first.path)
+    assert stopped["running"] is False
+    assert [each["announced"] for each in stopped["members"]] == [each["announced"] for each in found]
+    shown = io.StringIO()
+    Console(file=shown, width=150).print(members_table(stopped))
+    assert "the node does not run: it has no links" in shown.getvalue()
+    assert "down" not in shown.getvalue()
 
 
 def test_the_status_of_a_node_that_does_not_run_is_about_the_past() -> None:

@@ -233,7 +233,11 @@ def join(
 
 @commands.command()
 def status(
-    folder: Folder, json_: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False
+    folder: Folder,
+    members: Annotated[
+        bool, typer.Option("--members", help="All members of the swarm instead, as this node knows them.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
 ) -> None:
     """Show what the node does: neighbours, cluster, round, accuracy, staleness, bytes, the last error."""
     import json
@@ -241,11 +245,19 @@ def status(
     from dfca.node.operate.status import read_status, status_table
 
     with _mistakes_as_status_2():
-        found = read_status(folder)
+        if members:
+            _need_libraries()
+            from dfca.node.operate.members import members_table, read_members
+
+            found = read_members(folder)
+            table = members_table(found)
+        else:
+            found = read_status(folder)
+            table = status_table(found)
     if json_:
         print(json.dumps(found, indent=1))
     else:
-        make_console().print(status_table(found))
+        make_console().print(table)
 
 
 @commands.command()

@@ -33,6 +33,7 @@ from dfca.node.node import Node
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
+from dfca.node.operate.members import describe_members
 from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, save_status
 from dfca.node.pace import Pace, WriteBudget
 from dfca.node.record import Recorder
@@ -68,7 +69,10 @@ class ServiceTransport(Transport, Protocol):
         """End everything."""
 
     def status(self) -> dict[str, Any]:
-        """Describe the links: "refused" by reason, and "neighbours" by device ID, those that are wanted included."""
+        """Describe the links: "refused" by reason, "neighbours" by device ID, those that are wanted included.
+
+        Of this life: "bytes_in" and "bytes_out" of all links, "silent_s" by device ID of whoever was heard.
+        """
 
     def block(self, members: Collection[str], seconds: float) -> None:
         """Have no links with some members, by device ID, for some seconds."""
@@ -224,7 +228,7 @@ class Service:
         """Return the members that have said where they are reached, or have a link with this node."""
         roster = self.folder.roster
         linked = {member.id for number in self.node.linked if (member := roster.by_number(number)) is not None}
-        return roster.announced() | linked
+        return linked.union(roster.announced())
 
     async def _close(self) -> None:
         """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
@@ -355,8 +359,8 @@ class Service:
             **describe_work(node, self.work, self.books, names),
             **({"state": "waiting", "waits": self._waits} if self._waits else {}),
             "neighbours": describe_neighbours(node, links, names),
-            "bytes_in": sum(each.get("bytes_in") or 0 for each in links.values()),
-            "bytes_out": sum(each.get("bytes_out") or 0 for each in links.values()),
+            "bytes_in": net["bytes_in"],
+            "bytes_out": net["bytes_out"],
             "refused": dict(refused),
             "saves": {
                 "count": getattr(store, "saves", 0),
@@ -378,6 +382,7 @@ class Service:
     def _commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
             "status": self._on_status,
+            "members": self._on_members,
             "stop": self._on_stop,
             "invite": self._on_invite,
             "joined": self._on_joined,
@@ -387,6 +392,11 @@ class Service:
 
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
         return self.status()
+
+    async def _on_members(self, request: dict[str, Any]) -> dict[str, Any]:
+        net = self.transport.status()
+        own = self.folder.identity.id
+        return {"members": describe_members(self.folder.roster, own, net["neighbours"], net["silent_s"])}
 
     async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self.stop()

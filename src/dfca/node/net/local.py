@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links.link import Greeting
 from dfca.node.net.options import NetOptions
+from dfca.node.net.traffic import Traffic
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
@@ -22,4 +23,5 @@ class Local:
     greeting: Greeting
     refusals: Refusals
     penalties: Penalties
+    traffic: Traffic
     now: Callable[[], float]

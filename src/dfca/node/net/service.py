@@ -35,7 +35,6 @@ class Service:
         options = local.options
         self.is_open = False
         self.handshakes = Handshakes()
-        self.bytes_out: Counter[str] = Counter()
         self._local, self._options = local, options
         self._neighbours, self._dialer, self._offers = neighbours, dialer, offers
         self._calls: dict[str, Bucket] = {}
@@ -46,7 +45,6 @@ class Service:
     def forget(self, member: str) -> None:
         """Forget one that is no longer a member."""
         self._calls.pop(member, None)
-        self.bytes_out.pop(member, None)
 
     async def talk(self, _requests: Any, context: Any) -> None:
         """Run a link that another node dialled."""
@@ -112,7 +110,7 @@ class Service:
                 await self._refuse(context, "member", None, grpc.StatusCode.PERMISSION_DENIED)
             sent = min(size, len(view) - offset)
             offset += sent
-            self.bytes_out[member] += sent
+            self._local.traffic.sent[member] += sent
             took = loop.time() - begin
             if took < FAST_S:
                 size = min(2 * size, self._options.chunk_bytes)

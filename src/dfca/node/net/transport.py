@@ -12,6 +12,7 @@ encoding and checking of models, which two threads do.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +34,7 @@ from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
 from dfca.node.net.options import NetOptions, Swarm, join_address
 from dfca.node.net.service import Service
+from dfca.node.net.traffic import Traffic
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.puller import Puller
 from dfca.node.net.transfer.sender import Sender
@@ -94,6 +96,7 @@ class GrpcTransport:
             greeting,
             Refusals(),
             Penalties(options.penalty_s, options.most_penalty_s),
+            Traffic(),
             lambda: clock.read(loop.time()),
         )
         self._executor = ThreadPoolExecutor(2, "dfca-net")
@@ -185,8 +188,8 @@ class GrpcTransport:
     # For screens and metrics.
 
     def status(self) -> dict[str, Any]:
-        """Describe the network: address, refusals by reason, and every neighbour, linked or wanted."""
-        members = self._roster.members()
+        """Describe the network: address, refusals by reason, all bytes, and every neighbour, linked or wanted."""
+        members, links, traffic = self._roster.members(), self._neighbours.links.values(), self._local.traffic
         listed = {*self._neighbours.links, *self._wanted()}
         return {
             "address": self.address,
@@ -195,6 +198,9 @@ class GrpcTransport:
             "cached_bytes": self._sender.offers.bytes,
             "packed": self._sender.packed,
             "resumed_bytes": self._puller.resumed,
+            "bytes_in": traffic.gone_received + traffic.received.total() + sum(link.bytes_in for link in links),
+            "bytes_out": traffic.gone_sent + traffic.sent.total() + sum(link.bytes_out for link in links),
+            "silent_s": {id: self._silent_s(id) for id in {*self._neighbours.links, *traffic.heard}},
             "neighbours": {id: self._describe(id, members[id].name) for id in sorted(listed) if id in members},
         }
 
@@ -205,22 +211,28 @@ class GrpcTransport:
             self._neighbours.wake()
 
     def _describe(self, member: str, name: str) -> dict[str, Any]:
-        link = self._neighbours.links.get(member)
-        now = self._local.now()
+        link, traffic = self._neighbours.links.get(member), self._local.traffic
         return {
             "name": name,
             "state": "up" if link else "dead" if member in self._dialer.dead() else "down",
             "address": self._dialer.reached.get(member) or next(iter(self._dialer.addresses(member)), ""),
             "dialled": link.dialled if link else None,
             "rtt_s": link.rtt.mean if link else None,
-            "silent_s": round(now - link.detector.heard, 3) if link else None,
-            "bytes_in": (link.bytes_in if link else 0) + self._puller.bytes_in[member],
-            "bytes_out": (link.bytes_out if link else 0) + self._service.bytes_out[member],
+            "silent_s": self._silent_s(member),
+            "bytes_in": (link.bytes_in if link else 0) + traffic.received[member],
+            "bytes_out": (link.bytes_out if link else 0) + traffic.sent[member],
             "queued": link.queued if link else 0,
             "refused": self._local.refusals.of(member),
             "pulls": self._puller.pulls.of(member),
             "last_error": self._dialer.errors.get(member) or self._last.get(member, ""),
         }
+
+    def _silent_s(self, member: str) -> float | None:
+        """Return how long ago something came from a member; None where nothing has in this life."""
+        link, heard = self._neighbours.links.get(member), self._local.traffic.heard.get(member)
+        if link is not None:
+            return round(self._local.now() - link.detector.heard, 3)
+        return None if heard is None else round(max(0.0, time.time() - heard), 3)
 
     # The graph.
 
@@ -268,7 +280,7 @@ class GrpcTransport:
         self._rewire()
 
     def _forget(self, member: str) -> None:
-        for part in (self._sender.offers, self._puller, self._gossip, self._dialer, self._service):
+        for part in (self._sender.offers, self._gossip, self._dialer, self._service, self._local.traffic):
             part.forget(member)
         self._local.refusals.forget(member)
         self._last.pop(member, None)
@@ -307,6 +319,8 @@ class GrpcTransport:
         self._numbers.pop(link.number, None)
         self._doubted.pop(link, None)
         self._last[link.member] = str(why)
+        silent_s = self._local.now() - link.detector.heard
+        self._local.traffic.end_link(link.member, link.bytes_in, link.bytes_out, silent_s)
         if why.guilty:
             self._local.refusals.add(why.reason, link.member)
             self._local.penalties.punish(link.member, self._local.now())

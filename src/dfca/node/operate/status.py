@@ -246,7 +246,7 @@ def _cells(each: Mapping[str, Any], running: bool) -> list[str]:
 
     rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
     state = shown("state") if running else f"was {shown('state')}"
-    seen = shown("silent_s", "{:.1f} s ago") if running else ""
+    seen = "" if each.get("silent_s") is None or not running else format_ago(each["silent_s"])
     return [
         *(shown("name"), state, shown("round"), seen, rtt),
         *(
@@ -265,6 +265,18 @@ def _brief(error: str) -> str:
     'Connection refused'
     """
     return error.rpartition(": ")[2] if "failed to connect" in error else error
+
+
+def format_ago(seconds: float) -> str:
+    """Write how long ago something was.
+
+    >>> format_ago(0.04), format_ago(150), format_ago(7200), format_ago(1e6)
+    ('0.0 s ago', '2 min ago', '2 h ago', '11 days ago')
+    """
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.1f} s ago"
 
 
 def format_traffic(count: float) -> str:

@@ -117,10 +117,10 @@ class Roster:
         ]
         return begun[0] if len(begun) == 1 else None
 
-    def announced(self) -> set[str]:
-        """Return the members that have run: they have said where they are reached."""
-        said = {record.id for record in self._held.values() if isinstance(record, Contact)}
-        return said & set(self._membership.members)
+    def announced(self) -> dict[str, int]:
+        """Return the members that have run: they have said where they are reached, at this second by their clocks."""
+        said = {record.id: record.serial for record in self._held.values() if isinstance(record, Contact)}
+        return {id: serial for id, serial in said.items() if id in self._membership.members}
 
     def is_removed(self, id: str) -> bool:
         """Return whether a device was removed: it never comes back."""

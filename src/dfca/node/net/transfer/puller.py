@@ -7,7 +7,6 @@ link and later on a slow one, and a neighbour that sends a byte per second is gi
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -104,7 +103,6 @@ class Puller:
         options = local.options
         self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
         self.reference_norm: Callable[[], float | None] = lambda: None
-        self.bytes_in: Counter[str] = Counter()
         self.resumed = 0
         """How many bytes did not have to be read again."""
         self._local, self._swarm, self._dialer, self._partials = local, swarm, dialer, partials
@@ -172,10 +170,6 @@ class Puller:
         for source in self._sources.values():
             await source.drop()
         self._sources.clear()
-
-    def forget(self, member: str) -> None:
-        """Forget one that is no longer a member."""
-        self.bytes_in.pop(member, None)
 
     def _drop_later(self, source: _Source) -> None:
         task = asyncio.ensure_future(source.drop())
@@ -275,7 +269,7 @@ class Puller:
                     self._due.pop(pull, None)
                     source.deadline.observe(self._local.now() - since)
                     progress, since = 0, self._local.now()
-                self.bytes_in[pull.member] += len(data)
+                self._local.traffic.received[pull.member] += len(data)
                 pull.link.detector.hear(self._local.now())
                 await _ended(writing)
                 writing.result()

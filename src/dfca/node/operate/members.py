@@ -1,0 +1,88 @@
+"""All members of a swarm, as one node knows them: by the roster, its own links, and what it has heard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfca.node.operate.control import NotRunning, call
+from dfca.node.operate.status import format_ago
+from dfca.node.trust.identity import short
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dfca.node.trust.roster import Roster
+
+OWN, NONE = "this device", "none"
+
+
+def describe_members(
+    roster: Roster, own: str, links: Mapping[str, Mapping[str, Any]], silent_s: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Describe every member. links: of the neighbours, by ID; silent_s: how long ago each was heard in this life.
+
+    A member that is no neighbour has no link, and nobody asks it whether it runs; `announced` is when it last said
+    where it is reached, by its own clock: at its first start, and where its address changed.
+    """
+    announced = roster.announced()
+    return [
+        {
+            "name": member.name,
+            "id": member.id,
+            "link": OWN if member.id == own else links.get(member.id, {}).get("state", NONE),
+            "silent_s": silent_s.get(member.id),
+            "announced": _date(announced.get(member.id)),
+            "addresses": list(member.addresses),
+            "may_introduce": member.may_introduce,
+        }
+        for member in sorted(roster.members().values(), key=lambda member: member.name)
+    ]
+
+
+def _date(seconds: int | None) -> str | None:
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None  # a device may say anything of its clock
+
+
+def read_members(folder: Path) -> dict[str, Any]:
+    """Ask the node that runs in a folder for the members; where none runs, read them, without links.
+
+    Raises DfcaError where there is no node, or its roster cannot be read.
+    """
+    try:
+        return {"running": True, **call(folder, "members", timeout_s=10.0)}
+    except NotRunning:
+        from dfca.node.folder import NodeFolder
+
+        found = NodeFolder.load(folder)
+        return {"running": False, "members": describe_members(found.roster, found.identity.id, {}, {})}
+
+
+def members_table(found: Mapping[str, Any]) -> RenderableType:
+    """Show the members to people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("member", "ID", "link", "last heard", "addresses", "may invite"):
+        table.add_column(name)
+    for each in found["members"]:
+        link = each["link"] if found["running"] or each["link"] == OWN else ""
+        addresses, may = ", ".join(each["addresses"]), "yes" if each["may_introduce"] else ""
+        cells = (each["name"], short(each["id"]), link, _heard(each), addresses, may)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table if found["running"] else Group(table, Text("the node does not run: it has no links", style="dim"))
+
+
+def _heard(each: Mapping[str, Any]) -> str:
+    if each["link"] == OWN:
+        return ""
+    if each["silent_s"] is not None:
+        return format_ago(each["silent_s"])
+    return "never" if each["announced"] is None else f"its address, of {each['announced'][:16].replace('T', ' ')} UTC"
