@@ -303,6 +303,19 @@ def test_a_sweep_with_a_failed_trial_ends_with_status_1(tiny: Path, monkeypatch:
             "error: cannot read the experiment file none.toml: No such file or directory; ",
         ),
         ("data fetch mnits", 'error: unknown dataset "mnits"; did you mean '),
+        (
+            "run tiny.toml --clients 3",
+            "error: dfca run has no option --clients; it is a key of the experiment: --set clients=3",
+        ),
+        (
+            "run tiny.toml -q --learning-rate=0.1",
+            "error: dfca run has no option --learning-rate; it is a key of the experiment: --set local.learning_rate=",
+        ),
+        (
+            "swarm tiny.toml --warmup-steps --nodes 4",
+            "error: dfca swarm has no option --warmup-steps; it is a key of the experiment: "
+            "--set algorithm.NAME.warmup_steps=VALUE",
+        ),
     ],
 )
 def test_a_bad_value_ends_with_one_sentence_and_status_2(tiny: Path, arguments: str, sentence: str) -> None:

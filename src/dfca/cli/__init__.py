@@ -17,10 +17,13 @@ from typer.core import TyperGroup
 
 from dfca import __version__
 from dfca.cli import bench, catalogue, data, export, faults, keys, node, repair, replay, report, run, swarm, watch
+from dfca.cli.usage import explain_usage
 from dfca.errors import DfcaError, RankLost
 
 GROUPS = (run, watch, swarm, catalogue, report, repair, export, replay, faults, bench, data, node, keys)
 INTERRUPTED = 130
+TYPED = "dfca.typed"
+"""Where a context keeps the words of the command line."""
 
 
 class Commands(TyperGroup):
@@ -30,6 +33,7 @@ class Commands(TyperGroup):
         # "run again with --debug": people add it at the end of the line.
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -45,7 +49,11 @@ class Commands(TyperGroup):
             _stop(_sentence(error), getattr(error, "status", 1))
         except Exception as error:
             # typer's own exceptions (exit, usage) are RuntimeErrors and carry an exit code.
-            if ctx.params.get("debug") or hasattr(error, "exit_code"):
+            if ctx.params.get("debug"):
+                raise
+            if hasattr(error, "exit_code"):
+                if sentence := explain_usage(error, ctx.meta[TYPED]):
+                    _stop(sentence, error.exit_code)
                 raise
             _stop(f"unexpected {type(error).__name__}: {error}; run again with --debug to see where", 1)
 
