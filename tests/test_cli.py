@@ -316,6 +316,16 @@ def test_a_sweep_with_a_failed_trial_ends_with_status_1(tiny: Path, monkeypatch:
             "error: dfca swarm has no option --warmup-steps; it is a key of the experiment: "
             "--set algorithm.NAME.warmup_steps=VALUE",
         ),
+        ("faults --worlds -3", "error: --worlds must be >= 1, got -3; leave it out for 200"),
+        ("faults --worlds many", 'error: --worlds must be an integer, got "many"; leave it out for 200'),
+        ("faults --minutes nan", "error: --minutes must be >= 0, got nan"),
+        ("swarm tiny.toml --nodes 1", "error: --nodes must be >= 2, got 1; leave it out for 8"),
+        ("swarm tiny.toml --seed 1,2", 'error: --seed must be an integer, got "1,2"; leave it out for the first'),
+        ("run tiny.toml --threads 0", "error: --threads must be >= 1, got 0; leave it out for as many as are free and"),
+        ("node init k --data a.csv --expect 0", "error: --expect must be >= 1, got 0; leave it out for 1"),
+        ("node init k --data a.csv --expect 1000000", "error: --expect must be <= 100000, got 1000000; leave it out"),
+        ("node init k --data a.csv --port x", 'error: --port must be an integer, got "x"; leave it out for 7447'),
+        ("node invite k --minutes 0", "error: --minutes must be >= 0.1, got 0; leave it out for 10"),
     ],
 )
 def test_a_bad_value_ends_with_one_sentence_and_status_2(tiny: Path, arguments: str, sentence: str) -> None:

@@ -270,6 +270,9 @@ def test_init_settles_everything(founded: tuple[Path, Config, Facts, Architectur
     assert facts.inputs.features == ("a", "b", "c")
     assert facts.classes == ("sit", "walk")
     assert facts.scaling.scale[2] == 1.0
+    set_ = {"data": {"held_out": 0.3}}
+    again, _ = init_swarm(folder / "attic", FOUNDER, Founding(config.data.path, "activity", settings=set_))
+    assert again.data == config.data.changed(held_out=0.3)
     facts.save(folder)
     assert Facts.load(folder) == facts
     with pytest.raises(ConfigError, match="there is no swarm in"):
@@ -315,7 +318,7 @@ def test_data_that_does_not_fit(
         ({"model": "mpl"}, 'unknown model "mpl"; did you mean "mlp"?'),
         ({"model": "cnn"}, 'model "cnn" needs samples with 3 dimensions'),
         ({"model": "no_such_module_d:make"}, "cannot be imported"),
-        ({"hidden": (0,)}, "hidden[0] must be >= 1, got 0"),
+        ({"hidden": (0,)}, "the swarm's facts: model.hidden[0] must be >= 1, got 0"),
         ({"classes": ("sit",)}, 'has the classes "walk", which --classes does not name'),
         ({"algorithm": "dfca-li"}, "clusters must be given"),
         ({"label": "c"}, "not a number"),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfca.cli.arguments import parse_names, parse_seeds
+from dfca.cli.arguments import parse_names
 from dfca.cli.console import make_console
 from dfca.cli.report import print_run
 from dfca.errors import ConfigError
@@ -28,8 +28,8 @@ def swarm(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A new folder.", show_default="runs/swarm-NAME")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Which one; default: the first.")] = None,
-    seed: Annotated[str | None, typer.Option(metavar="S", help="Which one; default: the first.")] = None,
+    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Which one.", show_default="the first")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", min=0, help="Which one.", show_default="the first")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key.")] = None,
     transport: Annotated[
         str, typer.Option(metavar="grpc|memory", help="Processes with mutual TLS, or tasks of one process.")
@@ -60,13 +60,12 @@ def swarm(
             raise ConfigError(f"{name} must be > 0 seconds, got {value:g}")
     if transport not in ("grpc", "memory"):
         raise ConfigError(f'--transport must be grpc or memory, got "{transport}"')
-    seeds = parse_seeds(seed)
     chosen = load_experiment(
         experiment,
         None,
         [f"clients={nodes}", *(set_ or ())],
         parse_names(algorithm),
-        [seeds] if isinstance(seeds, int) else seeds,
+        None if seed is None else [seed],
     )
     # After the experiment is checked: these load torch.
     from dfca.runs.store.reading import load_run

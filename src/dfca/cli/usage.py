@@ -24,10 +24,11 @@ def _explain_value(error: Any) -> str | None:
 
     problem, param = error.__cause__.errors()[0], error.param
     default = param.show_default if isinstance(param.show_default, str) else param.default
+    default = f"{default:g}" if isinstance(default, float) else default
     advice = "" if default is None or param.required else f"; leave it out for {default}"
-    got = str(problem["input"])
-    got = got if demand(problem).startswith((">", "<")) else f'"{got}"'
-    return f"{max(param.opts, key=len)} must be {demand(problem)}, got {got}{advice}"
+    bound, got = demand(problem), str(problem["input"])
+    got = got if bound.startswith((">", "<")) else f'"{got}"'
+    return f"{max(param.opts, key=len)} must be {bound}, got {got}{advice}"
 
 
 def _explain_unknown(option: str, command: Any, args: Sequence[str]) -> str | None:

@@ -92,8 +92,9 @@ def _undo(path: Path, existed: bool) -> None:
 
 def _addresses(options: Joining) -> tuple[str, ...]:
     """Return where a device that has not started yet will be reached: others may have to dial it first."""
-    settings = {"name": "device", "data": {"path": options.data}, **(options.settings or {})}
-    config = Config.checked(settings, "the settings")
+    given = options.settings or {}
+    data = {"path": options.data, **given.get("data", {})}
+    config = Config.checked({"name": "device", **given, "data": data}, "the settings")
     return own_addresses(config, config.network.port) if config.network.port else ()
 
 

@@ -145,9 +145,10 @@ def _config(folder: Path, options: Joining, label: str, ignored: tuple[str, ...]
     }
     content: dict[str, Any] = {
         "name": options.name or _name(folder),
+        "data": data,
         "training": {"factory": options.factory or _own_model(options)},
     }
-    for section, values in {"data": data, **(options.settings or {})}.items():
+    for section, values in (options.settings or {}).items():
         if isinstance(values, dict):
             content[section] = {**content.get(section, {}), **values}
         else:

@@ -31,7 +31,13 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
     found: dict[str, list[Any]] = {}
     for problem in error.errors():
         found.setdefault(_path(problem, model), []).append(problem)
-    return [_sentence(path, problems, model) for path, problems in found.items()]
+    # Of a list with a bad item pydantic also says that it is too short: it does not count that item.
+    with_bad_item = {path.rpartition("[")[0] for path in found if path.endswith("]")}
+    return [
+        _sentence(path, problems, model)
+        for path, problems in found.items()
+        if path not in with_bad_item or problems[0]["type"] != "too_short"
+    ]
 
 
 def explain(what: str, problems: list[str]) -> ConfigError:
