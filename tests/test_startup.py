@@ -78,6 +78,15 @@ def test_a_swarm_reports_a_mistake_without_torch(tmp_path: Path) -> None:
     assert 'unknown key in [local] "learning_rat"' in errors
 
 
+def test_a_wrong_invite_is_reported_without_torch(tmp_path: Path) -> None:
+    damaged = f"dfca1:192.0.2.1:7448/{'a' * 51}/{'a' * 26}"
+    lines = (["node", "join", "shed", invite, "--data", "b.csv"] for invite in ("dfca1:nowhere", damaged))
+    for status, _, errors, heavy, _ in run_commands(*lines, folder=tmp_path):
+        assert (status, heavy) == (ConfigError.status, [])
+        assert "an invite is one line of the form dfca1:HOST:PORT/ID/SECRET" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_there_is_is_shown_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFCA_DATA", str(tmp_path))
     lines = (["show", "quickstart"], ["show", "quickstart", "--complete"], ["options"], ["list"], ["data", "list"])

@@ -219,6 +219,9 @@ def join(
     """
     with _mistakes_as_status_2():
         _need_libraries()
+        from dfca.node.trust.invite import Invite
+
+        Invite.parse(invite)  # before what follows, which loads torch
         from dfca.node.operate.commands import join_node
         from dfca.node.task.founding import Joining
 
