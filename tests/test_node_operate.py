@@ -100,6 +100,35 @@ def test_stop_waits_for_the_process_and_says_where_none_runs_or_none_ends(tmp_pa
     assert (again.exit_code, again.output) == (2, f"error: no node runs in {tmp_path}; nothing was stopped\n")
 
 
+def test_an_invite_in_a_pipe_is_one_line_and_waits_where_it_is_asked_to(tmp_path: Path) -> None:
+    guests = [{"name": "garage", "id": "b" * 52, "code": "ZSLET5"}]
+
+    async def invite(request: dict[str, Any]) -> dict[str, Any]:
+        return {"invite": "dfca1:...", "lifetime_s": request["lifetime_s"], "joined": 0}
+
+    async def joined(request: dict[str, Any]) -> dict[str, Any]:
+        return {"joined": guests[request["since"] :], "open": False}
+
+    async def scenario() -> list[tuple[int, str]]:
+        server = ControlServer(tmp_path, {"invite": invite, "joined": joined})
+        await server.open()
+        found = []
+        for options in ([], ["--no-wait"], ["--wait"], ["--wait"]):
+            line = ["node", "invite", str(tmp_path), *options]
+            done = await asyncio.to_thread(lambda line=line: CliRunner().invoke(app, line))
+            found.append((done.exit_code, done.output))
+            if "--wait" in options:
+                guests.clear()
+        await server.close()
+        return found
+
+    alone, quiet, waited, nobody = asyncio.run(scenario())
+    assert alone == quiet == (0, "dfca1:...\n")
+    assert waited == (0, "dfca1:...\ngarage has joined; both screens show ZSLET5\n")
+    assert nobody[0] == 2
+    assert "nobody has joined in time, or with a wrong secret; make a new invite" in nobody[1]
+
+
 def _poke(port: int, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         try:

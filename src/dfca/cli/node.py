@@ -159,10 +159,18 @@ def invite(
         bool, typer.Option("--may-introduce", help="Whoever joins may invite others, and remove them.")
     ] = False,
     wait: Annotated[
-        bool | None, typer.Option("--wait/--no-wait", help="Wait for the device.", show_default="in a terminal")
+        bool | None,
+        typer.Option(
+            "--wait/--no-wait",
+            help="Wait for the device, and show the code that both screens have.",
+            show_default="wait in a terminal, not in a pipe",
+        ),
     ] = None,
 ) -> None:
-    """Let one new device join: print one line and a QR code, valid once and for ten minutes."""
+    """Let one new device join: print one line and a QR code, valid once and for ten minutes.
+
+    In a pipe or a script it prints the line alone and returns; the invite stays open.
+    """
     with _mistakes_as_status_2():
         _need_libraries()
         from dfca.node.operate.control import call
