@@ -32,6 +32,18 @@ def test_commands_of_one_run_folder_agree_in_what_they_run() -> None:
     assert [folder for folder, configs in runs.items() if len(configs) > 1] == []
 
 
+def test_why_plain_is_not_the_default_agrees_with_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text()
+    table = results.partition("<!-- causes -->")[2].partition("<!-- end causes -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    plain = {row[0]: row[-1] for row in rows}
+    (text,) = re.findall(r"^`dfca, plain` is `dfca` without .*?\n\n", README, re.DOTALL | re.MULTILINE)
+    said = dict(reversed(pair) for pair in re.findall(r"([+−][\d.]+ ± [\d.]+) on `(\w+)`", text))
+    assert said == {name: plain[name].removesuffix("†") for name in ("har", "soft")}
+    assert [plain[name].endswith("†") for name in ("har", "soft", "forecast (RMSE)")] == [True, True, False]
+    assert plain["quickstart"].startswith("−0.5 ")  # "by half a point"
+
+
 def test_the_first_block_finds_the_clusters() -> None:
     names: dict = {}
     exec(compile(PYTHON[0], "README.md", "exec"), names)
