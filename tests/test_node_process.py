@@ -65,7 +65,8 @@ def test_kill_9_loses_at_most_the_round_in_progress_and_a_signal_ends_a_node_at_
     assert saved is not None
     assert saved.bank is not None
     assert saved.round >= first["round"] - 1
-    assert read_status(path)["running"] is False
+    left = read_status(path)
+    assert (left["running"], left["saved"]["round"]) == (False, saved.round)
     process = start(path, "--log-format", "json")
     second = wait_for_round(path, process, saved.round + 3)
     assert second["incarnation"] == first["incarnation"] + 1

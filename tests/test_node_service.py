@@ -7,6 +7,7 @@ import io
 import json
 import re
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,11 @@ def test_the_status_of_a_node_that_does_not_run_is_about_the_past() -> None:
     assert "does not run; this is its state of noon" in texts[1]
     assert "garage was up 7 0 B" in texts[1]
     assert texts[1].count("it was removed") == 1
+    text, time = io.StringIO(), (datetime.now(UTC) - timedelta(hours=3)).isoformat(timespec="seconds")
+    saved = {"round": 412, "time": time}
+    Console(file=text, width=120).print(status_table(status | {"running": False, "time": time, "saved": saved}))
+    assert f"this is its state of {time} (3 h ago)" in text.getvalue()
+    assert f"round 412, of {time} (3 h ago): the next start goes on from it" in text.getvalue()
 
 
 def test_settings_on_the_command_line() -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from dfca.core.state import Message
 from dfca.node import store as store_module
+from dfca.node.save_file import digest, last_save, save_paths
 from dfca.node.saving import SaveThenSend
 from dfca.node.store import CannotSave, DiskStore, _parts, read_save
 from dfca.node.threads import OneThread
@@ -61,12 +62,28 @@ def test_a_save_of_the_form_before_warmed_up_models_is_read(tmp_path: Path) -> N
     facts = json.loads(json.loads(header[8:])["__metadata__"]["facts"])
     del facts["own"], facts["saved"]["is"]["own"]
     text = json.dumps(facts | {"form": 1})
-    digest = store_module._digest(text, data)
-    old = json.dumps({"__metadata__": {"facts": text, "sha256": digest}}).encode()
+    old = json.dumps({"__metadata__": {"facts": text, "sha256": digest(text, data)}}).encode()
     (tmp_path / "peer.0.safetensors").write_bytes(len(old).to_bytes(8, "little") + old + data)
     serial, found = read_save(tmp_path / "peer.0.safetensors")
     assert serial == 4
     assert same(found, make_saved())
+
+
+def test_the_round_of_the_newest_whole_save_is_read_without_its_models(tmp_path: Path) -> None:
+    assert last_save(tmp_path) is None
+    store = DiskStore(tmp_path)
+    for round in (3, 4, 5):
+        store.save(make_saved(round))
+    assert (last_save(tmp_path) or {})["round"] == 5
+    older, newest = sorted(save_paths(tmp_path), key=lambda path: read_save(path)[0])
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")  # what a start passes over is passed over here
+    assert (last_save(tmp_path) or {})["round"] == 4
+    for garbage in (b"", b"x" * 100, (40).to_bytes(8, "little") + b"{}" + b" " * 38):
+        older.write_bytes(garbage)
+        assert last_save(tmp_path) is None
+    older.unlink()
+    older.symlink_to("/dev/zero")
+    assert last_save(tmp_path) is None
 
 
 def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:

@@ -87,6 +87,19 @@ def test_a_wrong_invite_is_reported_without_torch(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_state_of_a_node_that_does_not_run_is_shown_without_torch(tmp_path: Path) -> None:
+    from test_node_store import make_saved
+
+    from dfca.node.operate.status import save_status
+    from dfca.node.store import DiskStore
+
+    save_status(tmp_path, {"name": "shed", "round": 200, "time": "2026-01-01T00:00:00+00:00"})
+    DiskStore(tmp_path / "state").save(make_saved(412))
+    [(status, output, errors, heavy, _)] = run_commands(["node", "status", str(tmp_path)], folder=tmp_path)
+    assert (status, errors, heavy) == (0, "", [])
+    assert "round 412, of " in output
+
+
 def test_what_there_is_is_shown_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFCA_DATA", str(tmp_path))
     lines = (["show", "quickstart"], ["show", "quickstart", "--complete"], ["options"], ["list"], ["data", "list"])

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from dfca.errors import ConfigError, DataError, RunError
 from dfca.files import atomic_write, read_small, remove_leftovers
 from dfca.node.operate.control import LOCK
+from dfca.node.operate.status import STATE
 from dfca.node.store import DiskStore
 from dfca.node.task.config import FILE as CONFIG_FILE
 from dfca.node.task.config import Config
@@ -76,7 +77,7 @@ class NodeFolder:
 
     def store(self) -> DiskStore:
         """Open the store of its models."""
-        return DiskStore(self.path / "state")
+        return DiskStore(self.path / STATE)
 
     def save_roster(self) -> None:
         """Write the roster where it has changed."""

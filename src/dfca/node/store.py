@@ -11,10 +11,7 @@ loaded then.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,20 +24,14 @@ import torch
 from torch import Tensor
 
 from dfca.errors import DfcaError, RunError
-from dfca.files import KINDS, NO_ROOM, open_regular, read_small, replacing
+from dfca.files import KINDS, NO_ROOM, read_small, replacing
+from dfca.node.save_file import FORM, Damaged, digest, read_facts, read_whole, save_paths
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
 
-FORM = 2
-"""Of the files; a change that older code cannot read raises it. Form 1, which is read too, had no warmed-up model."""
 TENSORS = ("bank", "own")
 """The fields of `Saved` that are tensors, as they follow one another in a file."""
-MOST_HEADER_BYTES = 16 * 2**20
 _TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
-
-
-class Damaged(Exception):
-    """A file that holds no save; the message says why."""
 
 
 class CannotSave(RunError):
@@ -67,7 +58,7 @@ class DiskStore:
         Raises RunError where the folder cannot be read, or holds saves of a newer form only.
         """
         found: list[tuple[int, Saved]] = []
-        for path in self._paths():
+        for path in save_paths(self.folder):
             try:
                 found.append(read_save(path))
             except FileNotFoundError:
@@ -87,7 +78,7 @@ class DiskStore:
         Raises CannotSave; both files are then as they were.
         """
         begin = time.perf_counter()
-        path = self._paths()[(self._serial + 1) % 2]
+        path = save_paths(self.folder)[(self._serial + 1) % 2]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             size = 0
@@ -132,15 +123,12 @@ class DiskStore:
         with suppress(OSError):
             for leftover in self.folder.glob(".*.tmp"):
                 leftover.unlink(missing_ok=True)
-        for path in self._paths():
+        for path in save_paths(self.folder):
             if path.is_dir() and not path.is_symlink():  # a save could never take its place
                 aside = path.with_name(f"{path.name}.{time.time_ns()}.aside")
                 with suppress(OSError):
                     path.rename(aside)
                     self.warnings.append(f"{path.name} was a folder and is {aside.name} now")
-
-    def _paths(self) -> tuple[Path, Path]:
-        return self.folder / "peer.0.safetensors", self.folder / "peer.1.safetensors"
 
 
 def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
@@ -152,7 +140,7 @@ def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     facts = {"form": FORM, "serial": serial, **dict.fromkeys(TENSORS), **forms, "saved": bare}
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True)
     data = [each.reshape(-1).view(torch.uint8).numpy().data for each in tensors.values()]
-    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": _digest(text, *data)}}
+    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)}}
     begin = 0
     for (name, (kind, shape)), part in zip(forms.items(), data, strict=True):
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, begin + part.nbytes]}
@@ -163,51 +151,12 @@ def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     yield from data
 
 
-def _digest(text: str, *data: bytes | memoryview) -> str:
-    digest = hashlib.sha256(text.encode())
-    for part in data:
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def read_save(path: Path) -> tuple[int, Saved]:
     """Read a file of a store: its serial number, and the save. Raises Damaged, or OSError where it cannot be read."""
-    data = _read_regular(path)
-    end = 8 + int.from_bytes(data[:8], "little")
-    if len(data) < 8 or end > min(len(data), MOST_HEADER_BYTES):
-        raise Damaged("it is cut off")
-    try:
-        metadata = json.loads(data[8:end].decode())["__metadata__"]
-        text, expected = metadata["facts"], metadata["sha256"]
-        intact = _digest(text, memoryview(data)[end:]) == expected
-        facts = json.loads(text)
-        form, serial, packed = facts["form"], facts["serial"], facts["saved"]
-        shapes = {name: facts[name] if name == "bank" else facts.get(name) for name in TENSORS}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged("it is not a file of a node") from None
-    if not intact:
-        raise Damaged("its checksum does not fit: it is cut off or was changed")
-    if form not in (1, FORM):
-        raise Damaged(f"it was written by another version of dfca (form {form}, this one reads 1 to {FORM})")
-    return serial, replace(Unpacker({}).unpack(packed), **_tensors(data, end, shapes))
-
-
-def _read_regular(path: Path) -> bytearray:
-    """Read a file, which may be no link."""
-    try:
-        descriptor = open_regular(path, follow_links=False)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise Damaged(error.strerror) from None
-        raise
-    with open(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        header = int.from_bytes(file.peek(8)[:8], "little")
-        if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory is taken for all of it
-            raise Damaged("it is cut off, or not a file of a node")
-        data = bytearray(size)
-        count = file.readinto(data)
-    return data[:count] if count != len(data) else data
+    data = read_whole(path)
+    end, facts = read_facts(data)
+    shapes = {name: facts.get(name) for name in TENSORS}
+    return facts["serial"], replace(Unpacker({}).unpack(facts["saved"]), **_tensors(data, end, shapes))
 
 
 def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dfca.errors import RunError
 from dfca.files import read_small, replacing
 from dfca.node.operate.control import NotRunning, call
+from dfca.node.save_file import last_save
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from dfca.peer.machine import Machine
 
 FILE = "status.json"
+STATE = "state"
 MISFIT, FIT = 0.9, 0.6
 """Of the loss of guessing: a model with more has learned nothing about the data; one with less fits again."""
 RECENT = 10
@@ -139,6 +142,7 @@ def save_status(folder: Path, status: Mapping[str, Any]) -> None:
 def read_status(folder: Path) -> dict[str, Any]:
     """Ask the node that runs in a folder for its status; where none runs, return the last one it left.
 
+    One that was killed has gone on for a while since it left that: "saved" says from where its next start goes on.
     Raises RunError where there is none, ConfigError where there is no node.
     """
     try:
@@ -153,7 +157,8 @@ def read_status(folder: Path) -> dict[str, Any]:
             raise RunError(
                 f"the node in {folder} does not run and has left no status; start it: dfca node run {folder}"
             ) from None
-        return {**last, "running": False}
+        saved = last_save(folder / STATE)
+        return {**last, "running": False, **({} if saved is None else {"saved": saved})}
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
@@ -186,8 +191,12 @@ def counted(number: int, noun: str) -> str:
 
 def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     get = status.get
-    running = "runs" if get("running") else f"does not run; this is its state of {get('time')}"
+    running = "runs" if get("running") else f"does not run; this is its state of {_dated(get('time'))}"
     rows = [("node", f"{get('name')} ({str(get('id', ''))[:7]}), {running}")]
+    if saved := get("saved"):
+        rows.append(
+            ("last save", f"round {saved['round']}, of {_dated(saved['time'])}: the next start goes on from it")
+        )
     rows.append(
         ("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {counted(get('members') or 0, 'member')}")
     )
@@ -220,6 +229,14 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     if last and last["text"] not in (get("problems") or ()):
         rows.append(("last error", f"{last['text']} ({last['time']})"))
     return rows
+
+
+def _dated(time: str | None) -> str:
+    """Write a time of a status with how long ago it was."""
+    try:
+        return f"{time} ({format_ago((datetime.now(UTC) - datetime.fromisoformat(str(time))).total_seconds())})"
+    except (ValueError, TypeError):
+        return str(time)
 
 
 def _personal(found: Mapping[str, Any]) -> str:
