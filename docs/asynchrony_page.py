@@ -80,7 +80,30 @@ def _table(results: Row) -> str:
     told, chance = differences(asked)
     full = [[*cells[: at + 2], told.get(place, "–"), *cells[at + 2 :]] for cells, place in lines]
     head = [f"`{title}`" if number < at else title for number, title in enumerate(titles)]
-    return table(head, full) + (f"\n\n{chance}" if chance else "")
+    return "\n\n".join(part for part in (table(head, full), chance, _explain_zeros(results)) if part)
+
+
+def _explain_zeros(results: Row) -> str:
+    """Say which rows have runs that ended before anybody held a model: their 0 % is not what models are worth."""
+    axis, rows = axis_of(results), finished(results)
+    places: dict[str, list[str]] = {}
+    for name in variants(rows, axis):
+        for value in axis.values:
+            group = rows_of(rows, axis, value, name)
+            empty = sum(not row["client_rounds"]["max"] for row in group)
+            if empty:
+                runs = f"{empty} of {len(group)} runs of {name}"
+                places.setdefault(runs, []).append(f"{value:g}" if axis.key else "")
+    if not places:
+        return ""
+    where = ", ".join(f"{runs} at {' and '.join(values)}" if values[0] else runs for runs, values in places.items())
+    end_s = max(row["time_s"] for row in rows)
+    return (
+        f"0 % stands for a run that ended, after {end_s:g} virtual seconds, before any client that was there held a "
+        "model: the election before the first round had not ended among them. "
+        f"That is so in {where}. "
+        "A difference to such a row says that it had not begun, not how good its models are."
+    )
 
 
 def _draw(name: str, results: Row) -> Iterator[str]:
