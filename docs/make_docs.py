@@ -7,9 +7,10 @@ A block between `<!-- NAME -->` and `<!-- end NAME -->` belongs to this script. 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asynchrony_page
 import beyond_page
@@ -66,23 +67,29 @@ def draw_bids() -> None:
     """Draw the bids of all candidates of a few elections on digits."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     for axes, true in zip(figure.subplots(1, 3, sharey=True), (1, 2, 4), strict=True):
-        for seed in range(5):
-            turns = elect(true, seed).elections[0].turns[1:]
-            bids = [turn.bid for turn in turns]
-            axes.plot(range(2, len(bids) + 2), bids, color=GREY, lw=1, zorder=1)
-            for number, turn in enumerate(turns, start=2):
-                face = "#0072b2" if turn.accepted else "white"
-                axes.scatter(number, turn.bid, s=36, color=face, edgecolors="#0072b2", zorder=2)
+        plot_bids(axes, [elect(true, seed).elections[0].turns[1:] for seed in range(5)])
         axes.set_title(f"true k = {true}", color=INK, fontsize=11)
-        axes.set_xlabel("candidate number")
-        axes.set_xticks(range(2, 8))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.axhline(0, color=GREY, lw=0.7)
     figure.axes[0].set_ylabel("bid: regret − standard error")
     figure.suptitle(
-        "Filled: opened a cluster. Hollow: refused. 24 clients, rotated digits, 5 seeds", fontsize=10, color=INK
+        "Filled: opened a cluster. Hollow: refused. 24 clients, rotated digits, a line for each of 5 seeds",
+        fontsize=10,
+        color=INK,
     )
     figure.savefig(ROOT / "docs" / "bids.png", dpi=130)
+
+
+def plot_bids(axes: Any, elections: Sequence[Sequence[Any]]) -> None:
+    """Draw the bids of a few elections, from their second candidates on: the first is drawn by lot."""
+    for turns in elections:
+        numbers = range(2, len(turns) + 2)
+        axes.plot(numbers, [turn.bid for turn in turns], color=GREY, lw=1, zorder=1)
+        for number, turn in zip(numbers, turns, strict=True):
+            face = "#0072b2" if turn.accepted else "white"
+            axes.scatter(number, turn.bid, s=36, color=face, edgecolors="#0072b2", zorder=2)
+    axes.set_xticks(range(2, max(map(len, elections)) + 2))  # a tick under every point, and no others
+    axes.set_xlabel("candidate (the first is drawn by lot)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.axhline(0, color=GREY, lw=0.7)
 
 
 def elect(true: int, seed: int) -> Simulation:

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -68,6 +69,18 @@ def test_blocks_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch
         assert line in PAGE
         assert bool(line) == (name != "stragglers")
     sys.modules.pop("asynchrony_page")
+
+
+def test_every_bid_has_a_tick_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    monkeypatch.syspath_prepend(str(DOCS))
+    from make_docs import plot_bids
+
+    axes = Figure().subplots()
+    plot_bids(axes, [[SimpleNamespace(bid=4.0 - i, accepted=i < 2) for i in range(length)] for length in (4, 8, 3)])
+    assert list(axes.get_xticks()) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert [tuple(points.get_offsets()[0]) for points in axes.collections][:2] == [(2, 4), (3, 3)]
 
 
 def test_the_page_names_every_world() -> None:
