@@ -261,7 +261,7 @@ def test_all_members_are_listed_as_a_node_knows_them(tmp_path: Path) -> None:
     said = (found[1]["announced"] or "")[:16].replace("T", " ")
     assert rows[0] == "member ID link last heard addresses may invite"
     assert rows[1] == f"node0 {ids['node0'][:7]} this device yes"
-    assert rows[2] == f"node1 {ids['node1'][:7]} none its address, of {said} UTC 192.0.2.7:7447"
+    assert rows[2] == f"node1 {ids['node1'][:7]} none published its address {said} UTC 192.0.2.7:7447"
     assert rows[3] == f"node2 {ids['node2'][:7]} down 2 h ago"
     assert rows[4] == f"node3 {ids['node3'][:7]} none never"
     first.save_roster()

@@ -85,4 +85,5 @@ def _heard(each: Mapping[str, Any]) -> str:
         return ""
     if each["silent_s"] is not None:
         return format_ago(each["silent_s"])
-    return "never" if each["announced"] is None else f"its address, of {each['announced'][:16].replace('T', ' ')} UTC"
+    said = each["announced"]
+    return "never" if said is None else f"published its address {said[:16].replace('T', ' ')} UTC"
