@@ -205,7 +205,7 @@ def test_the_commands_and_options_of_the_page_exist() -> None:
         known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
         assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known, (name, rest)
     for option in re.findall(r"`(--[a-z-]+)", PAGE):
-        assert any(option in each.opts for each in all_options(groups)), option
+        assert any(option in (*each.opts, *each.secondary_opts) for each in all_options(groups)), option
 
 
 def all_options(groups: dict) -> Iterator:
