@@ -70,6 +70,10 @@ OBSERVERS = 12
 does, where there are many, with a probability of e^-12."""
 LATEST = 0.75
 """After this share of the rounds no survey is held: what is left trains on all samples."""
+UNFIT, FEWEST_UNFIT = 0.25, 2
+"""A cluster is not merged where the loss of this share of its followers, and so many of them, has risen."""
+QUIET = 2
+"""Surveys in a row that merge nothing, after which no other is held."""
 
 
 class Observation(NamedTuple):
@@ -77,13 +81,15 @@ class Observation(NamedTuple):
 
     follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
     that is open, in ascending order: all of the first kind, then all of the second, then of the third; optimism: o_i. A
-    client that holds nothing out has no excess, and no optimism.
+    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`core.revival`), so that it
+    has no vote either.
     """
 
     follows: int
     samples: int
     excess: tuple[float, ...] = ()
     optimism: float = math.nan
+    unfit: bool = False
 
 
 class Survey(NamedTuple):
@@ -92,7 +98,7 @@ class Survey(NamedTuple):
 
     slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
     (k,): followers that have judged; excess (EXCESSES * k * k,): the sums over the voters of a, row by row, one kind
-    after the other; optimism (k,): the sum over the voters.
+    after the other; optimism (k,): the sum over the voters; unfit (k,): followers whose loss has risen.
     """
 
     slots: tuple[int, ...]
@@ -101,6 +107,7 @@ class Survey(NamedTuple):
     voters: tuple[int, ...]
     excess: tuple[int, ...]
     optimism: tuple[int, ...]
+    unfit: tuple[int, ...]
 
 
 class Merge(NamedTuple):
@@ -127,12 +134,12 @@ class Plan(NamedTuple):
 def nothing(slots: Sequence[int]) -> Survey:
     """Survey nobody, where these clusters are open."""
     zeros = (0,) * len(slots)
-    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros)
+    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros, zeros)
 
 
 def count(slots: Sequence[int], said: Observation) -> Survey:
-    """Count what one client says; one whose numbers are not finite has no vote, and one that follows no open cluster
-    says nothing."""
+    """Count what one client says; one that is unfit, or whose numbers are not finite, has no vote, and one that follows
+    no open cluster says nothing."""
     empty = nothing(slots)
     if said.follows not in slots:
         return empty
@@ -141,8 +148,8 @@ def count(slots: Sequence[int], said: Observation) -> Survey:
     def at(value: int) -> tuple[int, ...]:
         return tuple(value if j == place else 0 for j in range(k))
 
-    counted = empty._replace(followers=at(1), samples=at(said.samples))
-    if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
+    counted = empty._replace(followers=at(1), samples=at(said.samples), unfit=at(int(said.unfit)))
+    if said.unfit or len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
         return counted
     excess = [0] * (EXCESSES * k * k)
     for kind in range(EXCESSES):
@@ -192,7 +199,8 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     it.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
-    only they, for the worth of what comes of it is not known yet.
+    only they, for the worth of what comes of it is not known yet. A cluster with many followers whose loss has risen is
+    about to change, and is left alone where no number is given.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
@@ -201,7 +209,8 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     samples = dict(zip(survey.slots, survey.samples, strict=True))
     found = sorted((worth, pair) for pair, worth in worths(survey).items())
     merges: list[Merge] = []
-    taken: set[int] = set()
+    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
+    taken = {slot for slot, unfit, many in counts if clusters is None and unfit >= max(FEWEST_UNFIT, UNFIT * many)}
     for worth, (a, b) in found:
         forced = clusters is not None and not merges
         if len(merges) >= room or (worth >= options.worth and not forced):
@@ -338,7 +347,11 @@ def observes(seed: int, now: int, client: int, followers: int) -> bool:
     return derive(seed, "survey", now, client) * followers < OBSERVERS << 32
 
 
-def is_due(now: int, options: MergeOptions, since: int, rounds: int) -> bool:
-    """Return whether a survey is held after `now` rounds, where clusters were opened after `since` of them."""
-    age = now - since - options.first
-    return age >= 0 and age % options.every == 0 and now <= LATEST * rounds
+def wait_after(quiet: int, options: MergeOptions) -> int:
+    """Return how many rounds lie between two surveys, the first of them the last of so many that merged nothing."""
+    return options.every << min(quiet, QUIET)
+
+
+def is_last(now: int, quiet: int, options: MergeOptions, rounds: int) -> bool:
+    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing."""
+    return quiet >= QUIET or now + wait_after(quiet, options) > LATEST * rounds

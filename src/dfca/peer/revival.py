@@ -64,6 +64,11 @@ class DriftDetector:
         """Whether no model fits this peer any more."""
         return self.alarm >= ROUNDS or self.misfit
 
+    @property
+    def unfit(self) -> bool:
+        """Whether its loss is above what raises the alarm, if it stays there."""
+        return self.alarm > 0 or self.misfit
+
     def look(self, loss: float, mixed: bool = True) -> None:
         """Take in the loss of one's best model; mixed: it was averaged with others since, or nobody is away.
 
@@ -144,16 +149,18 @@ class DriftDetector:
         for name, value in UNSEEN_CLUSTER.items():
             setattr(self, name, [value] * len(order))
         self.newest = newest
-        self._forget_lowest()
+        if not self.alarm:  # else it goes on to compare with what it had: how much was learned is known to all
+            self.lowest = math.inf
+        self._lower_alarms()
 
     def _learn_anew(self) -> None:
         """Learn what low and high losses are: the models are others."""
-        self._forget_lowest()
-        self.highest = -math.inf
+        self.alarm, self.lowest, self.highest = 0, math.inf, -math.inf
+        self._lower_alarms()
 
-    def _forget_lowest(self) -> None:
-        """Learn what a low loss is; how much was learned since the last election is known."""
-        self.alarm, self.lowest, self.misfit = 0, math.inf, False
+    def _lower_alarms(self) -> None:
+        """Forget the alarms of a lineage; who is still alarmed raises its own anew."""
+        self.misfit = False
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 
     def grow(self, clusters: int) -> None:

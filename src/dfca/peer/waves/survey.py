@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from operator import add as plus
 from typing import Any, NamedTuple
 
-from dfca.core.merging import Observation, Survey, add, count, decide, nothing, observes
+from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes
 from dfca.core.options import MergeOptions
-from dfca.peer.records.lineage import Entry, layout_of
+from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
@@ -42,10 +42,10 @@ class SurveyWave(Wave):
     """One peer's part in a survey. `work`: what it wants done; the peer drains it, and `out`.
 
     slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
-    many it has done; goes_on: whether another survey may follow this one; holds_out: whether it can observe, and is
-    about as fast as others. ending: it is between the training of a round and its end, and counts itself when that is
-    over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its own is; said:
-    the sum so far. work_s: how long an observation may take.
+    many it has done, of `rounds`; holds_out: whether it can observe, and is about as fast as others; unfit: whether its
+    loss has risen, so that it has no vote. ending: it is between the training of a round and its end, and counts itself
+    when that is over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its
+    own is; said: the sum so far. work_s: how long an observation may take.
     """
 
     merging: MergeOptions = field(default_factory=MergeOptions)
@@ -53,8 +53,9 @@ class SurveyWave(Wave):
     follows: int = -1
     samples: int = 0
     round: int = 0
-    goes_on: bool = True
+    rounds: int = 0
     holds_out: bool = True
+    unfit: bool = False
     ending: bool = False
     paused: bool = False
     work_s: float = 0.0
@@ -118,12 +119,12 @@ class SurveyWave(Wave):
         self.phase, self.missing, self.said = "vote", self._to_wait_for(self.kids, "vote"), nothing(self.slots)
         for kid in sorted(self.kids):
             self._send(kid, Question(self.key, tuple(followers)))
-        known = self.paused and self.holds_out and self.follows in self.slots
+        known = self.paused and self.holds_out and not self.unfit and self.follows in self.slots
         if known and observes(self.seed, self.round, self.id, followers[self.slots.index(self.follows)]):
             self.observing = True
             self.work.append(Observe(self.slots, self.follows))
         else:
-            self._say(Observation(self.follows, self.samples))
+            self._say(Observation(self.follows, self.samples, unfit=self.unfit))
 
     def observed(self, said: Observation) -> None:
         """Take in what came of this peer's observation; that of an earlier wave is of no use."""
@@ -149,7 +150,8 @@ class SurveyWave(Wave):
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)
-        last = not self.goes_on or not plan.merges or left <= (self.clusters or 1)
+        quiet = 0 if plan.merges else 1 + quiet_surveys(self.base)
+        last = is_last(self.round, quiet, self.merging, self.rounds) or left <= (self.clusters or 1)
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 
