@@ -22,13 +22,16 @@ where clusters disagree about labels they harm the right one. A sample is judged
 clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
 
 Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
-its other ones keeps a client where it is, right or wrong.
+its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds while they merge clusters.
+After one that merges nothing the next comes after twice as many rounds, and if that merges nothing either it is the
+last: a worth a little above the bound is a matter of chance.
 
 Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
-followers is closed. Where the number of clusters is given they are merged down to it. Merging needs no message beyond
-the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A
-closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
-gaps; a later election may open others.
+followers is closed. Whose loss has just risen (`core.revival`) has no vote: what it follows is about to change, and
+where many of its followers are like that a cluster is left alone. Where the number of clusters is given they are
+merged down to it. Merging needs no message beyond the survey: every client replaces theta_a by (n_a theta_a + n_b
+theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen, trained or sent. After the last
+survey those that are left are numbered anew, without gaps; a later election may open others.
 
 The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
 punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
