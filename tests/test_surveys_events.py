@@ -14,7 +14,7 @@ from test_elections_events import lineages
 from test_events import assert_identical, assert_same, run
 from test_merging import make_world
 
-from dfca.core.merging import QUIET, Merge, Plan
+from dfca.core.merging import Merge, Plan
 from dfca.core.options import MergeOptions
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since, quiet_surveys
@@ -55,7 +55,7 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert (left in simulation.notes) == (setting.clusters is None)
 
 
-@pytest.mark.parametrize(("drift", "rounds"), [(11, 40), (22, 56)], ids=["a round before the last survey", "after it"])
+@pytest.mark.parametrize(("drift", "rounds"), [(7, 40), (16, 48)], ids=["a round before a survey", "after the last"])
 def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_its_by_election(
     drift: int, rounds: int
 ) -> None:
@@ -70,20 +70,20 @@ def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_it
     assert_same(setting, simulation.run())
     ((*entries,),) = lineages(simulation)
     by_election = next(place for place, entry in enumerate(entries) if place and not entry.is_survey)
-    assert entries[by_election - 1].last
+    before = entries[by_election - 1]  # it left alone the clusters that were about to change
+    assert before.last if drift == 16 else not before.changes
     assert entries[-1].last
     assert entries[by_election + 1 :]
 
 
-def test_a_run_that_goes_on_for_ever_surveys_until_nothing_is_merged_twice() -> None:
+def test_a_run_that_goes_on_for_ever_surveys_until_nothing_is_merged() -> None:
     setting = small(evaluate_every=100)
-    simulation = EventSimulation(setting, None, EventOptions(until_s=150.0))
+    simulation = EventSimulation(setting, None, EventOptions(until_s=110.0))
     result = simulation.run()
     ((_, *surveys),) = lineages(simulation)
     assert [survey.last for survey in surveys] == [False] * (len(surveys) - 1) + [True]
-    assert [bool(survey.merges) for survey in surveys] == [True] * (len(surveys) - QUIET) + [False] * QUIET
-    assert quiet_surveys(lineages(simulation).pop()) == QUIET
-    assert min(result.rounds) > 15
+    assert not surveys[-1].merges
+    assert min(result.rounds) > 10
 
 
 ROUGH = {

@@ -22,16 +22,15 @@ where clusters disagree about labels they harm the right one. A sample is judged
 clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
 
 Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
-its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds while they merge clusters.
-After one that merges nothing the next comes after twice as many rounds, and if that merges nothing either it is the
-last: a worth a little above the bound is a matter of chance.
+its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds until one merges nothing.
 
 Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
-followers is closed. Whose loss has just risen (`core.revival`) has no vote: what it follows is about to change, and
-where many of its followers are like that a cluster is left alone. Where the number of clusters is given they are
-merged down to it. Merging needs no message beyond the survey: every client replaces theta_a by (n_a theta_a + n_b
-theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen, trained or sent. After the last
-survey those that are left are numbered anew, without gaps; a later election may open others.
+followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
+(`core.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
+nothing and leaves some alone is not the last; the next comes after twice as many rounds. Where the number of clusters
+is given they are merged down to it. Merging needs no message beyond the survey: every client replaces theta_a by (n_a
+theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen, trained or sent.
+After the last survey those that are left are numbered anew, without gaps; a later election may open others.
 
 The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
 punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
@@ -74,9 +73,9 @@ does, where there are many, with a probability of e^-12."""
 LATEST = 0.75
 """After this share of the rounds no survey is held: what is left trains on all samples."""
 UNFIT, FEWEST_UNFIT = 0.25, 2
-"""A cluster is not merged where the loss of this share of its followers, and so many of them, has risen."""
+"""A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
 QUIET = 2
-"""Surveys in a row that merge nothing, after which no other is held."""
+"""Surveys in a row that merge nothing, after which no other is held, whatever is unsettled."""
 
 
 class Observation(NamedTuple):
@@ -84,8 +83,7 @@ class Observation(NamedTuple):
 
     follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
     that is open, in ascending order: all of the first kind, then all of the second, then of the third; optimism: o_i. A
-    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`core.revival`), so that it
-    has no vote either.
+    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`core.revival`).
     """
 
     follows: int
@@ -141,8 +139,8 @@ def nothing(slots: Sequence[int]) -> Survey:
 
 
 def count(slots: Sequence[int], said: Observation) -> Survey:
-    """Count what one client says; one that is unfit, or whose numbers are not finite, has no vote, and one that follows
-    no open cluster says nothing."""
+    """Count what one client says; one whose numbers are not finite has no vote, and one that follows no open cluster
+    says nothing."""
     empty = nothing(slots)
     if said.follows not in slots:
         return empty
@@ -152,7 +150,7 @@ def count(slots: Sequence[int], said: Observation) -> Survey:
         return tuple(value if j == place else 0 for j in range(k))
 
     counted = empty._replace(followers=at(1), samples=at(said.samples), unfit=at(int(said.unfit)))
-    if said.unfit or len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
+    if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
         return counted
     excess = [0] * (EXCESSES * k * k)
     for kind in range(EXCESSES):
@@ -202,8 +200,7 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     it.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
-    only they, for the worth of what comes of it is not known yet. A cluster with many followers whose loss has risen is
-    about to change, and is left alone where no number is given.
+    only they, for the worth of what comes of it is not known yet. Clusters that are unsettled are left alone.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
@@ -212,8 +209,7 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     samples = dict(zip(survey.slots, survey.samples, strict=True))
     found = sorted((worth, pair) for pair, worth in worths(survey).items())
     merges: list[Merge] = []
-    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
-    taken = {slot for slot, unfit, many in counts if clusters is None and unfit >= max(FEWEST_UNFIT, UNFIT * many)}
+    taken = unsettled(survey, clusters)
     for worth, (a, b) in found:
         forced = clusters is not None and not merges
         if len(merges) >= room or (worth >= options.worth and not forced):
@@ -222,6 +218,12 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
             taken |= {a, b}
             merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
     return Plan(tuple(merges), tuple(empty))
+
+
+def unsettled(survey: Survey, clusters: int | None = None) -> set[int]:
+    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached."""
+    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
+    return {slot for slot, unfit, many in counts if clusters is None and unfit >= max(FEWEST_UNFIT, UNFIT * many)}
 
 
 def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
@@ -355,6 +357,7 @@ def wait_after(quiet: int, options: MergeOptions) -> int:
     return options.every << min(quiet, QUIET)
 
 
-def is_last(now: int, quiet: int, options: MergeOptions, rounds: int) -> bool:
-    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing."""
-    return quiet >= QUIET or now + wait_after(quiet, options) > LATEST * rounds
+def is_last(now: int, quiet: int, unsure: bool, options: MergeOptions, rounds: int) -> bool:
+    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing;
+    unsure: it has left clusters alone."""
+    return (quiet > 0 and not unsure) or quiet >= QUIET or now + wait_after(quiet, options) > LATEST * rounds

@@ -361,7 +361,7 @@ def _is_survey(survey: Survey) -> bool:
     if [len(each) for each in survey[1:]] != [k, k, k, EXCESSES * k * k, k, k]:
         return False
     counts = zip(survey.voters, survey.unfit, survey.followers, strict=True)
-    few = all(min(voters, unfit) >= 0 and voters + unfit <= many <= MOST_PEERS for voters, unfit, many in counts)
+    few = all(min(some) >= 0 and max(some) == some[2] <= MOST_PEERS for some in counts)
     return few and min(survey.samples) >= 0
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from operator import add as plus
 from typing import Any, NamedTuple
 
-from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes
+from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
 from dfca.core.options import MergeOptions
 from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
@@ -43,7 +43,7 @@ class SurveyWave(Wave):
 
     slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
     many it has done, of `rounds`; holds_out: whether it can observe, and is about as fast as others; unfit: whether its
-    loss has risen, so that it has no vote. ending: it is between the training of a round and its end, and counts itself
+    loss has risen. ending: it is between the training of a round and its end, and counts itself
     when that is over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its
     own is; said: the sum so far. work_s: how long an observation may take.
     """
@@ -119,12 +119,12 @@ class SurveyWave(Wave):
         self.phase, self.missing, self.said = "vote", self._to_wait_for(self.kids, "vote"), nothing(self.slots)
         for kid in sorted(self.kids):
             self._send(kid, Question(self.key, tuple(followers)))
-        known = self.paused and self.holds_out and not self.unfit and self.follows in self.slots
+        known = self.paused and self.holds_out and self.follows in self.slots
         if known and observes(self.seed, self.round, self.id, followers[self.slots.index(self.follows)]):
             self.observing = True
             self.work.append(Observe(self.slots, self.follows))
         else:
-            self._say(Observation(self.follows, self.samples, unfit=self.unfit))
+            self._say(Observation(self.follows, self.samples))
 
     def observed(self, said: Observation) -> None:
         """Take in what came of this peer's observation; that of an earlier wave is of no use."""
@@ -133,7 +133,7 @@ class SurveyWave(Wave):
 
     def _say(self, said: Observation) -> None:
         if self.said is not None:
-            self.observing, self.said = False, add(self.said, count(self.slots, said))
+            self.observing, self.said = False, add(self.said, count(self.slots, said._replace(unfit=self.unfit)))
             self._answers_are_in()
 
     def _answers_are_in(self) -> None:
@@ -151,7 +151,8 @@ class SurveyWave(Wave):
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)
         quiet = 0 if plan.merges else 1 + quiet_surveys(self.base)
-        last = is_last(self.round, quiet, self.merging, self.rounds) or left <= (self.clusters or 1)
+        unsure = bool(unsettled(said, self.clusters))
+        last = is_last(self.round, quiet, unsure, self.merging, self.rounds) or left <= (self.clusters or 1)
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 

@@ -23,6 +23,7 @@ from dfca.core.merging import (
     observes,
     order_of,
     total,
+    unsettled,
     wait_after,
 )
 from dfca.core.options import MergeOptions
@@ -86,19 +87,20 @@ class Merging:
     ) -> tuple[list[Plan], int]:
         """Ask all clients, after so many rounds; unfit: those whose loss has risen. Returns what each part of the graph
         decides, and the numbers sent."""
-        said = self._ask(banks, assignments, now, unfit)
-        setting, plans, scalars = self.start.setting, [], 0
+        said = self._ask(banks, assignments, now)
+        setting, plans, scalars, unsure = self.start.setting, [], 0, False
         for number, part in enumerate(self.parts):
             slots = self.slots(part)
-            heard = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
-            plans.append(plan := decide(total(slots, heard), self.options, setting.clusters))
+            each = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
+            plans.append(plan := decide(heard := total(slots, each), self.options, setting.clusters))
+            unsure = unsure or bool(unsettled(heard, setting.clusters))
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
         self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
         self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
         self.due = now + wait_after(self.quiet, self.options)
-        self.over = is_last(now, self.quiet, self.options, setting.rounds) or self._settled()
+        self.over = is_last(now, self.quiet, unsure, self.options, setting.rounds) or self._settled()
         return plans, scalars
 
     def renumber(self) -> list[tuple[Sequence[int], list[int]]]:
@@ -140,14 +142,14 @@ class Merging:
         """Return whether there is nothing left to merge."""
         return all(len(self.slots(part)) <= (self.start.setting.clusters or 1) for part in self.parts)
 
-    def _ask(self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int]) -> Tensor:
+    def _ask(self, banks: Tensor, assignments: Tensor, now: int) -> Tensor:
         """Gather what all clients say: (N, 3 + EXCESSES * m), the cluster, the samples, the optimism, the excess."""
         start, members = self.start, self.start.members
         assert start.held is not None  # until the last survey
         mine = torch.full((len(members), 3 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
         mine[:, 0] = assignments[list(members)].double()
         mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
-        chosen = self._observers(assignments, now) - set(unfit)
+        chosen = self._observers(assignments, now)
         here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
         follows = [int(assignments[members[place]]) for place in here]
         slots = [self.slots([members[place]]) for place in here]
