@@ -175,7 +175,7 @@ class Surveys:
         left = max(len(state.bank) - len(state.closed) for state in states)
         self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
         self.due = now + wait_after(self.quiet, options)
-        if is_last(now, self.quiet, False, options, setting.rounds) or left <= (setting.clusters or 1):
+        if is_last(now, self.quiet, (), options, setting.rounds) or left <= (setting.clusters or 1):
             self.over, self.clients = True, self._later
             orders = [order_of(len(state.bank), state.closed) for state in states]
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]

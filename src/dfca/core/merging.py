@@ -27,10 +27,11 @@ its other ones keeps a client where it is, right or wrong. Surveys are held ever
 Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
 followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
 (`core.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
-nothing and leaves some alone is not the last; the next comes after twice as many rounds. Where the number of clusters
-is given they are merged down to it. Merging needs no message beyond the survey: every client replaces theta_a by (n_a
-theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen, trained or sent.
-After the last survey those that are left are numbered anew, without gaps; a later election may open others.
+nothing and leaves some alone is not the last; the next comes after twice as many rounds, and leaves none alone. Where
+the number of clusters is given they are merged down to it. Merging needs no message beyond the survey: every client
+replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
+chosen, trained or sent. After the last survey those that are left are numbered anew, without gaps; a later election may
+open others.
 
 The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
 punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
@@ -74,8 +75,6 @@ LATEST = 0.75
 """After this share of the rounds no survey is held: what is left trains on all samples."""
 UNFIT, FEWEST_UNFIT = 0.25, 2
 """A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
-QUIET = 2
-"""Surveys in a row that merge nothing, after which no other is held, whatever is unsettled."""
 
 
 class Observation(NamedTuple):
@@ -195,12 +194,12 @@ def _excess(survey: Survey, a: int, b: int) -> float:
     return min(plain, tuned) - min(0.0, right)
 
 
-def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -> Plan:
+def decide(survey: Survey, options: MergeOptions, clusters: int | None = None, alone: Collection[int] = ()) -> Plan:
     """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
     it.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
-    only they, for the worth of what comes of it is not known yet. Clusters that are unsettled are left alone.
+    only they, for the worth of what comes of it is not known yet. alone: clusters that are not merged now.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
@@ -209,7 +208,7 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     samples = dict(zip(survey.slots, survey.samples, strict=True))
     found = sorted((worth, pair) for pair, worth in worths(survey).items())
     merges: list[Merge] = []
-    taken = unsettled(survey, clusters)
+    taken = set(alone)
     for worth, (a, b) in found:
         forced = clusters is not None and not merges
         if len(merges) >= room or (worth >= options.worth and not forced):
@@ -220,10 +219,12 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     return Plan(tuple(merges), tuple(empty))
 
 
-def unsettled(survey: Survey, clusters: int | None = None) -> set[int]:
-    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached."""
+def unsettled(survey: Survey, clusters: int | None = None, quiet: int = 0) -> set[int]:
+    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached, or
+    the survey before has merged nothing because of them."""
     counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
-    return {slot for slot, unfit, many in counts if clusters is None and unfit >= max(FEWEST_UNFIT, UNFIT * many)}
+    many = {slot for slot, unfit, followers in counts if unfit >= max(FEWEST_UNFIT, UNFIT * followers)}
+    return many if clusters is None and not quiet else set()
 
 
 def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
@@ -354,10 +355,10 @@ def observes(seed: int, now: int, client: int, followers: int) -> bool:
 
 def wait_after(quiet: int, options: MergeOptions) -> int:
     """Return how many rounds lie between two surveys, the first of them the last of so many that merged nothing."""
-    return options.every << min(quiet, QUIET)
+    return 2 * options.every if quiet else options.every
 
 
-def is_last(now: int, quiet: int, unsure: bool, options: MergeOptions, rounds: int) -> bool:
+def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
     """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing;
-    unsure: it has left clusters alone."""
-    return (quiet > 0 and not unsure) or quiet >= QUIET or now + wait_after(quiet, options) > LATEST * rounds
+    alone: the clusters that it left alone."""
+    return bool(quiet and not alone) or now + wait_after(quiet, options) > LATEST * rounds

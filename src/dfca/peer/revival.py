@@ -149,18 +149,16 @@ class DriftDetector:
         for name, value in UNSEEN_CLUSTER.items():
             setattr(self, name, [value] * len(order))
         self.newest = newest
-        if not self.alarm:  # else it goes on to compare with what it had: how much was learned is known to all
-            self.lowest = math.inf
-        self._lower_alarms()
+        self._forget_lowest()
 
     def _learn_anew(self) -> None:
         """Learn what low and high losses are: the models are others."""
-        self.alarm, self.lowest, self.highest = 0, math.inf, -math.inf
-        self._lower_alarms()
+        self._forget_lowest()
+        self.highest = -math.inf
 
-    def _lower_alarms(self) -> None:
-        """Forget the alarms of a lineage; who is still alarmed raises its own anew."""
-        self.misfit = False
+    def _forget_lowest(self) -> None:
+        """Learn what a low loss is; how much was learned since the last election is known."""
+        self.alarm, self.lowest, self.misfit = 0, math.inf, False
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 
     def grow(self, clusters: int) -> None:

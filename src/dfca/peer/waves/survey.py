@@ -146,13 +146,15 @@ class SurveyWave(Wave):
 
     def _decide(self, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
-        plan, voters = decide(said, self.merging, self.clusters), self._count().size
+        before, voters = quiet_surveys(self.base), self._count().size
+        alone = unsettled(said, self.clusters, before)
+        plan = decide(said, self.merging, self.clusters, alone)
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)
-        quiet = 0 if plan.merges else 1 + quiet_surveys(self.base)
-        unsure = bool(unsettled(said, self.clusters))
-        last = is_last(self.round, quiet, unsure, self.merging, self.rounds) or left <= (self.clusters or 1)
+        last = is_last(self.round, 0 if plan.merges else before + 1, alone, self.merging, self.rounds) or left <= (
+            self.clusters or 1
+        )
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 

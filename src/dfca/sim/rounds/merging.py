@@ -88,19 +88,20 @@ class Merging:
         """Ask all clients, after so many rounds; unfit: those whose loss has risen. Returns what each part of the graph
         decides, and the numbers sent."""
         said = self._ask(banks, assignments, now)
-        setting, plans, scalars, unsure = self.start.setting, [], 0, False
+        setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
         for number, part in enumerate(self.parts):
             slots = self.slots(part)
             each = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
-            plans.append(plan := decide(heard := total(slots, each), self.options, setting.clusters))
-            unsure = unsure or bool(unsettled(heard, setting.clusters))
+            heard = total(slots, each)
+            alone |= (left := unsettled(heard, setting.clusters, self.quiet))
+            plans.append(plan := decide(heard, self.options, setting.clusters, left))
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
         self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
         self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
         self.due = now + wait_after(self.quiet, self.options)
-        self.over = is_last(now, self.quiet, unsure, self.options, setting.rounds) or self._settled()
+        self.over = is_last(now, self.quiet, alone, self.options, setting.rounds) or self._settled()
         return plans, scalars
 
     def renumber(self) -> list[tuple[Sequence[int], list[int]]]:

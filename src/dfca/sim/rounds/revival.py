@@ -108,9 +108,10 @@ class Revival:
         return set(self.alarm.nonzero()[:, 0].tolist())
 
     def forget_lowest(self, clients: Sequence[int]) -> None:
-        """Let some clients learn anew what a low loss is, after a survey, but for those that have just lost it; how
-        much was learned since the last election is known."""
-        self.lowest[[client for client in clients if not self.alarm[client]]] = float("inf")
+        """Let some clients learn anew what a low loss is, after a survey; how much was learned since the last election
+        is known."""
+        self.alarm[list(clients)] = 0
+        self.lowest[list(clients)] = float("inf")
 
     def renumber(self, clusters: int) -> None:
         """Go on with so many clusters, all of which have followers."""
@@ -121,8 +122,7 @@ class Revival:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
         self.last = torch.tensor(now)
         self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
-        self.alarm.zero_()
-        self.lowest.fill_(float("inf"))  # also that of clients that changed
+        self.forget_lowest(range(len(self.lowest)))  # also that of clients that changed
         self.highest.fill_(float("-inf"))
         self.mourned |= self._lost()
         grown = clusters - len(self.idle)
