@@ -152,9 +152,8 @@ class SurveyWave(Wave):
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)
-        last = is_last(self.round, 0 if plan.merges else before + 1, alone, self.merging, self.rounds) or left <= (
-            self.clusters or 1
-        )
+        quiet = 0 if plan.merges else before + 1
+        last = is_last(self.round, quiet, alone, self.merging, self.rounds) or left <= (self.clusters or 1)
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 
