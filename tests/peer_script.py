@@ -42,12 +42,14 @@ def elected(voters: int, *slots: int, root: int = 9, before: Lineage = ()) -> Li
 
 A = elected(3, 0, 1)
 S = Entry(3, 0, 1, 0, 0, (0, 1), (Merge(0, 1, 0.25, 0.1),), (), True)
+Q = Entry(3, 0, 1, 0, 0, ())
 LINEAGES = {
     "A": A,
     "A2": elected(3, 2, before=A),
     "B": elected(5, 0, 1),
     "LOW": elected(1, 0),
     "AS": (*A, S),
+    "AQ": (*A, Q),
     "AX": (*A, S._replace(slots=(0,))),
 }
 
@@ -82,6 +84,7 @@ NAMES: dict[str, Any] = {
         copied(sender, cluster, value, round, -2), round, clusters, lineage
     ),
     "S": S,
+    "Q": Q,
     "OWN": messages.Key(0, 0, -lot(0, 0), 0, 0),
     "MergeOptions": MergeOptions,
     "Offer": Offer,

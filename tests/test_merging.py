@@ -29,12 +29,14 @@ from dfca.core.merging import (
     count,
     decide,
     differ,
-    is_due,
+    is_last,
     judge,
     merge_,
     nothing,
     observe,
     total,
+    unsettled,
+    wait_after,
     worths,
 )
 from dfca.core.params import FlatModel
@@ -100,6 +102,18 @@ def test_a_cluster_without_followers_is_closed_and_one_without_votes_is_not_wort
     plan = decide(total((0, 2, 4), silent), OPTIONS)
     assert plan == Plan((Merge(0, 4, 8 / 11, 0.0),), (2,))
     assert plan.closed == (2, 4)
+
+
+def test_a_cluster_is_left_alone_while_the_losses_of_a_quarter_of_its_followers_have_risen() -> None:
+    alike = [Observation(j, 20, differ((0.3,) * 3, j), 0.1) for j in (0, 0, 0, 1, 2)]
+    for many, pairs in ((0, [(0, 1)]), (1, [(0, 1)]), (2, [(1, 2)])):
+        survey = total(range(3), [*alike, *[Observation(0, 20, differ((0.3,) * 3, 0), 0.1, unfit=True)] * many])
+        assert (alone := unsettled(survey)) == ({0} if many == 2 else set())
+        assert (
+            unsettled(survey, quiet=1) == unsettled(survey, clusters=2) == set()
+        )  # not twice, and a number is reached
+        assert survey.unfit == (many, 0, 0)
+        assert [merge[:2] for merge in decide(survey, OPTIONS, alone=alone).merges] == pairs
 
 
 def test_only_pairs_without_a_cluster_in_common_are_merged_at_once() -> None:
@@ -261,9 +275,23 @@ def test_a_state_forgets_what_is_closed_and_knows_what_was_merged() -> None:
     assert after.with_model(2, after.bank).closed == (3,)
 
 
-def test_when_surveys_are_held() -> None:
-    assert [now for now in range(60) if is_due(now, OPTIONS, 0, 24)] == [10, 12, 14, 16, 18]
-    assert [now for now in range(60) if is_due(now, OPTIONS, 5, 24)] == [15, 17]
+def surveys_of(rounds: int, merging: set[int], unsure: set[int]) -> list[int]:
+    """List the rounds after which surveys are held, where those after some merge clusters, or leave some alone."""
+    found, quiet = [OPTIONS.first], 0
+    while True:
+        now, quiet = found[-1], 0 if found[-1] in merging else quiet + 1
+        if is_last(now, quiet, unsure & {now}, OPTIONS, rounds):
+            return found
+        found.append(now + wait_after(quiet, OPTIONS))
+
+
+def test_surveys_end_with_one_that_merges_nothing_unless_it_has_left_clusters_alone() -> None:
+    assert surveys_of(1000, set(), set()) == [10]
+    assert surveys_of(1000, {10, 12}, set()) == [10, 12, 14]
+    assert surveys_of(1000, {14}, {10}) == [10, 14, 16]
+    assert surveys_of(1000, {10, 12}, {12, 14}) == [10, 12, 14, 18]
+    assert surveys_of(20, {10, 12}, {14}) == [10, 12, 14]  # after three quarters of the rounds there is none
+    assert surveys_of(24, set(range(24)), set()) == [10, 12, 14, 16, 18]
 
 
 @pytest.mark.parametrize(

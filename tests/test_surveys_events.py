@@ -17,7 +17,7 @@ from test_merging import make_world
 from dfca.core.merging import Merge, Plan
 from dfca.core.options import MergeOptions
 from dfca.peer.peer import Peer
-from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since
+from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since, quiet_surveys
 from dfca.peer.records.work import Job, Observe
 from dfca.peer.revival import DriftDetector
 from dfca.peer.state import State
@@ -55,19 +55,23 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert (left in simulation.notes) == (setting.clusters is None)
 
 
-def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_its_by_election() -> None:
+@pytest.mark.parametrize(("drift", "rounds"), [(7, 40), (16, 48)], ids=["a round before a survey", "after the last"])
+def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_its_by_election(
+    drift: int, rounds: int
+) -> None:
     before, after = make_toy_split(12, samples=60), make_toy_split(12, samples=60)
     for client in (0, 2, 4):
         after.train.of(client)[1].copy_((after.train.of(client)[1] + 1) % 3)
         after.test.of(client)[1].copy_((after.test.of(client)[1] + 1) % 3)
-    setting = small(split=before, drift=(16, after), rounds=48, evaluate_every=24)
+    setting = small(split=before, drift=(drift, after), rounds=rounds, evaluate_every=rounds // 2)
     algorithm = replace(setting.algorithm, revives=True, merging=replace(setting.algorithm.merging, opens=3))
     setting = replace(setting, algorithm=algorithm)
     simulation = EventSimulation(setting)
     assert_same(setting, simulation.run())
     ((*entries,),) = lineages(simulation)
     by_election = next(place for place, entry in enumerate(entries) if place and not entry.is_survey)
-    assert entries[by_election - 1].last  # before the drift
+    before = entries[by_election - 1]  # it left alone the clusters that were about to change
+    assert before.last if drift == 16 else not before.changes
     assert entries[-1].last
     assert entries[by_election + 1 :]
 
@@ -199,6 +203,18 @@ def test_the_clusters_of_a_lineage_with_surveys() -> None:
     assert opened_since((START, first, last), (START,)) == ()
     assert opened_since((START, first, reopened), (START, first)) == (2,)
     assert opened_since((START, first, reopened), (START,)) is None
+
+
+def test_a_survey_that_changes_nothing_is_an_entry_without_clusters() -> None:
+    quiet, reopened = Entry(9, 0, 1, 0, 0, ()), Entry(8, 0, 1, 0, 5, (2,))
+    first, last = Entry(9, 0, 1, 0, 0, (0, 2), MERGE), Entry(9, 0, 1, 0, 0, (), last=True)
+    assert layout_of((START, quiet)) == layout_of((START, quiet, last)) == Clusters(4)
+    assert all(compatible((START,), (START, quiet), j) for j in range(4))
+    assert opened_since((START, quiet), (START,)) == ()
+    assert opened_since((START, quiet, reopened), (START,)) == (2,)  # and no other model
+    rows = (), (START,), (START, quiet), (START, first, quiet, quiet)
+    assert [quiet_surveys(each) for each in rows] == [0, 0, 1, 2]
+    assert quiet_surveys((START, quiet, first)) == quiet_surveys((START, quiet, reopened)) == 0
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def any_survey(k: int) -> st.SearchStrategy[Survey]:
 
     slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda each: tuple(sorted(each)))
     sums = (of(-(2**127), 2**127 - 1, EXCESSES * k * k), of(-(2**127), 2**127 - 1))
-    return st.builds(Survey, slots, of(9, 2**20), of(0, 2**53), of(0, 9), *sums)
+    return st.builds(Survey, slots, of(9, 2**20), of(0, 2**53), of(0, 9), *sums, of(0, 9))
 
 
 def _cut(values: st.SearchStrategy[Any], count: int, name: str) -> st.SearchStrategy[Any]:

@@ -23,12 +23,13 @@ from dfca.core.merging import (
     Observation,
     Plan,
     decide,
-    is_due,
+    is_last,
     observe,
     observes,
     order_of,
     personal_steps,
     total,
+    wait_after,
 )
 from dfca.core.params import FlatModel
 from dfca.core.personal import SWEEPS, average, pick, release_round
@@ -154,13 +155,14 @@ class Surveys:
 
     def __init__(self, setting: Setting, options: MergeOptions) -> None:
         self.setting, self.options, self.over = setting, options, False
+        self.due, self.quiet = options.first, 0
         self._later = make_clients(setting)
         self.clients = [replace(client, hold_out_until=setting.rounds, chooses_unseen=True) for client in self._later]
 
     def hold(self, states: list[ClientState], now: int) -> list[ClientState]:
         """Hold the survey that is due after so many rounds, if one is."""
         options, setting = self.options, self.setting
-        if self.over or not is_due(now, options, 0, setting.rounds):
+        if self.over or now < self.due:
             return states
         plans: list[Plan] = []
         for part in nx.connected_components(setting.graph):
@@ -171,8 +173,9 @@ class Surveys:
             plans.append(plan := decide(total(slots, said), options, setting.clusters))
             states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
-        later = is_due(now + options.every, options, 0, setting.rounds)
-        if not later or not any(plan.merges for plan in plans) or left <= (setting.clusters or 1):
+        self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
+        self.due = now + wait_after(self.quiet, options)
+        if is_last(now, self.quiet, (), options, setting.rounds) or left <= (setting.clusters or 1):
             self.over, self.clients = True, self._later
             orders = [order_of(len(state.bank), state.closed) for state in states]
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]

@@ -22,13 +22,16 @@ where clusters disagree about labels they harm the right one. A sample is judged
 clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
 
 Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
-its other ones keeps a client where it is, right or wrong.
+its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds until one merges nothing.
 
 Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
-followers is closed. Where the number of clusters is given they are merged down to it. Merging needs no message beyond
-the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A
-closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
-gaps; a later election may open others.
+followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
+(`core.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
+nothing and leaves some alone is not the last; the next comes after twice as many rounds, and leaves none alone. Where
+the number of clusters is given they are merged down to it. Merging needs no message beyond the survey: every client
+replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
+chosen, trained or sent. After the last survey those that are left are numbered anew, without gaps; a later election may
+open others.
 
 The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
 punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
@@ -70,6 +73,8 @@ OBSERVERS = 12
 does, where there are many, with a probability of e^-12."""
 LATEST = 0.75
 """After this share of the rounds no survey is held: what is left trains on all samples."""
+UNFIT, FEWEST_UNFIT = 0.25, 2
+"""A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
 
 
 class Observation(NamedTuple):
@@ -77,13 +82,14 @@ class Observation(NamedTuple):
 
     follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
     that is open, in ascending order: all of the first kind, then all of the second, then of the third; optimism: o_i. A
-    client that holds nothing out has no excess, and no optimism.
+    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`core.revival`).
     """
 
     follows: int
     samples: int
     excess: tuple[float, ...] = ()
     optimism: float = math.nan
+    unfit: bool = False
 
 
 class Survey(NamedTuple):
@@ -92,7 +98,7 @@ class Survey(NamedTuple):
 
     slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
     (k,): followers that have judged; excess (EXCESSES * k * k,): the sums over the voters of a, row by row, one kind
-    after the other; optimism (k,): the sum over the voters.
+    after the other; optimism (k,): the sum over the voters; unfit (k,): followers whose loss has risen.
     """
 
     slots: tuple[int, ...]
@@ -101,6 +107,7 @@ class Survey(NamedTuple):
     voters: tuple[int, ...]
     excess: tuple[int, ...]
     optimism: tuple[int, ...]
+    unfit: tuple[int, ...]
 
 
 class Merge(NamedTuple):
@@ -127,7 +134,7 @@ class Plan(NamedTuple):
 def nothing(slots: Sequence[int]) -> Survey:
     """Survey nobody, where these clusters are open."""
     zeros = (0,) * len(slots)
-    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros)
+    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros, zeros)
 
 
 def count(slots: Sequence[int], said: Observation) -> Survey:
@@ -141,7 +148,7 @@ def count(slots: Sequence[int], said: Observation) -> Survey:
     def at(value: int) -> tuple[int, ...]:
         return tuple(value if j == place else 0 for j in range(k))
 
-    counted = empty._replace(followers=at(1), samples=at(said.samples))
+    counted = empty._replace(followers=at(1), samples=at(said.samples), unfit=at(int(said.unfit)))
     if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
         return counted
     excess = [0] * (EXCESSES * k * k)
@@ -187,12 +194,12 @@ def _excess(survey: Survey, a: int, b: int) -> float:
     return min(plain, tuned) - min(0.0, right)
 
 
-def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -> Plan:
+def decide(survey: Survey, options: MergeOptions, clusters: int | None = None, alone: Collection[int] = ()) -> Plan:
     """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
     it.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
-    only they, for the worth of what comes of it is not known yet.
+    only they, for the worth of what comes of it is not known yet. alone: clusters that are not merged now.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
@@ -201,7 +208,7 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
     samples = dict(zip(survey.slots, survey.samples, strict=True))
     found = sorted((worth, pair) for pair, worth in worths(survey).items())
     merges: list[Merge] = []
-    taken: set[int] = set()
+    taken = set(alone)
     for worth, (a, b) in found:
         forced = clusters is not None and not merges
         if len(merges) >= room or (worth >= options.worth and not forced):
@@ -210,6 +217,14 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None) -
             taken |= {a, b}
             merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
     return Plan(tuple(merges), tuple(empty))
+
+
+def unsettled(survey: Survey, clusters: int | None = None, quiet: int = 0) -> set[int]:
+    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached, or
+    the survey before has merged nothing because of them."""
+    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
+    many = {slot for slot, unfit, followers in counts if unfit >= max(FEWEST_UNFIT, UNFIT * followers)}
+    return many if clusters is None and not quiet else set()
 
 
 def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
@@ -338,7 +353,12 @@ def observes(seed: int, now: int, client: int, followers: int) -> bool:
     return derive(seed, "survey", now, client) * followers < OBSERVERS << 32
 
 
-def is_due(now: int, options: MergeOptions, since: int, rounds: int) -> bool:
-    """Return whether a survey is held after `now` rounds, where clusters were opened after `since` of them."""
-    age = now - since - options.first
-    return age >= 0 and age % options.every == 0 and now <= LATEST * rounds
+def wait_after(quiet: int, options: MergeOptions) -> int:
+    """Return how many rounds lie between two surveys, the first of them the last of so many that merged nothing."""
+    return 2 * options.every if quiet else options.every
+
+
+def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
+    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing;
+    alone: the clusters that it left alone."""
+    return bool(quiet and not alone) or now + wait_after(quiet, options) > LATEST * rounds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dfca.core.merging import LATEST, order_of
-from dfca.peer.records.lineage import Entry, Lineage, layout_of
+from dfca.core.merging import order_of, wait_after
+from dfca.peer.records.lineage import Entry, Lineage, layout_of, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay
 from dfca.peer.state import State, Step
@@ -47,7 +47,7 @@ class Merging(Relay):
         return bool(self.lineage) and len(self.open_clusters) <= MOST_SURVEYED
 
     def _make_survey(self) -> SurveyWave:
-        merging, bank, rounds = self.options.merging, self.bank, self.options.rounds
+        merging, bank = self.options.merging, self.bank
         assert merging is not None
         assert bank is not None
         slots = tuple(self.open_clusters)
@@ -58,8 +58,9 @@ class Merging(Relay):
             follows=self._followed,
             samples=self.samples,
             round=self.round,
-            goes_on=self.round + merging.every <= LATEST * rounds,
+            rounds=self.options.rounds,
             holds_out=self.surveying and not self._is_slow,
+            unfit=self.detector.unfit,
             work_s=SLACK * self.train_s * self.options.observation * len(slots),
             strikes=self.survey_strikes,
             failed=self.survey_failed,
@@ -100,7 +101,7 @@ class Merging(Relay):
 
     def _pause_for_survey(self, survey: SurveyWave) -> None:
         """Wait between two rounds until the survey has ended; if it has meanwhile, go on."""
-        self.state, survey.round = State.PAUSED, self.round
+        self.state, survey.round, survey.unfit = State.PAUSED, self.round, self.detector.unfit
         survey.pause(self._followed, self.samples)
         self._end_survey(survey)
 
@@ -117,6 +118,7 @@ class Merging(Relay):
         self.survey_strikes, self.survey_failed = survey.strikes, survey.failed
         if entry is not None and survey.base == self.lineage:
             self._take_entry(entry)
+            self.survey_at = self.round + wait_after(quiet_surveys(self.lineage), merging)
             self._broadcast(self._hello())
             self._out.save = True
         if paused:
@@ -127,13 +129,20 @@ class Merging(Relay):
         """Do to one's own models what surveys have decided since, of a lineage that goes on where one's own ends."""
         for entry in lineage[len(self.lineage) :]:
             self._take_entry(entry)
-        self.surveyed = self.round
-        self.survey_at = max(self.survey_at, self.round + (0 if (m := self.options.merging) is None else m.every))
+        self.surveyed, merging = self.round, self.options.merging
+        if merging is not None:
+            wait = wait_after(quiet_surveys(self.lineage), merging)
+            self.survey_at = max(self.survey_at, self.round + wait)
 
     def _take_entry(self, entry: Entry) -> None:
         """Merge and close clusters in one's own bank; after the last survey, number those that are left anew."""
         assert self.bank is not None
         if layout_of(self.lineage).after(entry) is None:
+            return
+        self.alarm_sent = (False, 0)  # alarms are of a lineage
+        if not entry.changes:
+            self.lineage = (*self.lineage, entry)
+            self._note("survey", number=len(self.open_clusters))
             return
         after = self.copies.merged(entry.plan)
         if after.assignment in after.closed:
@@ -150,5 +159,4 @@ class Merging(Relay):
             self.answers.pop(j, None)
             self.wanted.pop(j, None)
         self.detector.merge(entry.plan, order[: len(after.bank)])
-        self.alarm_sent = (False, 0)
         self._note("survey", number=len(after.bank) - len(after.closed))

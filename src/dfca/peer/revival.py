@@ -64,6 +64,11 @@ class DriftDetector:
         """Whether no model fits this peer any more."""
         return self.alarm >= ROUNDS or self.misfit
 
+    @property
+    def unfit(self) -> bool:
+        """Whether its loss is above what raises the alarm, if it stays there."""
+        return self.alarm > 0 or self.misfit
+
     def look(self, loss: float, mixed: bool = True) -> None:
         """Take in the loss of one's best model; mixed: it was averaged with others since, or nobody is away.
 

@@ -185,9 +185,11 @@ class PeerState(Personal):
 
     @property
     def surveying(self) -> bool:
-        """Whether a survey is to come (`core.merging`): until one merges nothing, or most rounds are over."""
-        options = self.options
-        if options.merging is None or max(self.round, self.survey_at) > LATEST * options.rounds:
+        """Whether a survey is to come (`core.merging`): until the last, or most rounds are over."""
+        options, surveyed = self.options, bool(self.lineage) and self.lineage[-1].is_survey
+        # Whether others wait for as long after a survey is not known: until one is the last there may be another.
+        due = self.round if surveyed else max(self.round, self.survey_at)
+        if options.merging is None or due > LATEST * options.rounds:
             return False
         if self.bank is None:
             return True

@@ -564,20 +564,22 @@ class Question(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., followers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Survey(_message.Message):
-    __slots__ = ("slots", "followers", "samples", "voters", "excess", "optimism")
+    __slots__ = ("slots", "followers", "samples", "voters", "excess", "optimism", "unfit")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     EXCESS_FIELD_NUMBER: _ClassVar[int]
     OPTIMISM_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
     followers: _containers.RepeatedScalarFieldContainer[int]
     samples: _containers.RepeatedScalarFieldContainer[int]
     voters: _containers.RepeatedScalarFieldContainer[int]
     excess: _containers.RepeatedScalarFieldContainer[bytes]
     optimism: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., followers: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ..., optimism: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    unfit: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., followers: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ..., optimism: _Optional[_Iterable[bytes]] = ..., unfit: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("key", "survey")

@@ -23,7 +23,8 @@ class Entry(NamedTuple):
     """One election: its voters, the wave that held it, a digest of the models, and the clusters that these opened.
 
     Or one survey (`core.merging`): those that took part, the wave, what it merged and which clusters without followers
-    it closed; last: those that are left were numbered anew. slots: the clusters that are not what they were.
+    it closed; last: those that are left were numbered anew. slots: the clusters that are not what they were; where
+    there are none it is a survey that changed nothing, and counts among those in a row that did not.
     """
 
     voters: int
@@ -39,7 +40,12 @@ class Entry(NamedTuple):
     @property
     def is_survey(self) -> bool:
         """Whether it is a survey."""
-        return bool(self.merges or self.empty or self.last)
+        return bool(self.merges or self.empty or self.last or not self.slots)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is other than before: of surveys, some merge nothing and are not the last."""
+        return bool(self.slots or self.last)
 
     @property
     def plan(self) -> Plan:
@@ -130,12 +136,18 @@ def opened_since(later: Lineage, earlier: Lineage) -> tuple[int, ...] | None:
 
     None where a survey was held in between as well: then all models are others.
     """
-    since = later[len(earlier) :]
+    since = [entry for entry in later[len(earlier) :] if entry.changes]
     if all(entry.is_survey for entry in since):
         return ()
     if any(entry.is_survey for entry in since):
         return None
     return tuple(sorted({slot for entry in since for slot in entry.slots}))
+
+
+def quiet_surveys(lineage: Lineage) -> int:
+    """Count the surveys at the end of a lineage that merged nothing, in a row."""
+    merged = (not entry.is_survey or bool(entry.merges) for entry in reversed(lineage))
+    return next((place for place, each in enumerate(merged) if each), len(lineage))
 
 
 def is_lineage(value: Any) -> bool:
@@ -156,7 +168,7 @@ def is_entry(value: Any) -> bool:
         and all(_is_merge(merge) for merge in value.merges)
         and _are_slots(value.empty)
         and type(value.last) is bool
-        and (bool(value.slots) or value.is_survey)
+        and (bool(value.slots) or value.voters > 0)  # a survey that changed nothing, of somebody
     )
 
 

@@ -358,10 +358,10 @@ def _is_survey(survey: Survey) -> bool:
     k, slots = len(survey.slots), survey.slots
     if not (0 < k <= MOST_SURVEYED and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))):
         return False
-    if [len(each) for each in survey[1:]] != [k, k, k, EXCESSES * k * k, k]:
+    if [len(each) for each in survey[1:]] != [k, k, k, EXCESSES * k * k, k, k]:
         return False
-    counts = zip(survey.voters, survey.followers, strict=True)
-    few = all(0 <= voters <= followers <= MOST_PEERS for voters, followers in counts)
+    counts = zip(survey.voters, survey.unfit, survey.followers, strict=True)
+    few = all(min(some) >= 0 and max(some) == some[2] <= MOST_PEERS for some in counts)
     return few and min(survey.samples) >= 0
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from operator import add as plus
 from typing import Any, NamedTuple
 
-from dfca.core.merging import Observation, Survey, add, count, decide, nothing, observes
+from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
 from dfca.core.options import MergeOptions
-from dfca.peer.records.lineage import Entry, layout_of
+from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
@@ -42,10 +42,10 @@ class SurveyWave(Wave):
     """One peer's part in a survey. `work`: what it wants done; the peer drains it, and `out`.
 
     slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
-    many it has done; goes_on: whether another survey may follow this one; holds_out: whether it can observe, and is
-    about as fast as others. ending: it is between the training of a round and its end, and counts itself when that is
-    over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its own is; said:
-    the sum so far. work_s: how long an observation may take.
+    many it has done, of `rounds`; holds_out: whether it can observe, and is about as fast as others; unfit: whether its
+    loss has risen. ending: it is between the training of a round and its end, and counts itself
+    when that is over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its
+    own is; said: the sum so far. work_s: how long an observation may take.
     """
 
     merging: MergeOptions = field(default_factory=MergeOptions)
@@ -53,8 +53,9 @@ class SurveyWave(Wave):
     follows: int = -1
     samples: int = 0
     round: int = 0
-    goes_on: bool = True
+    rounds: int = 0
     holds_out: bool = True
+    unfit: bool = False
     ending: bool = False
     paused: bool = False
     work_s: float = 0.0
@@ -132,7 +133,7 @@ class SurveyWave(Wave):
 
     def _say(self, said: Observation) -> None:
         if self.said is not None:
-            self.observing, self.said = False, add(self.said, count(self.slots, said))
+            self.observing, self.said = False, add(self.said, count(self.slots, said._replace(unfit=self.unfit)))
             self._answers_are_in()
 
     def _answers_are_in(self) -> None:
@@ -145,11 +146,14 @@ class SurveyWave(Wave):
 
     def _decide(self, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
-        plan, voters = decide(said, self.merging, self.clusters), self._count().size
+        before, voters = quiet_surveys(self.base), self._count().size
+        alone = unsettled(said, self.clusters, before)
+        plan = decide(said, self.merging, self.clusters, alone)
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)
-        last = not self.goes_on or not plan.merges or left <= (self.clusters or 1)
+        quiet = 0 if plan.merges else before + 1
+        last = is_last(self.round, quiet, alone, self.merging, self.rounds) or left <= (self.clusters or 1)
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 

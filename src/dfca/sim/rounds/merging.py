@@ -6,13 +6,26 @@ What a survey sends is counted as one turn on a wave (`peer.election`): the sums
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfca.core.merging import EXCESSES, LATEST, Observation, Plan, decide, is_due, nothing, observes, order_of, total
+from dfca.core.merging import (
+    EXCESSES,
+    LATEST,
+    Observation,
+    Plan,
+    decide,
+    is_last,
+    nothing,
+    observes,
+    order_of,
+    total,
+    unsettled,
+    wait_after,
+)
 from dfca.core.options import MergeOptions
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import observe_all
@@ -26,9 +39,9 @@ KEY_SCALARS = 5
 class Merging:
     """The clusters of every client that are closed, and when the next survey is due; every rank knows the same.
 
-    closed (m, N) bool: parts of a graph that are not connected close their own. since: after how many rounds clusters
-    were opened last; over: whether no survey is due until one is opened again. log: the surveys so far, of the first
-    part.
+    closed (m, N) bool: parts of a graph that are not connected close their own. due: after how many rounds a survey is
+    held; quiet: how many in a row have merged nothing; over: whether no survey is due until a cluster is opened again.
+    log: the surveys so far, of the first part.
     """
 
     def __init__(self, start: Start, options: MergeOptions, parts: Sequence[Sequence[int]], centres: Sequence[int]):
@@ -37,7 +50,7 @@ class Merging:
         self.closed = torch.zeros(max(centres), start.setting.clients, dtype=torch.bool)
         for part, many in zip(parts, centres, strict=True):
             self.closed[many:, list(part)] = True
-        self.since, self.over = 0, False
+        self.due, self.quiet, self.over = options.first, 0, False
         self.log: list[dict[str, Any]] = []
         self._waves: dict[int, int] = {}
 
@@ -52,7 +65,7 @@ class Merging:
 
     def is_due(self, now: int) -> bool:
         """Return whether a survey is held after so many rounds."""
-        return not self.over and is_due(now, self.options, self.since, self.start.setting.rounds)
+        return not self.over and self.due <= now <= LATEST * self.start.setting.rounds
 
     def losses(self, banks: Tensor) -> Tensor:
         """Compute the losses that members choose a cluster by until the last survey: (L, m), on held-out samples.
@@ -69,20 +82,26 @@ class Merging:
             found[without] = start.engine.losses(banks[:, without], start.train.subset(without), closed=closed)
         return found
 
-    def survey(self, banks: Tensor, assignments: Tensor, now: int) -> tuple[list[Plan], int]:
-        """Ask all clients, after so many rounds; returns what each part of the graph decides, and the numbers sent."""
+    def survey(
+        self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int] = ()
+    ) -> tuple[list[Plan], int]:
+        """Ask all clients, after so many rounds; unfit: those whose loss has risen. Returns what each part of the graph
+        decides, and the numbers sent."""
         said = self._ask(banks, assignments, now)
-        setting, plans, scalars = self.start.setting, [], 0
+        setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
         for number, part in enumerate(self.parts):
             slots = self.slots(part)
-            heard = (_observation(said[client], slots) for client in part)
-            plans.append(plan := decide(total(slots, heard), self.options, setting.clusters))
+            each = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
+            heard = total(slots, each)
+            alone |= (left := unsettled(heard, setting.clusters, self.quiet))
+            plans.append(plan := decide(heard, self.options, setting.clusters, left))
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
         self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
-        later = is_due(now + self.options.every, self.options, self.since, setting.rounds)
-        self.over = not later or not any(plan.merges for plan in plans) or self._settled()
+        self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
+        self.due = now + wait_after(self.quiet, self.options)
+        self.over = is_last(now, self.quiet, alone, self.options, setting.rounds) or self._settled()
         return plans, scalars
 
     def renumber(self) -> list[tuple[Sequence[int], list[int]]]:
@@ -100,21 +119,24 @@ class Merging:
         if slot == len(self.closed):
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False
-        first = now + self.options.first
-        self.since, self.over = now, first > LATEST * self.start.setting.rounds
+        self.due, self.quiet = now + self.options.first, 0
+        self.over = self.due > LATEST * self.start.setting.rounds
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint needs, besides the log."""
         return {
             "merging.closed": self.closed,
-            "merging.since": torch.tensor(self.since),
+            "merging.due": torch.tensor(self.due),
+            "merging.quiet": torch.tensor(self.quiet),
             "merging.over": torch.tensor(self.over),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], log: Sequence[dict[str, Any]]) -> None:
         """Continue from a state."""
         self.closed = tensors["merging.closed"].clone()
-        self.since, self.over = int(tensors["merging.since"]), bool(tensors["merging.over"])
+        self.due = int(tensors.get("merging.due", self.due))  # a checkpoint of an earlier version has neither
+        self.quiet = int(tensors.get("merging.quiet", 0))
+        self.over = bool(tensors["merging.over"])
         self.log = list(log)
 
     def _settled(self) -> bool:

@@ -102,10 +102,16 @@ class Revival:
         scalars = clients.cost.wave + sum(each.scalars for each in held)
         return list(opened), ElectionResult(banks[:0, 0], turns, len(turns) * (len(graph) - 1), scalars)
 
-    def forget_lowest(self) -> None:
-        """Learn anew what a low loss is, after a survey; how much was learned since the last election is known."""
-        self.alarm.zero_()
-        self.lowest.fill_(float("inf"))
+    @property
+    def unfit(self) -> set[int]:
+        """The clients whose loss is above what raises the alarm, if it stays there."""
+        return set(self.alarm.nonzero()[:, 0].tolist())
+
+    def forget_lowest(self, clients: Sequence[int]) -> None:
+        """Let some clients learn anew what a low loss is, after a survey; how much was learned since the last election
+        is known."""
+        self.alarm[list(clients)] = 0
+        self.lowest[list(clients)] = float("inf")
 
     def renumber(self, clusters: int) -> None:
         """Go on with so many clusters, all of which have followers."""
@@ -116,7 +122,7 @@ class Revival:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
         self.last = torch.tensor(now)
         self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
-        self.forget_lowest()  # also that of clients that changed
+        self.forget_lowest(range(len(self.lowest)))  # also that of clients that changed
         self.highest.fill_(float("-inf"))
         self.mourned |= self._lost()
         grown = clusters - len(self.idle)

@@ -152,10 +152,11 @@ class Simulation:
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
         with self._timed("start"):
-            if self.merging is not None and self.merging.is_due(now + 1):
+            surveyed = self.merging is not None and self.merging.is_due(now + 1)
+            if self.merging is not None and surveyed:
                 self._merge(self.merging, now + 1)
             if self.revival is not None:
-                self._revive(now)
+                self._revive(now, surveyed)
         self.round = now + 1
         if not due:
             return None
@@ -297,14 +298,15 @@ class Simulation:
         self.start.release()
         self._losses = None
 
-    def _revive(self, now: int) -> None:
-        """Watch for lost clusters and new distributions; open the centres that an election accepts."""
+    def _revive(self, now: int, surveyed: bool) -> None:
+        """Watch for lost clusters and new distributions; open the centres that an election accepts. After a round that
+        ended with a survey none is held."""
         revival, graph = self.revival, self.setting.graph
         assert revival is not None
         merging = self.merging
         # While surveys go on nobody is elected into a cluster that has lost its followers: they close it.
         closed = set() if merging is None else merging.everywhere if merging.over else range(len(self.banks))
-        if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed):
+        if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed) or surveyed:
             return
         setup, slots = self._election_setup(), set()
         for part in self._components():
@@ -329,7 +331,8 @@ class Simulation:
 
     def _merge(self, merging: Merging, now: int) -> None:
         """Survey which clusters are worth their data, after so many rounds, and merge those that are not."""
-        plans, scalars = merging.survey(self.banks, self.assignments, now)
+        unfit = () if self.revival is None else self.revival.unfit
+        plans, scalars = merging.survey(self.banks, self.assignments, now, unfit)
         self.traffic.scalars += scalars
         for part, plan in zip(merging.parts, plans, strict=True):
             rows = within(self.members, part)
@@ -340,10 +343,10 @@ class Simulation:
                     self.banks[merge.into, row] = models[0]
                 self.assignments[[i for i in part if self.assignments[i] == merge.closed]] = merge.into
             self.exchange.merge_(plan, part)
+            if self.revival is not None and (plan.closed or merging.over):
+                self.revival.forget_lowest(part)
         if merging.over:
             self._renumber(merging)
-        if self.revival is not None:
-            self.revival.forget_lowest()
         self._hold_out(now)
         self._losses = None
 
