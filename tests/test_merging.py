@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfca import algorithms
-from dfca.core.local import LocalOptions
+from dfca.core.local import LocalOptions, infer, sample_losses
 from dfca.core.merging import (
     EXCESSES,
+    HARM,
     LEAST_OPTIMISM,
+    TYPICAL_LOSS,
     Merge,
     MergeOptions,
     Observation,
@@ -29,11 +31,14 @@ from dfca.core.merging import (
     count,
     decide,
     differ,
+    harms,
     is_last,
     judge,
+    judge_each,
     merge_,
     nothing,
     observe,
+    shares_of,
     total,
     unsettled,
     wait_after,
@@ -42,7 +47,7 @@ from dfca.core.merging import (
 from dfca.core.params import FlatModel
 from dfca.core.relay import MANY, NEVER
 from dfca.core.state import ClientState
-from dfca.core.task import build_task
+from dfca.core.task import CLASSIFICATION, build_task
 from dfca.errors import ConfigError
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -65,7 +70,7 @@ def test_worth_by_hand() -> None:
     assert found[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
     uneven = [
         Observation(0, 40, differ((0.3, 0.4), 0), 0.1),
-        Observation(1, 60, (0.0,) * 6, 0.1),
+        Observation(1, 60, (0.0,) * (2 * EXCESSES), 0.1),
     ]  # 1 sees no difference
     assert worths(total((0, 1), uneven))[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
 
@@ -73,8 +78,8 @@ def test_worth_by_hand() -> None:
 def test_each_model_is_judged_with_as_many_personal_steps_as_suit_it() -> None:
     def worth(wrong: float, tuned: float, right: float) -> float:
         said = [
-            Observation(0, 40, (0, wrong, 0, tuned, 0, right), 0.1),
-            Observation(1, 60, (wrong, 0, tuned, 0, right, 0), 0.1),
+            Observation(0, 40, (0, wrong, 0, tuned, 0, right, *(0.0,) * 6), 0.1),
+            Observation(1, 60, (wrong, 0, tuned, 0, right, 0, *(0.0,) * 6), 0.1),
         ]
         return worths(total((0, 1), said))[0, 1] / (24 / 2.5)
 
@@ -213,13 +218,59 @@ def test_a_sample_goes_with_the_cluster_that_the_other_samples_choose() -> None:
 def test_what_a_client_says_by_hand() -> None:
     plain = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.4, 0.0], [0.5, 0.5, 0.5]]).double()
     tuned = plain / 2
-    found = compare(torch.stack([plain, tuned]), torch.tensor([0, 0, 1]), 0)
+    averaged = torch.tensor([[0.1, 0.2, 0.3], [0.2, 0.4, 0.9], [0.1, 0.1, 0.9]]).double()
+    averages = torch.stack([averaged, averaged / 4])
+    found = compare(torch.stack([plain, tuned]), averages, torch.tensor([0, 0, 1]), 0, CLASSIFICATION)
     # of cluster 1: right 0.1 + 0.2 + 0.0, wrong 0.4 + 0.4 + 0.3; of cluster 2, which no sample chooses: 0.3 and 1.0
     assert found[:3] == pytest.approx((0, 0.8 / 3, 0.7 / 3))
     assert found[3:6] == pytest.approx((0, (0.55 - 0.3) / 3, (0.5 - 0.3) / 3))
-    assert found[6:] == pytest.approx((0, -0.15 / 3, -0.15 / 3))
-    alike = compare(torch.stack([plain, plain]), torch.zeros(3, dtype=torch.int64), 0)
+    assert found[6:9] == pytest.approx((0, -0.15 / 3, -0.15 / 3))
+    # the averages, on the samples that choose 0: 0.1 and 0.2, with steps half of it
+    assert found[9:12] == pytest.approx((0, 0.3 - 0.15, 0.1 - 0.15))
+    assert found[12:15] == pytest.approx((0, 0.3 / 4 - 0.15, 0.1 / 4 - 0.15))
+    assert found[15:] == pytest.approx((0, -0.075, -0.075))
+    everything = torch.zeros(3, dtype=torch.int64)
+    same = plain[:1].expand(3, -1).expand(2, -1, -1)
+    alike = compare(torch.stack([plain, plain]), same, everything, 0, CLASSIFICATION)
     assert alike == pytest.approx(differ(plain.mean(dim=1).tolist(), 0))
+    # nobody's samples choose what it follows: then all of them count
+    assert compare(torch.stack([plain, tuned]), averages, everything + 2, 0, CLASSIFICATION)[10] == pytest.approx(0.3)
+
+
+def test_of_losses_without_a_bound_the_harm_is_a_share_of_the_own() -> None:
+    losses = torch.tensor([[8.0], [9.0]], dtype=torch.float64).expand(2, -1, 4)
+    averaged = torch.tensor([[8.0], [8.8]], dtype=torch.float64).expand(2, -1, 4)
+    chosen = torch.zeros(4, dtype=torch.int64)
+    found = compare(losses, averaged, chosen, 0, build_task("regression"))
+    assert found[7] == pytest.approx(0.1 * TYPICAL_LOSS)  # 10 % worse
+    assert compare(losses, averaged, chosen, 0, CLASSIFICATION)[7] == pytest.approx(0.8)
+
+
+def harmful(harm: float, samples: int = 20) -> list[Observation]:
+    """Two clusters that are worth nothing, the average of which is worse than they are."""
+    excess = [(0.0, 0.0) * 3 + each for each in ((0.0, harm, 0.0, harm, 0.0, 0.0), (harm, 0.0, harm, 0.0, 0.0, 0.0))]
+    return [Observation(j, samples, excess[j], 0.1) for j in (0, 1)]
+
+
+def test_clusters_are_not_merged_where_their_average_is_worse() -> None:
+    for harm, merged in ((HARM - 0.001, True), (HARM + 0.001, False)):
+        survey = total((0, 1), harmful(harm))
+        assert harms(survey)[0, 1] == pytest.approx(harm, abs=1e-6)
+        assert worths(survey)[0, 1] == 0
+        assert bool(decide(survey, MergeOptions()).merges) is merged
+        assert decide(survey, MergeOptions(), clusters=1).merges  # where a number is given it is reached
+
+
+def test_the_larger_cluster_counts_more_in_the_harm_and_who_has_no_vote_not_at_all() -> None:
+    (one, _), (_, other) = harmful(0.04, 30), harmful(0.0, 90)
+    assert harms(total((0, 1), [one, other]))[0, 1] == pytest.approx(0.01, abs=1e-6)
+    assert harms(total((0, 1), [one, Observation(1, 90)]))[0, 1] == pytest.approx(0.04, abs=1e-6)
+    assert harms(total((0, 1), [Observation(0, 30), Observation(1, 90)])) == {(0, 1): 0.0}
+
+
+def test_in_an_average_a_cluster_weighs_as_much_as_it_has_followers() -> None:
+    assert shares_of((6, 2, 0), 0) == [0.5, 0.25, 0.0]
+    assert shares_of((0, 3), 0) == [0.0, 1.0]
 
 
 def test_models_that_are_alike_do_not_seem_apart_because_each_client_chose_the_one_that_fits_its_samples() -> None:
@@ -229,7 +280,8 @@ def test_models_that_are_alike_do_not_seem_apart_because_each_client_chose_the_o
         for _ in range(400):
             losses = torch.rand(models, 6, dtype=torch.float64, generator=random)
             follows = int(losses.mean(dim=1).argmin())
-            fair += sum(compare(losses.expand(2, -1, -1), choose_without(losses, follows), follows)[:models])
+            each, chosen = losses.expand(2, -1, -1), choose_without(losses, follows)
+            fair += sum(compare(each, each, chosen, follows, CLASSIFICATION)[:models])
             naive += float((losses.mean(dim=1) - losses[follows].mean()).sum())
         assert naive / 400 > 0.1
         assert abs(fair) < share * naive
@@ -247,17 +299,23 @@ def test_a_client_observes_the_models_without_and_after_personal_steps() -> None
     x, y = torch.randn(10, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
     bank = torch.stack([flat.flatten(make_toy_model().double()) for _ in range(3)])
     local = LocalOptions(steps=0)
-    plain = observe(flat, bank, (0, 2), 2, (x[:8], y[:8]), (x[8:], y[8:]), local)
+    asked = (0, 2), 2, (1, 3)
+    plain = observe(flat, bank, *asked, (x[:8], y[:8]), (x[8:], y[8:]), local)
     assert (plain.follows, plain.samples, len(plain.excess)) == (2, 8, 2 * EXCESSES)
     assert plain.excess[:2] == plain.excess[2:4]  # no steps
-    assert plain.excess[4:] == (0, 0)
+    assert plain.excess[4:6] == (0, 0)
     assert plain.excess[1] == 0
-    tuned = observe(flat, bank, (0, 2), 2, (x[:8], y[:8]), (x[:8], y[:8]), replace(local, steps=20, learning_rate=0.5))
+    average, own = torch.lerp(bank[2], bank[0], 0.25), bank[2]
+    outputs = torch.stack([infer(flat, each, x[8:], "score") for each in (average, own)])
+    kept = choose_without(sample_losses(flat, bank[[0, 2]], x[8:], y[8:]), 1) == 1
+    judged = judge_each(flat.task, outputs, y[8:].expand(2, -1))[:, kept if kept.any() else ~kept].mean(dim=1)
+    assert plain.excess[6:8] == plain.excess[8:10] == pytest.approx((float(judged[0] - judged[1]), 0))
+    tuned = observe(flat, bank, *asked, (x[:8], y[:8]), (x[:8], y[:8]), replace(local, steps=20, learning_rate=0.5))
     assert tuned.excess[2] < tuned.excess[0]
     assert tuned.excess[4] < 0
     assert tuned.optimism == LEAST_OPTIMISM  # of samples that are held out and trained on
-    assert observe(flat, bank, (0, 2), 1, (x[:8], y[:8]), (x[8:], y[8:]), local) == Observation(1, 8)
-    nobody = observe(flat, bank, (0, 2), 2, (x, y), (x[:0], y[:0]), local)
+    assert observe(flat, bank, (0, 2), 1, (1, 3), (x[:8], y[:8]), (x[8:], y[8:]), local) == Observation(1, 8)
+    nobody = observe(flat, bank, *asked, (x, y), (x[:0], y[:0]), local)
     assert nobody.excess == ()
 
 

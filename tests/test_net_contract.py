@@ -117,7 +117,7 @@ def every_message(root: int) -> list[Any]:
         messages.Votes(key, 1, tally),
         messages.Decision(key, 1, turn, True),
         messages.Question(key, (2, 1)),
-        messages.Answer(key, Survey((0, 1), (2, 1), (20, 10), (2, 1), (0, 5, -(10**20), 0) * 3, (3, 4), (0, 0))),
+        messages.Answer(key, Survey((0, 1), (2, 1), (20, 10), (2, 1), (0, 5, -(10**20), 0) * 6, (3, 4), (0, 0))),
         messages.Result(key, lineage[0]),
         messages.Alarm(root, 2, True, lineage),
         messages.Curves(30, 1, 2, 3, tuple(0.5 * value for value in range(18)), lineage),

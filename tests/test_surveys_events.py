@@ -37,7 +37,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "k given": {"clusters": 2, "aggregation": "sequential"},
     "ring, uneven": {
         "graph": nx.cycle_graph(12),
-        "split": make_toy_split(12, samples=[30, 30, 25, 20, 30, 12, 30, 9, 30, 30, 22, 12]),
+        "split": make_toy_split(12, samples=[60, 60, 50, 40, 60, 24, 60, 18, 60, 60, 44, 24]),
     },
     "half of the clients": {"participation": 0.6},
 }
@@ -78,7 +78,7 @@ def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_it
 
 def test_a_run_that_goes_on_for_ever_surveys_until_nothing_is_merged() -> None:
     setting = small(evaluate_every=100)
-    simulation = EventSimulation(setting, None, EventOptions(until_s=110.0))
+    simulation = EventSimulation(setting, None, EventOptions(until_s=190.0))
     result = simulation.run()
     ((_, *surveys),) = lineages(simulation)
     assert [survey.last for survey in surveys] == [False] * (len(surveys) - 1) + [True]
@@ -150,9 +150,9 @@ def test_a_survey_is_followed_by_no_false_alarm() -> None:
 def test_a_minority_decides_nothing_and_catches_up() -> None:
     # Three of twelve are cut off while the others merge: alone they merge nothing, and later they do as the others did.
     setting = small(rounds=24, aggregation="sequential", evaluate_every=100)
-    world = World(link=Link(0.01), partitions=(Partition(8.0, 75.0, ((0, 1, 2),)),))
+    world = World(link=Link(0.01), partitions=(Partition(8.0, 130.0, ((0, 1, 2),)),))
     simulation = EventSimulation(setting, world, EventOptions(rounds=24))
-    while simulation.now < 60.0:
+    while simulation.now < 96.0:
         simulation.step()
     apart = {len(peer.lineage) for i, peer in enumerate(simulation.host.peers) if isinstance(peer, Peer) and i < 3}
     assert apart == {1}

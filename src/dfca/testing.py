@@ -169,7 +169,7 @@ class Surveys:
             closed = states[min(part)].closed
             slots = [j for j in range(len(states[min(part)].bank)) if j not in closed]
             follows = Counter(states[i].assignment for i in part)
-            said = (self._observe(states[i], i, slots, follows[states[i].assignment], now) for i in sorted(part))
+            said = (self._observe(states[i], i, slots, follows, now) for i in sorted(part))
             plans.append(plan := decide(total(slots, said), options, setting.clusters))
             states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
@@ -181,14 +181,17 @@ class Surveys:
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]
         return states
 
-    def _observe(self, state: ClientState, i: int, slots: Sequence[int], followers: int, now: int) -> Observation:
+    def _observe(
+        self, state: ClientState, i: int, slots: Sequence[int], counts: Counter[int | None], now: int
+    ) -> Observation:
         client = self.clients[i]
         follows = -1 if state.assignment is None else state.assignment
-        if not observes(self.setting.seed, now, i, followers):
+        if not observes(self.setting.seed, now, i, counts[state.assignment]):
             return Observation(follows, len(client.divided()[0][1]))
         local = personal_steps(client.local, self.options)
         with seeded(self.setting.seed, "noise", i, -1):
-            return observe(client.model, state.bank, slots, follows, *client.divided(), local)
+            followers = [counts[j] for j in slots]
+            return observe(client.model, state.bank, slots, follows, followers, *client.divided(), local)
 
 
 def _pick_personal_steps(

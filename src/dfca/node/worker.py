@@ -105,7 +105,7 @@ class Worker:
         local = personal_steps(effective(seen.local, seen.algorithm), merging)
         with seeded(seen.seed, "noise", seen.id, -1):
             held = self.unseen.x, self.unseen.y
-            return observe(seen.model, bank, job.slots, job.follows, (seen.x, seen.y), held, local)
+            return observe(seen.model, bank, job.slots, job.follows, job.followers, (seen.x, seen.y), held, local)
 
     def _warm_up(self, job: WarmUp) -> Warm:
         """Train a model from the common start; one that diverges is the start itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dfca.core.merging import order_of, wait_after
+from dfca.core.merging import models_judged, order_of, wait_after
 from dfca.peer.records.lineage import Entry, Lineage, layout_of, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay
@@ -61,7 +61,7 @@ class Merging(Relay):
             rounds=self.options.rounds,
             holds_out=self.surveying and not self._is_slow,
             unfit=self.detector.unfit,
-            work_s=SLACK * self.train_s * self.options.observation * len(slots),
+            work_s=SLACK * self.train_s * self.options.observation * models_judged(len(slots)),
             strikes=self.survey_strikes,
             failed=self.survey_failed,
         )

@@ -67,12 +67,13 @@ class Score:
 class Observe:
     """Judge the models of clusters that are open on the samples that are held out (`core.merging.observe`).
 
-    follows: the cluster that the peer trains. The bank does not change until the job has ended. The result is an
-    `Observation`.
+    follows: the cluster that the peer trains; followers: how many train each of the clusters. The bank does not change
+    until the job has ended. The result is an `Observation`.
     """
 
     slots: tuple[int, ...]
     follows: int
+    followers: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,7 +122,7 @@ class SurveyWave(Wave):
         known = self.paused and self.holds_out and self.follows in self.slots
         if known and observes(self.seed, self.round, self.id, followers[self.slots.index(self.follows)]):
             self.observing = True
-            self.work.append(Observe(self.slots, self.follows))
+            self.work.append(Observe(self.slots, self.follows, tuple(followers)))
         else:
             self._say(Observation(self.follows, self.samples))
 

@@ -318,15 +318,16 @@ class ClientPool:
             order.client: Observation(order.job.follows, seen.sizes[order.client])  # type: ignore[union-attr]
             for order in orders
         }
-        groups: dict[tuple[int, ...], list[Order]] = {}
+        groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Order]] = {}
         for order in sorted(orders, key=lambda order: order.client):
             assert isinstance(order.job, Observe)
             if unseen.sizes[order.client]:
-                groups.setdefault(order.job.slots, []).append(order)
-        for slots, some in groups.items():
+                groups.setdefault((order.job.slots, order.job.followers), []).append(order)
+        for (slots, followers), some in groups.items():
             places = [order.client for order in some]
             follows = [found[client].follows for client in places]
-            rows = observe_all(self.start, self.banks, places, follows, [slots] * len(places), merging.steps)
+            asked = [(slots, followers)] * len(places)
+            rows = observe_all(self.start, self.banks, places, follows, asked, merging.steps)
             for client, row in zip(places, rows, strict=True):
                 excess = row[1:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
                 found[client] = found[client]._replace(excess=tuple(excess), optimism=float(row[0]))

@@ -29,6 +29,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dfca.core.merging import models_judged
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
@@ -357,7 +358,7 @@ class EventSimulation:
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
         elif isinstance(job, Observe):
             merging = self.setting.merging
-            seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * len(job.slots)
+            seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * models_judged(len(job.slots))
         elif isinstance(job, Curve | Personalise):
             seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:

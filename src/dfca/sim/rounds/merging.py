@@ -28,7 +28,7 @@ from dfca.core.merging import (
 )
 from dfca.core.options import MergeOptions
 from dfca.peer.records.messages import Call
-from dfca.sim.observing import observe_all
+from dfca.sim.observing import Asked, observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.start import Start
 
@@ -150,20 +150,23 @@ class Merging:
         mine = torch.full((len(members), 3 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
         mine[:, 0] = assignments[list(members)].double()
         mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
-        chosen = self._observers(assignments, now)
+        chosen, counts = self._observers(assignments, now)
         here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
         follows = [int(assignments[members[place]]) for place in here]
-        slots = [self.slots([members[place]]) for place in here]
-        mine[here, 2:] = observe_all(start, banks, here, follows, slots, self.options.steps)
+        asked = [counts[members[place]] for place in here]
+        mine[here, 2:] = observe_all(start, banks, here, follows, asked, self.options.steps)
         return start.shards.gather(mine)
 
-    def _observers(self, assignments: Tensor, now: int) -> set[int]:
-        """Draw who takes personal steps: some followers of every cluster of every part."""
-        seed, chosen = self.start.setting.seed, set[int]()
-        for part, slot in ((some, slot) for some in self.parts for slot in self.slots(some)):
-            followers = [client for client in part if assignments[client] == slot]
-            chosen.update(client for client in followers if observes(seed, now, client, len(followers)))
-        return chosen
+    def _observers(self, assignments: Tensor, now: int) -> tuple[set[int], dict[int, Asked]]:
+        """Draw who takes personal steps: some followers of every cluster of every part; and what clients are asked."""
+        seed, chosen, asked = self.start.setting.seed, set[int](), dict[int, Asked]()
+        for part in self.parts:
+            slots = self.slots(part)
+            groups = [[client for client in part if assignments[client] == slot] for slot in slots]
+            asked |= dict.fromkeys(part, (slots, tuple(map(len, groups))))
+            for group in groups:
+                chosen.update(client for client in group if observes(seed, now, client, len(group)))
+        return chosen, asked
 
     def _scalars(self, number: int, slots: Sequence[int], plan: Plan) -> int:
         """Count the numbers that a survey sends in a part of the graph: a wave, the sums up, the decision down."""
