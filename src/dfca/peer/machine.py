@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,8 @@ class Machine(ABC):
     """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
 
     allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
-    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs.
+    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs. now: its
+    time, which never goes back; set_back: by how much the driver's clock was.
     """
 
     state: Enum
@@ -34,7 +36,7 @@ class Machine(ABC):
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
         self.incarnation = incarnation
-        self.now = 0.0
+        self.now = self.set_back = 0.0
         self.bank: Tensor | None = None
         self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))
         self.links: dict[int, Neighbour] = {}
@@ -71,9 +73,16 @@ class Machine(ABC):
     def wake(self, now: float) -> None:
         """Do what is due; nothing else is to be handled at this moment."""
 
-    @abstractmethod
     def next_wake(self) -> float | None:
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
+        due = self._next_due()
+        if due == math.inf:
+            return None
+        return due if not self.set_back else math.nextafter(due - self.set_back, math.inf)  # not before it is due
+
+    @abstractmethod
+    def _next_due(self) -> float:
+        """Return the same in its own time; inf for never."""
 
     @abstractmethod
     def waits(self) -> str:
@@ -129,7 +138,9 @@ class Machine(ABC):
         return noted
 
     def _tick(self, now: float) -> None:
-        self.now = now
+        """Go on to a time of the driver's clock. Where that was set back, deadlines are as far away as before."""
+        self.set_back = max(self.set_back, self.now - now)
+        self.now = now + self.set_back
 
     def _send(self, neighbour: int, message: Any) -> None:
         if neighbour in self.links:

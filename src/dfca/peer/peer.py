@@ -43,8 +43,7 @@ class Peer(Rounds):
     remembers), `relay`, `merging`, `voting`, `join`, `rounds`.
     """
 
-    def next_wake(self) -> float | None:
-        """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
+    def _next_due(self) -> float:
         if self.step is not None:
             return -math.inf
         times = [asked.until for asked in self.wanted.values()] if self.wanted else []
@@ -59,8 +58,7 @@ class Peer(Rounds):
             times.append(self.election.next_wake())
         if self.suspects:
             times += [until for until, _ in self.suspects.values() if until > self.now]
-        soonest = min(times, default=math.inf)
-        return None if soonest == math.inf else soonest
+        return min(times, default=math.inf)
 
     def waits(self) -> str:
         """Describe what the peer waits for, in a sentence without a subject."""
@@ -81,7 +79,7 @@ class Peer(Rounds):
     def begin(self, now: float, late: bool = False) -> None:
         """Begin; late: others have begun before, and have models."""
         self._tick(now)
-        self.join_until = now + self.options.join_s
+        self.join_until = self.now + self.options.join_s
         if self.bank is not None:
             self._wait_for(Step.BEGIN)
             return
@@ -117,7 +115,7 @@ class Peer(Rounds):
         if self.pursuit is not None and self.pursuit.source == neighbour:
             self._give_up()
         if self.election is not None:
-            self.election.lost(neighbour, now)
+            self.election.lost(neighbour, self.now)
         self._pool_curves()
         self._check_wait()
         self._settle()
@@ -191,25 +189,25 @@ class Peer(Rounds):
     def wake(self, now: float) -> None:
         """Do what is due: the next step of a round, or what a timer asks for."""
         self._tick(now)
-        if self.deadline is not None and now >= self.deadline:
+        if self.deadline is not None and self.now >= self.deadline:
             self.deadline = None
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        if self.wanted and (late := [j for j, asked in self.wanted.items() if now >= asked.until]):
+        if self.wanted and (late := [j for j, asked in self.wanted.items() if self.now >= asked.until]):
             for j in late:
                 asked = self.wanted.pop(j)
                 self.overdue[asked.source] = asked.since
             self._check_wait()
-        if self.pursuit is not None and now >= self.pursuit.until:
+        if self.pursuit is not None and self.now >= self.pursuit.until:
             self.overdue[self.pursuit.source] = self.pursuit.since
             self._suspect(self.pursuit.source)
             self._give_up()
         if self.election is not None:
-            self.election.wake(now)
+            self.election.wake(self.now)
         if self.step is not None:
             self._take_step()
-        elif self._waits_for_hello() and now >= self.join_until:
+        elif self._waits_for_hello() and self.now >= self.join_until:
             self._begin_round()
         if self.bank is None or self.highest != self.lineage:
             self._seek()

@@ -59,7 +59,7 @@ class Server(Machine):
         if self.served is not None:
             self._send(neighbour, Served(self.round, self.served))
             if self.deadline is None and self.options.timeout_s is not None and self.state is not State.DONE:
-                self.deadline = now + self.options.timeout_s
+                self.deadline = self.now + self.options.timeout_s
         self.due = True
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -77,9 +77,10 @@ class Server(Machine):
         self.state = State.WAITING
         self._hand_down()
 
-    def next_wake(self) -> float | None:
-        """See `Machine`."""
-        return -math.inf if self.due else self.deadline
+    def _next_due(self) -> float:
+        if self.due:
+            return -math.inf
+        return math.inf if self.deadline is None else self.deadline
 
     def wake(self, now: float) -> None:
         """End the round where nobody is waited for, or its time is over."""
@@ -90,7 +91,7 @@ class Server(Machine):
         if not self.links:
             self.deadline = None  # the time of a round runs while somebody is in reach
             return
-        late = self.deadline is not None and now >= self.deadline
+        late = self.deadline is not None and self.now >= self.deadline
         if late:
             self._note("timeout", round=self.round)
         if late or not self.awaited():
@@ -198,9 +199,8 @@ class ServerClient(Personal):
         self.links.pop(neighbour, None)
         self.reported = -1
 
-    def next_wake(self) -> float | None:
-        """See `Machine`."""
-        return -math.inf if self.due else None
+    def _next_due(self) -> float:
+        return -math.inf if self.due else math.inf
 
     def wake(self, now: float) -> None:
         """Begin the round whose models have come."""

@@ -223,26 +223,6 @@ class PeerState(Personal):
         if self.options.aggregation == "sequential" and idle:
             self._wait_for(Step.FOLD)
 
-    def _tick(self, now: float) -> None:
-        """Go on to a time. A clock that was set back takes all deadlines with it."""
-        if now < self.now:
-            back = now - self.now
-            self.join_until += back
-            self.deadline = None if self.deadline is None else self.deadline + back
-            self.wanted = {j: Asked(n, at + back, until + back) for j, (n, at, until) in self.wanted.items()}
-            self.overdue = {n: at + back for n, at in self.overdue.items()}
-            self.suspects = {n: (until + back, times) for n, (until, times) in self.suspects.items()}
-            self.finishes = [time + back for time in self.finishes]
-            if self.pursuit is not None:
-                self.pursuit.since += back
-                self.pursuit.until += back
-            self.began_s += back
-            if self.election is not None:
-                self.election.last_s += back
-            if isinstance(self.election, Election):
-                self.election.since_s += back
-        self.now = now
-
     def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
         """Begin with models (m, P) of a lineage."""
         if models.dim() != 2 or models.shape[1] != self.options.size or not len(models):
