@@ -9,7 +9,7 @@ import torch
 
 from dfca.core.state import Message
 from dfca.peer.pursuit import LOWER, Pursuit
-from dfca.peer.records.lineage import Lineage, clusters_of, extends, opened_since
+from dfca.peer.records.lineage import Lineage, clusters_of, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined
 from dfca.peer.records.work import KEPT, Draw, WarmUp
 from dfca.peer.state import State, Step
@@ -39,7 +39,7 @@ class Joining(Voting):
         if pursuit is None or pursuit.source != sender:
             self._refuse_unasked(sender, copy)
             return
-        problem = pursuit.take(copy, self.options, self.lineage if self.bank is not None else None)
+        problem = pursuit.take(copy, self.options, self._own_lineage)
         if problem:
             self._refuse(problem, sender, copy.message.cluster)
             news = self.links[sender].learn_lineage(copy.round, copy.lineage, copy.clusters)
@@ -67,12 +67,17 @@ class Joining(Voting):
             self._give_up()
             self._settle()
 
+    @property
+    def _own_lineage(self) -> Lineage | None:
+        """Of the models that it holds; None without any."""
+        return None if self.bank is None else self.lineage
+
     def _seek(self) -> None:
         """Ask a neighbour for its models: any where there are none, else those of a higher lineage."""
         if self.rules.exchange != "gossip":
             return
         best: tuple[Lineage, int, int] | None = None
-        self.highest = least = None if self.bank is None else self.lineage
+        self.highest = least = self._own_lineage
         for n, known in self.links.items():
             hello = known.hello
             if hello is None or (least is not None and hello.lineage <= least):
@@ -91,12 +96,10 @@ class Joining(Voting):
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
             return
         source, lineage = -best[2], best[0]
-        needed = None
-        if self.bank is not None and extends(lineage, self.lineage):
-            needed = opened_since(lineage, self.lineage)
-            if needed == ():
-                self._follow_surveys(lineage)
-                return
+        needed = opened_since(lineage, self._own_lineage)
+        if needed == ():
+            self._follow_surveys(lineage)
+            return
         wait = self.answer_time.deadline_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
         self.pursuit = Pursuit(source, lineage, self.now, self.now + wait, needed)
         self._send(source, BankRequest(needed))
@@ -124,9 +127,7 @@ class Joining(Voting):
         pursuit = self.pursuit
         if pursuit is None or not pursuit.complete:
             return
-        opened = None
-        if self.bank is not None and extends(pursuit.lineage, self.lineage):
-            opened = opened_since(pursuit.lineage, self.lineage)
+        opened = opened_since(pursuit.lineage, self._own_lineage)
         if opened == ():
             self._follow_surveys(pursuit.lineage)
             return

@@ -74,11 +74,6 @@ def shared_length(one: Lineage, other: Lineage) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def extends(later: Lineage, earlier: Lineage) -> bool:
-    """Return whether a lineage goes on where another one ends."""
-    return len(later) > len(earlier) and later[: len(earlier)] == earlier
-
-
 def compatible(one: Lineage, other: Lineage, cluster: int) -> bool:
     """Return whether a cluster is the same in both: no election that only one of them knows has opened it."""
     if one == other:
@@ -131,12 +126,14 @@ def clusters_of(lineage: Lineage) -> int:
     return layout_of(lineage).models
 
 
-def opened_since(later: Lineage, earlier: Lineage) -> tuple[int, ...] | None:
-    """List the clusters that a lineage has opened since an earlier part of itself: those that a peer lacks to go on.
+def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None:
+    """List the clusters that a lineage has opened since a peer's own, whose end it goes on from: those that it lacks.
 
-    None where a survey was held in between as well: then all models are others.
+    None where all models are others: it does not go on there, or a survey was held as well. mine: None without models.
     """
-    since = [entry for entry in later[len(earlier) :] if entry.changes]
+    if mine is None or later == mine or later[: len(mine)] != mine:
+        return None
+    since = [entry for entry in later[len(mine) :] if entry.changes]
     if all(entry.is_survey for entry in since):
         return ()
     if any(entry.is_survey for entry in since):
