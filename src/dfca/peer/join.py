@@ -11,7 +11,7 @@ from dfca.core.state import Message
 from dfca.peer.pursuit import LOWER, Pursuit
 from dfca.peer.records.lineage import Lineage, clusters_of, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined
-from dfca.peer.records.work import KEPT, Draw, WarmUp
+from dfca.peer.records.work import KEPT, Draw
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting
 from dfca.peer.waves.election import Election
@@ -105,8 +105,6 @@ class Joining(Voting):
         self._send(source, BankRequest(needed))
         if self.bank is None:
             self._leave_election()
-            if isinstance(self.job, WarmUp):
-                self._stop_warming()
             self.state = State.EMPTY
 
     def _outvotes(self, election: Election, lineage: Lineage) -> bool:
@@ -140,11 +138,8 @@ class Joining(Voting):
             return
         had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
         round = max(self.round, self._believable([*claims, pursuit.round]))
-        if self.job is not None:
-            if isinstance(self.job, WarmUp):
-                self._note("warmed")
-            self.job = None
         self._leave_election()
+        self.job = None
         self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
         for j, copy in pursuit.taken.items():
             self._set_freshness(j, copy.message)
@@ -159,8 +154,6 @@ class Joining(Voting):
         if isinstance(self.job, KEPT):
             return
         self._leave_election()
-        if isinstance(self.job, WarmUp):
-            self._stop_warming()
         self.pursuit = None
         self._take_surveys(lineage)
         self._out.save = True
@@ -170,8 +163,6 @@ class Joining(Voting):
     def _extend(self, pursuit: Pursuit, opened: tuple[int, ...]) -> None:
         """Take the clusters that others have opened since."""
         self._leave_election()
-        if isinstance(self.job, WarmUp):
-            self._stop_warming()
         for j in opened:
             copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
