@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -67,10 +67,8 @@ MOST_ENTRIES = 1000
 MOST_SLOTS = 4096
 
 
-def shared_length(one: Lineage, other: Lineage) -> int:
-    """Count the elections that two lineages have in common."""
-    if one == other:
-        return len(one)
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count the entries, or turns, that two lineages, or logs, have in common at their beginning."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
