@@ -147,9 +147,7 @@ def quiet_surveys(lineage: Lineage) -> int:
 
 def is_lineage(value: Any) -> bool:
     """Return whether something that came is a lineage."""
-    if value == () and type(value) is tuple:
-        return True
-    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(is_entry(entry) for entry in value)
+    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(map(is_entry, value))
 
 
 def is_entry(value: Any) -> bool:
