@@ -213,9 +213,7 @@ class Joining(Voting):
 
     def _settle(self) -> None:
         """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
-        if self.bank is not None:
-            return
-        if self.pursuit is not None or self.job is not None or self.election is not None or self.drawing:
+        if self.bank is not None or self.pursuit is not None or self.job is not None or self.election is not None:
             return
         elected = self.options.start == "elected"
         # Who has to warm up first meets its other neighbours meanwhile.
@@ -231,8 +229,8 @@ class Joining(Voting):
 
     def _draw(self) -> None:
         """Begin with a start of one's own."""
-        self.drawing = True
-        self._out.work.append(Draw())
+        self.job = Draw()
+        self._out.work.append(self.job)
 
     def _catch_up(self) -> None:
         """Join the round that the neighbours are in."""

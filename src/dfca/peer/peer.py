@@ -49,7 +49,7 @@ class Peer(Rounds):
         times = [asked.until for asked in self.wanted.values()] if self.wanted else []
         if self.deadline is not None:
             times.append(self.deadline)
-        free = self.job is None and self.election is None and not self.drawing
+        free = self.job is None and self.election is None
         if free and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
             times.append(self.join_until)
         if self.pursuit is not None:
@@ -164,15 +164,13 @@ class Peer(Rounds):
                 self._end_warm_up(Warm(job.models[0], result))
             elif isinstance(self.election, Election):
                 self.election.scored(job, result)
-        elif isinstance(job, Draw):
-            self.drawing = False
-            if self.bank is None:
+        elif job is self.job:
+            self.job = None
+            if isinstance(job, Draw):
                 self._take_bank(result, (), self.round)
                 self._broadcast(self._hello())
                 self._wait_for(Step.BEGIN)
-        elif job is self.job:
-            self.job = None
-            if isinstance(job, Train):
+            elif isinstance(job, Train):
                 self._end_training(result)
             elif isinstance(job, Rest):
                 self._end_rest()

@@ -22,7 +22,7 @@ from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import Lineage, layout_of
 from dfca.peer.records.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Curve, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.records.work import Curve, Draw, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
 from dfca.peer.revival import DriftDetector
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election
@@ -121,7 +121,7 @@ class PeerState(Personal):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Observe | Score | Curve | Personalise | None = None
+        self.job: Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -132,7 +132,6 @@ class PeerState(Personal):
         self.answers: dict[int, Copy] = {}
         self.finishes: list[float] = []
         self.newcomer = True
-        self.drawing = False
         self.awaited = -1
         self.highest: Lineage | None = None
         self.join_until = 0.0
