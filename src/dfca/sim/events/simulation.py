@@ -31,9 +31,10 @@ from torch import Tensor, nn
 
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
+from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
+from dfca.sim.events import books, links
 from dfca.sim.events.books import Books, EventResult, Line
-from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
@@ -47,6 +48,8 @@ COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
 AHEAD = (Train, WarmUp, Observe, Curve)
 """Jobs that may be done before they end."""
+STORED = {**KNOWN, **records_of((books, links))}
+"""The classes that a checkpoint holds: those of peers (`peer.packing`), and what is on its way."""
 _FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
 
@@ -196,7 +199,7 @@ class EventSimulation:
         """
         self.host.enter_notes()
         banks = self.pool.fill(self.host.held())
-        packer = Packer(banks)
+        packer = Packer(banks, STORED)
         clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
         facts = {
             "clock": clock,
@@ -214,8 +217,8 @@ class EventSimulation:
         stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
         if stored[1:] != fresh[1:]:
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        self.pool.restore(Unpacker(tensors).unpack(facts["pool"]), tensors["bank"])
-        unpacker = Unpacker(tensors, self.pool.banks)
+        self.pool.restore(Unpacker(tensors, known=STORED).unpack(facts["pool"]), tensors["bank"])
+        unpacker = Unpacker(tensors, self.pool.banks, STORED)
         own = unpacker.unpack(facts["own"])
         for name in _FACTS:
             setattr(self, name, own.get(name, getattr(self, name)))  # one that is added later has its first value
