@@ -55,17 +55,13 @@ def read_trace(path: str | Path) -> list[Line]:
     return found
 
 
-def replay(host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
-    """Drive the peers by a trace; keeps: who leaves keeps its models.
+class Replay:
+    """Drives the peers by a trace; keeps: who leaves keeps its models.
 
-    Raises ConfigError where the trace cannot be of this setting, or is cut.
+    uses: how often each message will be received; kept: those that will be; calls: whose jobs are done in which call,
+    and when they end; results: what came of the jobs that are being handed out. Raises ConfigError where the trace
+    cannot be of this setting, or is cut.
     """
-    _Replay(host, trace, keeps).run()
-
-
-class _Replay:
-    """uses: how often each message will be received; kept: those that will be; calls: whose jobs are done in which
-    call, and when they end; results: what came of the jobs that are being handed out."""
 
     def __init__(self, host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
         self.host, self.trace, self.keeps = host, trace, keeps

@@ -40,7 +40,7 @@ from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
-from dfca.sim.events.replay import replay
+from dfca.sim.events.replay import Replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.setting import Setting
 
@@ -144,7 +144,7 @@ class EventSimulation:
         Raises RunError as `run` does.
         """
         if self.options.replay is not None:
-            replay(self.host, self.options.replay, self.world.churn.keeps)
+            Replay(self.host, self.options.replay, self.world.churn.keeps).run()
             self.done = True
             return next(reversed(self.host.metrics), None)
         with rare_collections():
