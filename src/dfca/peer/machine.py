@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from dfca.core.state import ClientState
+from dfca.errors import unknown
 from dfca.peer.inbox import Neighbour
 from dfca.peer.records.messages import well_formed
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Job, Ready
+
+INPUTS = ("begin", "connected", "disconnected", "receive", "rewire", "limit_peers", "finished", "wake")
+"""What a driver calls, but for `ready`."""
 
 
 class Machine(ABC):
@@ -161,3 +165,45 @@ def names(peers: Any) -> str:
     """Name some participants in a sentence."""
     shown = ", ".join(str(i) for i in list(peers)[:4]) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
     return f"client {shown}" if len(peers) == 1 else f"clients {shown}"
+
+
+# For who drives one participant alone.
+
+
+class Memory:
+    """The memory of a bank: what the first rows held, they hold after it has grown."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self._bank = torch.zeros(0, size, dtype=dtype)
+
+    def __call__(self, models: int) -> Tensor:
+        """Return memory (models, P)."""
+        before = self._bank[:models]
+        self._bank = before.new_zeros(models, before.shape[1])
+        self._bank[: len(before)] = before
+        return self._bank
+
+
+def drive(machine: Machine, inputs: Iterable[tuple[Any, ...]]) -> Iterator[Ready]:
+    """Hand a participant that has not begun the inputs of another one; yields what leaves it after each of them.
+
+    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
+    and the message; rewire: the neighbours; limit_peers: how many; finished: the number of the job among all that were
+    asked for, and the result; wake: nothing. Raises IndexError for a job that it has not asked for, ConfigError for
+    what is no input.
+    """
+    jobs: list[Job] = []
+    for now, kind, *values in inputs:
+        if kind not in INPUTS:
+            raise unknown("input of a peer", kind, INPUTS)
+        if kind == "finished":
+            if not 0 <= values[0] < len(jobs):
+                raise IndexError(f"job {values[0]} has ended, and {len(jobs)} were asked for")
+            values[0] = jobs[values[0]]
+        if kind == "begin":
+            machine.begin(now, *values)
+        else:
+            getattr(machine, kind)(*values, now)
+        ready = machine.ready()
+        jobs += ready.work
+        yield ready
