@@ -216,11 +216,9 @@ class Rounds(Joining):
 
     def _on_hello(self, sender: int, hello: Hello) -> None:
         known = self.links[sender]
-        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
-        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
+        if known.hello is not None and known.hello.incarnation not in (UNKNOWN, hello.incarnation):
             self.links[sender] = known = Neighbour()
-            guessed = True
-        if guessed:
+        if known.hello is None or known.hello.incarnation == UNKNOWN:
             self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:

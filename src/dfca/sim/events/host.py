@@ -29,7 +29,6 @@ from dfca.peer.personal import Personal
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved, State
@@ -447,7 +446,6 @@ def peer_options(
     """Make what does not change about the peers of a setting, the server's last."""
     algorithm, clients = setting.algorithm, setting.clients
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
-    staleness = changes.pop("staleness", None) or Staleness()
     rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
     observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.steps)
     return [
@@ -463,7 +461,6 @@ def peer_options(
             participation=setting.participation,
             election=setting.election,
             revives=algorithm.revives and not pool.dry,
-            staleness=staleness,
             merging=None if pool.dry else setting.merging,
             observation=observation,
             personal=setting.last_steps if pool.rounds and not pool.dry else 0,
