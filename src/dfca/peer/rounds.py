@@ -182,7 +182,7 @@ class Rounds(Joining):
         """Measure how old an update is: `staleness`."""
         unit, message = self.options.staleness.unit, update.message
         if unit == "seconds":
-            return update.age_s + self.now - came_s
+            return update.age_s + (self.now - came_s)
         behind = max(0, self.round - 1 - message.round)
         if unit == "rounds" or not behind:
             return behind

@@ -157,8 +157,7 @@ class EventSimulation:
         while not self._is_over(time := self._next_time()):
             self.clock.now = self.host.now = min(time, self._due_s)
             self._handle_instant()
-            due = self.clock.now >= self._due_s or self.books.finished >= self._due
-            row = self._evaluate(self._is_last()) if due and self._is_evaluated() else None
+            row = self._evaluate(self._is_last()) if self._is_evaluated() else None
             if self._drifter is not None:
                 self.host.drift(self._drifter)
                 self._drifter = None
@@ -281,16 +280,16 @@ class EventSimulation:
 
     def _is_over(self, time: float) -> bool:
         """Return whether the run has ended, where `time` is next; raises RunError where nobody can go on."""
-        if self.clock.live:
-            if time <= self.until_s:
-                return False
-        elif not (self.host.due or self.host.short) and self._all_done():
+        if self._is_all_done():
             return True
         if time == math.inf:
             self._diagnose()
         return min(time, self._due_s) > self.until_s
 
-    def _all_done(self) -> bool:
+    def _is_all_done(self) -> bool:
+        """Return whether everybody has done all rounds, and nothing is on its way but changes of the world."""
+        if self.clock.live or self.host.due or self.host.short:
+            return False
         if self.pool.shared and self.host.is_done(SERVER):
             return True
         return all(
@@ -416,9 +415,7 @@ class EventSimulation:
 
     def _is_last(self) -> bool:
         """Return whether nothing is left to be done, or no time for it."""
-        if min(self._next_time(), self._due_s) > self.until_s:
-            return True
-        return not (self.clock.live or self.host.due or self.host.short) and self._all_done()
+        return self._is_all_done() or min(self._next_time(), self._due_s) > self.until_s
 
     def _evaluate(self, final: bool) -> dict[str, Any]:
         row = self.host.evaluate(final)
