@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfca.core.algorithm import Choice, View
+from dfca.core.algorithm import Choice
 from dfca.core.election import Parts, divide
 from dfca.core.merging import EXCESSES, Observation
 from dfca.core.params import initial
@@ -223,12 +222,7 @@ class ClientPool:
 
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
             client = places[position]
-            if samples is None and algorithm.needs == "samples":
-                samples = torch.zeros(1, data.sizes[client], device=bank.device)
-            known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
-            memory = None if self.start.memory is None else self.start.memory[client]
-            random = partial(stream, self.seed, "choose", client, rounds[position])
-            return algorithm.decide(View(means, random, samples, known, memory))
+            return self.start.choose(client, rounds[position], means, samples, data.sizes[client])
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
