@@ -223,10 +223,7 @@ class PeerState(Personal):
             self._wait_for(Step.FOLD)
 
     def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
-        """Begin with models (m, P) of a lineage."""
-        if models.dim() != 2 or models.shape[1] != self.options.size or not len(models):
-            self._refuse("models of another size", self.id)
-            return
+        """Begin with models (m, P) of a lineage; that they fit was seen when they came, or were loaded."""
         self.bank = self.allocate(len(models))
         self.bank.copy_(models)
         self.copies = replace(ClientState.of(self.bank), round=round, assignment=None, closed=layout_of(lineage).closed)

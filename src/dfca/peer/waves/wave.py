@@ -196,9 +196,7 @@ class Wave(ABC):
         return self.failed.get(root, 0) < ROOT_STRIKES and self.joined.get(root, 0) < MOST_WAVES
 
     def _take_count(self, sender: int, message: Count) -> None:
-        if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
-            return
-        if sender in self.banned:
+        if self.phase not in ("wave", "counted") or sender == self.parent or sender in self.banned:
             return
         self.pending.discard(sender)
         self.kids[sender] = message
