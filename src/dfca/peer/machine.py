@@ -77,16 +77,15 @@ class Machine(ABC):
     def wake(self, now: float) -> None:
         """Do what is due; nothing else is to be handled at this moment."""
 
+    @abstractmethod
     def next_wake(self) -> float | None:
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
-        due = self._next_due()
+
+    def _on_drivers_clock(self, due: float) -> float | None:
+        """Return when the driver's clock shows a time of this participant's, and not before; None for inf."""
         if due == math.inf:
             return None
-        return due if not self.set_back else math.nextafter(due - self.set_back, math.inf)  # not before it is due
-
-    @abstractmethod
-    def _next_due(self) -> float:
-        """Return the same in its own time; inf for never."""
+        return due if not self.set_back else math.nextafter(due - self.set_back, math.inf)
 
     @abstractmethod
     def waits(self) -> str:
@@ -143,7 +142,8 @@ class Machine(ABC):
 
     def _tick(self, now: float) -> None:
         """Go on to a time of the driver's clock. Where that was set back, deadlines are as far away as before."""
-        self.set_back = max(self.set_back, self.now - now)
+        if now + self.set_back < self.now:
+            self.set_back = self.now - now
         self.now = now + self.set_back
 
     def _send(self, neighbour: int, message: Any) -> None:

@@ -43,7 +43,8 @@ class Peer(Rounds):
     remembers), `relay`, `merging`, `voting`, `join`, `rounds`.
     """
 
-    def _next_due(self) -> float:
+    def next_wake(self) -> float | None:
+        """See `Machine`."""
         if self.step is not None:
             return -math.inf
         times = [asked.until for asked in self.wanted.values()] if self.wanted else []
@@ -58,7 +59,7 @@ class Peer(Rounds):
             times.append(self.election.next_wake())
         if self.suspects:
             times += [until for until, _ in self.suspects.values() if until > self.now]
-        return min(times, default=math.inf)
+        return self._on_drivers_clock(min(times)) if times else None
 
     def waits(self) -> str:
         """Describe what the peer waits for, in a sentence without a subject."""

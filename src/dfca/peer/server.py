@@ -77,10 +77,11 @@ class Server(Machine):
         self.state = State.WAITING
         self._hand_down()
 
-    def _next_due(self) -> float:
+    def next_wake(self) -> float | None:
+        """See `Machine`."""
         if self.due:
             return -math.inf
-        return math.inf if self.deadline is None else self.deadline
+        return None if self.deadline is None else self._on_drivers_clock(self.deadline)
 
     def wake(self, now: float) -> None:
         """End the round where nobody is waited for, or its time is over."""
@@ -199,8 +200,9 @@ class ServerClient(Personal):
         self.links.pop(neighbour, None)
         self.reported = -1
 
-    def _next_due(self) -> float:
-        return -math.inf if self.due else math.inf
+    def next_wake(self) -> float | None:
+        """See `Machine`."""
+        return -math.inf if self.due else None
 
     def wake(self, now: float) -> None:
         """Begin the round whose models have come."""
