@@ -97,7 +97,7 @@ def test_with_loss_everybody_ends_with_the_same_centres(loss: float) -> None:
     while len(begun) < 12:
         simulation.clock.now = simulation.host.now = simulation._next_time()
         simulation._handle_instant()
-        for i, size in enumerate(simulation.host.sizes()):
+        for i, (size, _) in enumerate(simulation.host.held()):
             if size and i not in begun:
                 begun[i] = simulation.banks[:, i].clone()
     voted = sorted({line.client for line in simulation.take_trace() if line.kind == "elect"})

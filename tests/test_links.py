@@ -13,13 +13,15 @@ from dfca.core.exchange import Rules
 from dfca.core.relay import Offer
 from dfca.core.state import Message
 from dfca.errors import ConfigError
+from dfca.peer.machine import Memory, drive
+from dfca.peer.peer import Peer
 from dfca.peer.records.messages import Copy, Hello, Update
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Draw, Train, Trained
 from dfca.sim.events.books import Books
 from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, Clock
 from dfca.sim.events.links import TRIES, Links, Parcel
-from dfca.sim.events.replay import from_line, replay_peer, to_line
+from dfca.sim.events.replay import from_line, to_line
 from dfca.sim.events.world import Faults, Link, Partition, World
 
 MODEL_BYTES = 100
@@ -183,22 +185,23 @@ def options(**changes: Any) -> PeerOptions:
 
 def test_one_peer_is_driven_by_its_inputs() -> None:
     model = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    peer, outputs = replay_peer(
-        options(),
-        [
-            (0.0, "begin"),
-            (0.0, "scored", 0, model),
-            (0.0, "wake"),
-            (2.0, "connected", 1),
-            (3.0, "finished", 1, Trained(0, True, model[0] * 2, 0.5)),
-        ],
-    )
+    peer = Peer(options(), Memory(2, torch.float64))
+    inputs = [
+        (0.0, "begin"),
+        (0.0, "finished", 0, model),
+        (0.0, "wake"),
+        (2.0, "connected", 1),
+        (3.0, "finished", 1, Trained(0, True, model[0] * 2, 0.5)),
+    ]
+    outputs = list(drive(peer, inputs))
     assert [type(job) for out in outputs for job in out.work] == [Draw, Train]
     assert [to for to, each in outputs[-1].messages if isinstance(each, Update)] == [1]
     assert peer.bank is not None
     assert peer.bank.tolist() == [[2.0, 4.0]]
     with pytest.raises(ConfigError, match='unknown input of a peer "dance"'):
-        replay_peer(options(), [(0.0, "dance")])
+        list(drive(peer, [(0.0, "dance")]))
+    with pytest.raises(IndexError, match="job 2 has ended, and 0 were asked for"):
+        list(drive(peer, [(4.0, "finished", 2, None)]))
 
 
 def test_lines_of_a_trace_survive() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from dfca.core.personal import GRID
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
 from dfca.node.worker import Worker
-from dfca.peer.machine import Machine
+from dfca.peer.machine import Machine, Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Entry
 from dfca.peer.records.options import PeerOptions
@@ -49,21 +48,6 @@ from dfca.sim.setting import Setting
 from dfca.testing import make_clients
 
 
-def own_memory(size: int, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """Make an `allocate` that keeps what the first rows held."""
-    kept = torch.zeros(0, size, dtype=dtype)
-
-    def allocate(models: int) -> Tensor:
-        nonlocal kept
-        bank = torch.zeros(models, size, dtype=dtype)
-        shared = min(models, len(kept))
-        bank[:shared] = kept[:shared]
-        kept = bank
-        return bank
-
-    return allocate
-
-
 def options_of(setting: Setting) -> list[PeerOptions]:
     return peer_options(setting, ClientPool(setting, dry=False), neighbours_of(setting), rounds=setting.rounds)
 
@@ -84,7 +68,7 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
             return float(steps)
 
-        memory = own_memory(options.size, options.dtype)
+        memory = Memory(options.size, options.dtype)
         kind: type[Machine] = Peer
         if algorithm.exchange == "server":
             kind = Server if i == SERVER else ServerClient
@@ -190,7 +174,7 @@ def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
 
     setting = make_toy_setting("local", rounds=1)
     options = options_of(setting)[0]
-    peer = Peer(options, own_memory(options.size, options.dtype))
+    peer = Peer(options, Memory(options.size, options.dtype))
 
     async def one() -> None:
         node = Node(peer, Broken(), MemoryNetwork(()).transport(0))
@@ -207,7 +191,7 @@ def test_a_note_that_cannot_be_taken_ends_its_node_with_the_error() -> None:
     """Nobody awaits the task of a job: an error in what comes after it left the node waiting for ever."""
     setting = make_toy_setting("local", rounds=3)
     options = options_of(setting)[0]
-    peer = Peer(options, own_memory(options.size, options.dtype))
+    peer = Peer(options, Memory(options.size, options.dtype))
 
     def refuse(note: Note) -> None:
         if note.kind == "finish":
@@ -237,7 +221,7 @@ def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost(
         saved, options = killed._store.saved, killed.machine.options  # type: ignore[union-attr]
         assert saved is not None
         rounds.extend([saved.round, killed.machine.round])
-        peer = Peer(options, own_memory(options.size, options.dtype), incarnation=1, saved=saved)
+        peer = Peer(options, Memory(options.size, options.dtype), incarnation=1, saved=saved)
         successor = Node(peer, killed._work, network.transport(2), MemoryStore(), killed._duration)
         await asyncio.sleep(0.25 * setting.local.steps)
         nodes[2] = successor
@@ -261,7 +245,7 @@ def test_who_had_no_vote_looks_whether_the_models_fit_again_after_twice_the_time
     options = options_of(setting)[0]
     bank = torch.zeros(1, options.size, dtype=options.dtype)
     saved = Saved(VERSION, options.seed, 0, 0, (Entry(4, 1, 1, 0, 0, (0,)),), bank, voted=False)
-    peer = Peer(options, own_memory(options.size, options.dtype), 1, saved)
+    peer = Peer(options, Memory(options.size, options.dtype), 1, saved)
     now, looks, model = 0.0, list[int | None](), bank[0]
     losses = Losses(torch.full((2, 5), 0.1), torch.full((2, 5), 0.1))
     peer.begin(now, late=True)

@@ -12,7 +12,7 @@ import networkx as nx
 import pytest
 import torch
 from conftest import make_toy_setting, make_toy_split
-from test_node import make_nodes, network_of, options_of, own_memory
+from test_node import make_nodes, network_of, options_of
 
 from dfca.errors import ConfigError, DataError
 from dfca.node.local_work import LocalWork, Samples
@@ -23,10 +23,10 @@ from dfca.node.record import Recorder, digest_of_save, first_difference, read_re
 from dfca.node.store import CannotSave, DiskStore
 from dfca.node.threads import OneThread
 from dfca.node.worker import Worker
+from dfca.peer.machine import Memory, drive
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import Job, Note, Train
 from dfca.peer.state import Saved
-from dfca.sim.events.replay import replay_peer
 from dfca.testing import make_clients
 
 
@@ -57,18 +57,18 @@ def test_a_recorded_node_replays_bit_by_bit(tmp_path: Path) -> None:
     found = read_recording(tmp_path / "record")
     assert found.complete
     assert found.options == chosen.machine.options
-    peer, _ = replay_peer(found.options, found.inputs)
-    assert isinstance(peer, Peer)
+    peer = Peer(found.options, Memory(found.options.size, found.options.dtype))
+    list(drive(peer, found.inputs))
     assert isinstance(chosen.machine, Peer)
     assert digest_of_save(peer.save()) == digest_of_save(chosen.machine.save())
     assert len(found.checks) >= 6
-    fresh = Peer(found.options, own_memory(found.options.size, found.options.dtype))
+    fresh = Peer(found.options, Memory(found.options.size, found.options.dtype))
     assert first_difference(found, fresh) is None
 
 
 def test_a_recording_ends_at_its_limit_and_one_that_is_cut_is_read_up_to_there(tmp_path: Path) -> None:
     options = options_of(make_toy_setting("local", rounds=1))[0]
-    peer = Peer(options, own_memory(options.size, options.dtype))
+    peer = Peer(options, Memory(options.size, options.dtype))
     recorder = Recorder(tmp_path / "record", peer, None, most_bytes=2000)
     for number in range(1000):
         recorder.input(float(number), "wake")
@@ -105,7 +105,7 @@ def make_alone(store: Any, rounds: int = 5, pace: Pace | None = None) -> tuple[N
     setting = make_toy_setting("local", rounds=rounds)
     options = options_of(setting)[0]
     work = Scripted(Worker(make_clients(setting)[0]))
-    peer = Peer(options, own_memory(options.size, options.dtype))
+    peer = Peer(options, Memory(options.size, options.dtype))
     return Node(peer, work, MemoryNetwork(()).transport(0), store, pace=pace), work
 
 
@@ -166,7 +166,7 @@ def test_a_node_hears_that_the_graph_has_changed() -> None:
         pair = [nodes[0], nodes[1]]
         for i, node in enumerate(pair):
             node.machine = Peer(
-                replace(node.machine.options, neighbours=()), own_memory(node.machine.options.size, torch.float64)
+                replace(node.machine.options, neighbours=()), Memory(node.machine.options.size, torch.float64)
             )
             node._note = notes.append
             node.rewire((1 - i,))

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfca.core.exchange import Rules
+from dfca.peer.machine import Memory
+from dfca.peer.peer import Peer
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import Draw
+from dfca.peer.server import Server
 from dfca.peer.waves.deadline import FLOOR, MOST_S, AnswerTime
 
 
@@ -38,3 +45,29 @@ def test_a_deadline_stays_between_its_bounds(answers: list[tuple[bool, float]], 
     for late, seconds in answers:
         (answer_time.observe_late if late else answer_time.observe)(seconds)
         assert FLOOR * initial_s <= answer_time.deadline_s <= max(MOST_S, initial_s)
+
+
+def test_a_clock_that_is_set_back_takes_all_deadlines_with_it() -> None:
+    """What was 10 s away is 10 s away, at a peer that waits for models and at a server that waits for reports."""
+    alone = PeerOptions(Rules(0, 1), (1,), 1, "shared", 3, 0, 1, join_s=10.0)
+    peer = Peer(alone, Memory(1, torch.float32))
+    peer.begin(100.0, late=True)
+    assert peer.next_wake() == 110.0
+    options = PeerOptions(Rules(-1, 0, "server"), (0,), 1, "shared", 3, 0, 1, timeout_s=10.0)
+    server = Server(options, Memory(1, torch.float32))
+    server.begin(100.0)
+    (draw,) = server.ready().work
+    server.finished(draw, torch.zeros(1, 1), 100.0)
+    server.connected(0, 100.0)
+    for machine in (peer, server):
+        machine.wake(40.0)
+        due = machine.next_wake()
+        assert due is not None
+        assert due == pytest.approx(50.0)
+        machine.wake(49.0)
+        out = machine.ready()
+        assert not out.work
+        assert "timeout" not in [note.kind for note in out.notes]
+        machine.wake(due)
+    assert [type(job) for job in peer.ready().work] == [Draw]
+    assert "timeout" in [note.kind for note in server.ready().notes]

@@ -20,12 +20,13 @@ from dfca.errors import DataError
 from dfca.node.folder import NodeFolder
 from dfca.node.operate.commands import load_model, predict_file
 from dfca.node.operate.status import describe_personal, status_table
-from dfca.node.service import Memory, make_work
+from dfca.node.service import make_work
 from dfca.node.task.dataset import load
 from dfca.node.task.facts import Facts
 from dfca.node.task.learner import build
 from dfca.node.worker import MOST_PERSONAL_SAMPLES, few
 from dfca.peer.curves import CurvePool
+from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import ENDLESS
 from dfca.peer.records.work import Curve, OwnCurve, Personalise

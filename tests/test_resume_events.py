@@ -13,12 +13,11 @@ from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
 
 from dfca.errors import ConfigError, RunError
 from dfca.peer.inbox import Inbox
-from dfca.peer.packing import MODULES, records_of
+from dfca.peer.packing import MODULES, Packer, Unpacker, records_of
 from dfca.peer.records.messages import Hello
 from dfca.peer.records.staleness import Staleness
 from dfca.peer.state import State
 from dfca.sim.events import books, links
-from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Faults, LateJoiner, Partition, World

@@ -397,7 +397,7 @@ def replay(
         _need_libraries()
         from dfca.errors import RunError
         from dfca.node.record import first_difference, read_recording
-        from dfca.node.service import Memory
+        from dfca.peer.machine import Memory
         from dfca.peer.peer import Peer
 
         found = read_recording(recording)

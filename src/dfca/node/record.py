@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dfca.errors import ConfigError, DfcaError
 from dfca.files import KINDS
-from dfca.peer.machine import Machine
+from dfca.peer.machine import Machine, drive
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import PeerOptions
@@ -110,20 +110,13 @@ def first_difference(recording: Recording, peer: Peer) -> int | None:
 
     None: it does what the recorded one did, bit by bit.
     """
-    jobs: list[Job] = []
-    for count, (now, kind, *values) in enumerate(recording.inputs, 1):
-        if kind == "begin":
-            peer.begin(now, *values)
-        elif kind == "finished":
-            number, result = values
-            if not 0 <= number < len(jobs):
+    count = 0
+    try:
+        for count, _ in enumerate(drive(peer, recording.inputs), 1):
+            if count in recording.checks and digest_of_save(peer.save()) != recording.checks[count]:
                 return count
-            peer.finished(jobs[number], result, now)
-        elif kind in ("connected", "disconnected", "receive", "rewire", "limit_peers", "wake"):
-            getattr(peer, kind)(*values, now)
-        jobs += peer.ready().work
-        if count in recording.checks and digest_of_save(peer.save()) != recording.checks[count]:
-            return count
+    except IndexError:
+        return count + 1  # it had less to do
     return None
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
@@ -42,6 +41,7 @@ from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
+from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 
 TICK_S = 1.0
@@ -444,21 +444,6 @@ class Service:
         found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
         self.transport.block(found, seconds)
         return {"blocked": len(found)}
-
-
-class Memory:
-    """The memory of a bank: what the first rows held, they hold after it has grown."""
-
-    def __init__(self, size: int, dtype: torch.dtype) -> None:
-        self._bank = torch.zeros(0, size, dtype=dtype)
-
-    def __call__(self, models: int) -> Tensor:
-        """Return memory (models, P)."""
-        before = self._bank
-        self._bank = torch.zeros(models, before.shape[1], dtype=before.dtype)
-        kept = min(models, len(before))
-        self._bank[:kept] = before[:kept]
-        return self._bank
 
 
 def make_work(folder: NodeFolder) -> LocalWork:

@@ -9,9 +9,9 @@ import torch
 
 from dfca.core.state import Message
 from dfca.peer.pursuit import LOWER, Pursuit
-from dfca.peer.records.lineage import Lineage, clusters_of, extends, opened_since
+from dfca.peer.records.lineage import Lineage, clusters_of, opened_since
 from dfca.peer.records.messages import BankCopy, BankRequest, Declined
-from dfca.peer.records.work import KEPT, Draw, WarmUp
+from dfca.peer.records.work import KEPT, Draw
 from dfca.peer.state import State, Step
 from dfca.peer.voting import Voting
 from dfca.peer.waves.election import Election
@@ -39,7 +39,7 @@ class Joining(Voting):
         if pursuit is None or pursuit.source != sender:
             self._refuse_unasked(sender, copy)
             return
-        problem = pursuit.take(copy, self.options, self.lineage if self.bank is not None else None)
+        problem = pursuit.take(copy, self.options, self._own_lineage)
         if problem:
             self._refuse(problem, sender, copy.message.cluster)
             news = self.links[sender].learn_lineage(copy.round, copy.lineage, copy.clusters)
@@ -67,12 +67,17 @@ class Joining(Voting):
             self._give_up()
             self._settle()
 
+    @property
+    def _own_lineage(self) -> Lineage | None:
+        """Of the models that it holds; None without any."""
+        return None if self.bank is None else self.lineage
+
     def _seek(self) -> None:
         """Ask a neighbour for its models: any where there are none, else those of a higher lineage."""
         if self.rules.exchange != "gossip":
             return
         best: tuple[Lineage, int, int] | None = None
-        self.highest = least = None if self.bank is None else self.lineage
+        self.highest = least = self._own_lineage
         for n, known in self.links.items():
             hello = known.hello
             if hello is None or (least is not None and hello.lineage <= least):
@@ -91,19 +96,15 @@ class Joining(Voting):
         if best is None or (self.pursuit is not None and self.pursuit.lineage >= best[0]):
             return
         source, lineage = -best[2], best[0]
-        needed = None
-        if self.bank is not None and extends(lineage, self.lineage):
-            needed = opened_since(lineage, self.lineage)
-            if needed == ():
-                self._follow_surveys(lineage)
-                return
+        needed = opened_since(lineage, self._own_lineage)
+        if needed == ():
+            self._follow_surveys(lineage)
+            return
         wait = self.answer_time.deadline_s * 2 ** min(10, self.suspects.get(source, (0.0, 0))[1])
         self.pursuit = Pursuit(source, lineage, self.now, self.now + wait, needed)
         self._send(source, BankRequest(needed))
         if self.bank is None:
             self._leave_election()
-            if isinstance(self.job, WarmUp):
-                self._stop_warming()
             self.state = State.EMPTY
 
     def _outvotes(self, election: Election, lineage: Lineage) -> bool:
@@ -124,9 +125,7 @@ class Joining(Voting):
         pursuit = self.pursuit
         if pursuit is None or not pursuit.complete:
             return
-        opened = None
-        if self.bank is not None and extends(pursuit.lineage, self.lineage):
-            opened = opened_since(pursuit.lineage, self.lineage)
+        opened = opened_since(pursuit.lineage, self._own_lineage)
         if opened == ():
             self._follow_surveys(pursuit.lineage)
             return
@@ -139,11 +138,8 @@ class Joining(Voting):
             return
         had, claims = self.bank is not None, self._claimed_rounds(but=pursuit.source)
         round = max(self.round, self._believable([*claims, pursuit.round]))
-        if self.job is not None:
-            if isinstance(self.job, WarmUp):
-                self._note("warmed")
-            self.job = None
         self._leave_election()
+        self.job = None
         self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
         for j, copy in pursuit.taken.items():
             self._set_freshness(j, copy.message)
@@ -158,8 +154,6 @@ class Joining(Voting):
         if isinstance(self.job, KEPT):
             return
         self._leave_election()
-        if isinstance(self.job, WarmUp):
-            self._stop_warming()
         self.pursuit = None
         self._take_surveys(lineage)
         self._out.save = True
@@ -169,8 +163,6 @@ class Joining(Voting):
     def _extend(self, pursuit: Pursuit, opened: tuple[int, ...]) -> None:
         """Take the clusters that others have opened since."""
         self._leave_election()
-        if isinstance(self.job, WarmUp):
-            self._stop_warming()
         for j in opened:
             copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
@@ -221,9 +213,7 @@ class Joining(Voting):
 
     def _settle(self) -> None:
         """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
-        if self.bank is not None:
-            return
-        if self.pursuit is not None or self.job is not None or self.election is not None or self.drawing:
+        if self.bank is not None or self.pursuit is not None or self.job is not None or self.election is not None:
             return
         elected = self.options.start == "elected"
         # Who has to warm up first meets its other neighbours meanwhile.
@@ -239,8 +229,8 @@ class Joining(Voting):
 
     def _draw(self) -> None:
         """Begin with a start of one's own."""
-        self.drawing = True
-        self._out.work.append(Draw())
+        self.job = Draw()
+        self._out.work.append(self.job)
 
     def _catch_up(self) -> None:
         """Join the round that the neighbours are in."""

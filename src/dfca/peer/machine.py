@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -13,17 +14,22 @@ import torch
 from torch import Tensor
 
 from dfca.core.state import ClientState
+from dfca.errors import unknown
 from dfca.peer.inbox import Neighbour
 from dfca.peer.records.messages import well_formed
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Job, Ready
+
+INPUTS = ("begin", "connected", "disconnected", "receive", "rewire", "limit_peers", "finished", "wake")
+"""What a driver calls, but for `ready`."""
 
 
 class Machine(ABC):
     """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
 
     allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
-    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs.
+    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs. now: its
+    time, which never goes back; set_back: by how much the driver's clock was.
     """
 
     state: Enum
@@ -34,7 +40,7 @@ class Machine(ABC):
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
         self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
         self.incarnation = incarnation
-        self.now = 0.0
+        self.now = self.set_back = 0.0
         self.bank: Tensor | None = None
         self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))
         self.links: dict[int, Neighbour] = {}
@@ -74,6 +80,12 @@ class Machine(ABC):
     @abstractmethod
     def next_wake(self) -> float | None:
         """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
+
+    def _on_drivers_clock(self, due: float) -> float | None:
+        """Return when the driver's clock shows a time of this participant's, and not before; None for inf."""
+        if due == math.inf:
+            return None
+        return due if not self.set_back else math.nextafter(due - self.set_back, math.inf)
 
     @abstractmethod
     def waits(self) -> str:
@@ -129,7 +141,10 @@ class Machine(ABC):
         return noted
 
     def _tick(self, now: float) -> None:
-        self.now = now
+        """Go on to a time of the driver's clock. Where that was set back, deadlines are as far away as before."""
+        if now + self.set_back < self.now:
+            self.set_back = self.now - now
+        self.now = now + self.set_back
 
     def _send(self, neighbour: int, message: Any) -> None:
         if neighbour in self.links:
@@ -150,3 +165,45 @@ def names(peers: Any) -> str:
     """Name some participants in a sentence."""
     shown = ", ".join(str(i) for i in list(peers)[:4]) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
     return f"client {shown}" if len(peers) == 1 else f"clients {shown}"
+
+
+# For who drives one participant alone.
+
+
+class Memory:
+    """The memory of a bank: what the first rows held, they hold after it has grown."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self._bank = torch.zeros(0, size, dtype=dtype)
+
+    def __call__(self, models: int) -> Tensor:
+        """Return memory (models, P)."""
+        before = self._bank[:models]
+        self._bank = before.new_zeros(models, before.shape[1])
+        self._bank[: len(before)] = before
+        return self._bank
+
+
+def drive(machine: Machine, inputs: Iterable[tuple[Any, ...]]) -> Iterator[Ready]:
+    """Hand a participant that has not begun the inputs of another one; yields what leaves it after each of them.
+
+    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
+    and the message; rewire: the neighbours; limit_peers: how many; finished: the number of the job among all that were
+    asked for, and the result; wake: nothing. Raises IndexError for a job that it has not asked for, ConfigError for
+    what is no input.
+    """
+    jobs: list[Job] = []
+    for now, kind, *values in inputs:
+        if kind not in INPUTS:
+            raise unknown("input of a peer", kind, INPUTS)
+        if kind == "finished":
+            if not 0 <= values[0] < len(jobs):
+                raise IndexError(f"job {values[0]} has ended, and {len(jobs)} were asked for")
+            values[0] = jobs[values[0]]
+        if kind == "begin":
+            machine.begin(now, *values)
+        else:
+            getattr(machine, kind)(*values, now)
+        ready = machine.ready()
+        jobs += ready.work
+        yield ready

@@ -44,13 +44,13 @@ class Peer(Rounds):
     """
 
     def next_wake(self) -> float | None:
-        """Return when `wake` is to be called: minus infinity for as soon as nothing else is to be handled."""
+        """See `Machine`."""
         if self.step is not None:
             return -math.inf
         times = [asked.until for asked in self.wanted.values()] if self.wanted else []
         if self.deadline is not None:
             times.append(self.deadline)
-        free = self.job is None and self.election is None and not self.drawing
+        free = self.job is None and self.election is None
         if free and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
             times.append(self.join_until)
         if self.pursuit is not None:
@@ -59,8 +59,7 @@ class Peer(Rounds):
             times.append(self.election.next_wake())
         if self.suspects:
             times += [until for until, _ in self.suspects.values() if until > self.now]
-        soonest = min(times, default=math.inf)
-        return None if soonest == math.inf else soonest
+        return self._on_drivers_clock(min(times)) if times else None
 
     def waits(self) -> str:
         """Describe what the peer waits for, in a sentence without a subject."""
@@ -81,7 +80,7 @@ class Peer(Rounds):
     def begin(self, now: float, late: bool = False) -> None:
         """Begin; late: others have begun before, and have models."""
         self._tick(now)
-        self.join_until = now + self.options.join_s
+        self.join_until = self.now + self.options.join_s
         if self.bank is not None:
             self._wait_for(Step.BEGIN)
             return
@@ -117,7 +116,7 @@ class Peer(Rounds):
         if self.pursuit is not None and self.pursuit.source == neighbour:
             self._give_up()
         if self.election is not None:
-            self.election.lost(neighbour, now)
+            self.election.lost(neighbour, self.now)
         self._pool_curves()
         self._check_wait()
         self._settle()
@@ -166,15 +165,13 @@ class Peer(Rounds):
                 self._end_warm_up(Warm(job.models[0], result))
             elif isinstance(self.election, Election):
                 self.election.scored(job, result)
-        elif isinstance(job, Draw):
-            self.drawing = False
-            if self.bank is None:
+        elif job is self.job:
+            self.job = None
+            if isinstance(job, Draw):
                 self._take_bank(result, (), self.round)
                 self._broadcast(self._hello())
                 self._wait_for(Step.BEGIN)
-        elif job is self.job:
-            self.job = None
-            if isinstance(job, Train):
+            elif isinstance(job, Train):
                 self._end_training(result)
             elif isinstance(job, Rest):
                 self._end_rest()
@@ -191,25 +188,25 @@ class Peer(Rounds):
     def wake(self, now: float) -> None:
         """Do what is due: the next step of a round, or what a timer asks for."""
         self._tick(now)
-        if self.deadline is not None and now >= self.deadline:
+        if self.deadline is not None and self.now >= self.deadline:
             self.deadline = None
             self._note("timeout", round=self.ending if self.ending is not None else -1)
             self.wanted.clear()
             self._wait_for(Step.FOLD)
-        if self.wanted and (late := [j for j, asked in self.wanted.items() if now >= asked.until]):
+        if self.wanted and (late := [j for j, asked in self.wanted.items() if self.now >= asked.until]):
             for j in late:
                 asked = self.wanted.pop(j)
                 self.overdue[asked.source] = asked.since
             self._check_wait()
-        if self.pursuit is not None and now >= self.pursuit.until:
+        if self.pursuit is not None and self.now >= self.pursuit.until:
             self.overdue[self.pursuit.source] = self.pursuit.since
             self._suspect(self.pursuit.source)
             self._give_up()
         if self.election is not None:
-            self.election.wake(now)
+            self.election.wake(self.now)
         if self.step is not None:
             self._take_step()
-        elif self._waits_for_hello() and now >= self.join_until:
+        elif self._waits_for_hello() and self.now >= self.join_until:
             self._begin_round()
         if self.bank is None or self.highest != self.lineage:
             self._seek()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from dfca.core.state import is_finite
-from dfca.peer.records.lineage import Clusters, Lineage, extends, layout_of, opened_since
+from dfca.peer.records.lineage import Clusters, Lineage, layout_of, opened_since
 from dfca.peer.records.messages import BankCopy
 from dfca.peer.records.options import PeerOptions
 
@@ -73,11 +73,7 @@ class Pursuit:
         if copy.lineage != self.lineage or (self.clusters and copy.clusters != self.clusters):
             if copy.lineage < self.lineage:
                 return LOWER
-            self.lineage, self.taken = copy.lineage, {}
-            if mine is not None and extends(copy.lineage, mine):
-                self.needed = opened_since(copy.lineage, mine)
-            else:
-                self.needed = None
+            self.lineage, self.taken, self.needed = copy.lineage, {}, opened_since(copy.lineage, mine)
         self.clusters, self.closed, self.round = copy.clusters, known.closed, copy.round
         self.taken[message.cluster] = copy
         return None

@@ -137,7 +137,8 @@ class DriftDetector:
             for name, value in UNSEEN_CLUSTER.items():
                 getattr(self, name)[j] = value
         self.last, self.pause = round, PAUSE if opened else 2 * self.pause
-        self._learn_anew()
+        self._forget_lowest()
+        self.highest = -math.inf  # the models are others
 
     def merge(self, plan: Plan, order: Sequence[int]) -> None:
         """Take in what a survey decided: clusters are merged and closed; order: which of them are 0, 1, ... now."""
@@ -150,11 +151,6 @@ class DriftDetector:
             setattr(self, name, [value] * len(order))
         self.newest = newest
         self._forget_lowest()
-
-    def _learn_anew(self) -> None:
-        """Learn what low and high losses are: the models are others."""
-        self._forget_lowest()
-        self.highest = -math.inf
 
     def _forget_lowest(self) -> None:
         """Learn what a low loss is; how much was learned since the last election is known."""

@@ -182,7 +182,7 @@ class Rounds(Joining):
         """Measure how old an update is: `staleness`."""
         unit, message = self.options.staleness.unit, update.message
         if unit == "seconds":
-            return update.age_s + max(0.0, self.now - came_s)
+            return update.age_s + (self.now - came_s)
         behind = max(0, self.round - 1 - message.round)
         if unit == "rounds" or not behind:
             return behind
@@ -216,11 +216,9 @@ class Rounds(Joining):
 
     def _on_hello(self, sender: int, hello: Hello) -> None:
         known = self.links[sender]
-        guessed = known.hello is None or known.hello.incarnation == UNKNOWN
-        if not guessed and known.hello is not None and known.hello.incarnation != hello.incarnation:
+        if known.hello is not None and known.hello.incarnation not in (UNKNOWN, hello.incarnation):
             self.links[sender] = known = Neighbour()
-            guessed = True
-        if guessed:
+        if known.hello is None or known.hello.incarnation == UNKNOWN:
             self.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.hello, known.since = hello, min(hello.round, MOST_ROUND)
         if not hello.clusters:

@@ -59,7 +59,7 @@ class Server(Machine):
         if self.served is not None:
             self._send(neighbour, Served(self.round, self.served))
             if self.deadline is None and self.options.timeout_s is not None and self.state is not State.DONE:
-                self.deadline = now + self.options.timeout_s
+                self.deadline = self.now + self.options.timeout_s
         self.due = True
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -79,7 +79,9 @@ class Server(Machine):
 
     def next_wake(self) -> float | None:
         """See `Machine`."""
-        return -math.inf if self.due else self.deadline
+        if self.due:
+            return -math.inf
+        return None if self.deadline is None else self._on_drivers_clock(self.deadline)
 
     def wake(self, now: float) -> None:
         """End the round where nobody is waited for, or its time is over."""
@@ -90,7 +92,7 @@ class Server(Machine):
         if not self.links:
             self.deadline = None  # the time of a round runs while somebody is in reach
             return
-        late = self.deadline is not None and now >= self.deadline
+        late = self.deadline is not None and self.now >= self.deadline
         if late:
             self._note("timeout", round=self.round)
         if late or not self.awaited():

@@ -22,7 +22,7 @@ from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.lineage import Lineage, layout_of
 from dfca.peer.records.messages import MOST_PEERS, Copy, Hello
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Curve, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
+from dfca.peer.records.work import Curve, Draw, Observe, Personalise, Rest, Score, Train, Warm, WarmUp
 from dfca.peer.revival import DriftDetector
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election
@@ -121,7 +121,7 @@ class PeerState(Personal):
         self.state = State.EMPTY
         self.lineage: Lineage = ()
         self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)
-        self.job: Train | Rest | WarmUp | Observe | Score | Curve | Personalise | None = None
+        self.job: Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise | None = None
         self.step: Step | None = None
         self.ending: int | None = None
         self.asked = False
@@ -132,7 +132,6 @@ class PeerState(Personal):
         self.answers: dict[int, Copy] = {}
         self.finishes: list[float] = []
         self.newcomer = True
-        self.drawing = False
         self.awaited = -1
         self.highest: Lineage | None = None
         self.join_until = 0.0
@@ -223,31 +222,8 @@ class PeerState(Personal):
         if self.options.aggregation == "sequential" and idle:
             self._wait_for(Step.FOLD)
 
-    def _tick(self, now: float) -> None:
-        """Go on to a time. A clock that was set back takes all deadlines with it."""
-        if now < self.now:
-            back = now - self.now
-            self.join_until += back
-            self.deadline = None if self.deadline is None else self.deadline + back
-            self.wanted = {j: Asked(n, at + back, until + back) for j, (n, at, until) in self.wanted.items()}
-            self.overdue = {n: at + back for n, at in self.overdue.items()}
-            self.suspects = {n: (until + back, times) for n, (until, times) in self.suspects.items()}
-            self.finishes = [time + back for time in self.finishes]
-            if self.pursuit is not None:
-                self.pursuit.since += back
-                self.pursuit.until += back
-            self.began_s += back
-            if self.election is not None:
-                self.election.last_s += back
-            if isinstance(self.election, Election):
-                self.election.since_s += back
-        self.now = now
-
     def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
-        """Begin with models (m, P) of a lineage."""
-        if models.dim() != 2 or models.shape[1] != self.options.size or not len(models):
-            self._refuse("models of another size", self.id)
-            return
+        """Begin with models (m, P) of a lineage; that they fit was seen when they came, or were loaded."""
         self.bank = self.allocate(len(models))
         self.bank.copy_(models)
         self.copies = replace(ClientState.of(self.bank), round=round, assignment=None, closed=layout_of(lineage).closed)

@@ -150,11 +150,14 @@ class Voting(Merging):
             self._send(sender, Refuse(message.key))
 
     def _leave_election(self) -> None:
+        """Take no part in an election or a survey any more, and stop the work for it."""
         if self.election is not None:
             self.election.leave()
             self._drain_election()
             self.election = None
-        if isinstance(self.job, Observe):
+        if isinstance(self.job, WarmUp):
+            self._stop_warming()
+        elif isinstance(self.job, Observe):
             self.job = None
 
     def _leave_survey(self, survey: SurveyWave) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
 from dfca.core.election import Parts
 from dfca.core.holdout import held_out
 from dfca.core.inputs import Samples, join
 from dfca.core.params import FlatModel, initial
 from dfca.core.parts import layout_of, stages_of
+from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.errors import ConfigError, ModelError
 from dfca.sim.bank import Bank, BankSpec
@@ -94,6 +97,19 @@ class Start:
         """Draw the model (P,) from which all clients warm up for an election."""
         setting = self.setting
         return initial(self.flat, setting.make_model, setting.seed, "init", 0).to(setting.device)
+
+    def choose(self, client: int, round: int, means: Tensor, samples: Tensor | None, many: int) -> Choice:
+        """Choose the model that a client trains in a round by its mean losses (m,), and those of its samples (m, n)
+        where it looked at them; many: how many it trains on."""
+        algorithm, seed, truth, memory = self.setting.algorithm, self.setting.seed, None, None
+        if algorithm.informed:
+            assert self.truth is not None  # Setting checked it
+            truth = int(self.truth[client])
+        if samples is None and algorithm.needs == "samples":
+            samples = torch.zeros(1, many, device=self.setting.device)
+        if self.memory is not None:
+            memory = self.memory[client]
+        return algorithm.decide(View(means, partial(stream, seed, "choose", client, round), samples, truth, memory))
 
     def drawn_models(self) -> int:
         """Count the models that a client begins with where they are drawn, not elected."""

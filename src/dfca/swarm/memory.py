@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dfca.node.memory import MemoryNetwork
 from dfca.node.node import Node
 from dfca.node.run import WORK_THREADS
-from dfca.node.service import Memory
 from dfca.node.store import DiskStore
 from dfca.node.task.learner import build
 from dfca.node.worker import Worker
+from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.plan import Plan

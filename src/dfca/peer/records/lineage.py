@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -67,16 +67,9 @@ MOST_ENTRIES = 1000
 MOST_SLOTS = 4096
 
 
-def shared_length(one: Lineage, other: Lineage) -> int:
-    """Count the elections that two lineages have in common."""
-    if one == other:
-        return len(one)
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count the entries, or turns, that two lineages, or logs, have in common at their beginning."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def extends(later: Lineage, earlier: Lineage) -> bool:
-    """Return whether a lineage goes on where another one ends."""
-    return len(later) > len(earlier) and later[: len(earlier)] == earlier
 
 
 def compatible(one: Lineage, other: Lineage, cluster: int) -> bool:
@@ -131,12 +124,14 @@ def clusters_of(lineage: Lineage) -> int:
     return layout_of(lineage).models
 
 
-def opened_since(later: Lineage, earlier: Lineage) -> tuple[int, ...] | None:
-    """List the clusters that a lineage has opened since an earlier part of itself: those that a peer lacks to go on.
+def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None:
+    """List the clusters that a lineage has opened since a peer's own, whose end it goes on from: those that it lacks.
 
-    None where a survey was held in between as well: then all models are others.
+    None where all models are others: it does not go on there, or a survey was held as well. mine: None without models.
     """
-    since = [entry for entry in later[len(earlier) :] if entry.changes]
+    if mine is None or later == mine or later[: len(mine)] != mine:
+        return None
+    since = [entry for entry in later[len(mine) :] if entry.changes]
     if all(entry.is_survey for entry in since):
         return ()
     if any(entry.is_survey for entry in since):
@@ -152,9 +147,7 @@ def quiet_surveys(lineage: Lineage) -> int:
 
 def is_lineage(value: Any) -> bool:
     """Return whether something that came is a lineage."""
-    if value == () and type(value) is tuple:
-        return True
-    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(is_entry(entry) for entry in value)
+    return type(value) is tuple and len(value) <= MOST_ENTRIES and all(map(is_entry, value))
 
 
 def is_entry(value: Any) -> bool:

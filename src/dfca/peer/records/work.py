@@ -2,8 +2,8 @@
 
 A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
 `Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
-One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short and
-may run beside it.
+One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short; a
+`Score` may run beside it.
 
 The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
 out (`core.holdout`); else it takes all.

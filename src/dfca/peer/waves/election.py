@@ -26,7 +26,7 @@ from torch import Tensor
 from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.options import MergeOptions
 from dfca.core.state import is_finite
-from dfca.peer.records.lineage import Entry, Lineage, digest_of
+from dfca.peer.records.lineage import Entry, Lineage, digest_of, shared_length
 from dfca.peer.records.messages import (
     Bid,
     Call,
@@ -41,7 +41,7 @@ from dfca.peer.records.messages import (
     Votes,
 )
 from dfca.peer.records.work import Losses, Score
-from dfca.peer.waves.turns import PASS, Standing, agreed, is_next, is_possible, standing
+from dfca.peer.waves.turns import PASS, Standing, is_next, is_possible, standing
 from dfca.peer.waves.wave import Wave
 
 PATIENT_FOR_MODELS = 8
@@ -183,7 +183,7 @@ class Election(Wave):
         held = 0 if self.held is None else len(self.held)
         fits = held == self._held_count
         self.voters, self.votes = voters, self.warm is not None and fits
-        known = agreed(self.log, log)
+        known = shared_length(self.log, log)
         if known < len(self.log):  # another part of the network decided more
             kept = sum(turn.accepted for turn in self.log[:known])
             self.centres = self.centres[:kept]
@@ -219,7 +219,7 @@ class Election(Wave):
 
     def _known_to(self, counted: Count) -> int:
         """Count the centres whose models a child had when it was counted."""
-        return sum(turn.accepted for turn in self.log[: agreed(counted.log, self.log)])
+        return sum(turn.accepted for turn in self.log[: shared_length(counted.log, self.log)])
 
     def _silent_in(self, neighbour: int) -> str:
         """A bid waits for the models of centres that the child lacked, as a candidate does for its own."""

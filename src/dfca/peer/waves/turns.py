@@ -52,14 +52,6 @@ def standing(log: Collection[Turn], clusters: int | None, call: Call | None, opt
     return Standing(frozenset(barred), misses, forced, over)
 
 
-def agreed(mine: Collection[Turn], theirs: Collection[Turn]) -> int:
-    """Count the turns that two logs have in common."""
-    for place, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-        if one != other:
-            return place
-    return min(len(mine), len(theirs))
-
-
 def is_possible(log: Sequence[Turn], call: Call | None) -> bool:
     """Return whether an election could have decided this."""
     return all(is_next(turn, log[:place], call) for place, turn in enumerate(log))

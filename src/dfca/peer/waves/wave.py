@@ -27,7 +27,7 @@ from dfca.peer.records.messages import MOST_PEERS, Call, Count, Key, Probe, Refu
 from dfca.peer.records.work import Warm
 from dfca.peer.waves.deadline import AnswerTime
 
-Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "decided", "done"]
+Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
@@ -186,7 +186,7 @@ class Wave(ABC):
 
     def _hear(self, sender: int, message: Any, now: float) -> None:
         """Note when a message came, unless it is one more of its kind: who repeats itself puts off no deadline."""
-        mark = (sender, type(message).__name__, str(self.phase), len(self.log), len(self.centres))
+        mark = (sender, type(message).__name__, self.phase, len(self.log), len(self.centres))
         if mark not in self.heard:
             self.heard.add(mark)
             self.last_s = now
@@ -196,9 +196,7 @@ class Wave(ABC):
         return self.failed.get(root, 0) < ROOT_STRIKES and self.joined.get(root, 0) < MOST_WAVES
 
     def _take_count(self, sender: int, message: Count) -> None:
-        if self.phase not in ("wave", "counted") or sender not in self.links or sender == self.parent:
-            return
-        if sender in self.banned:
+        if self.phase not in ("wave", "counted") or sender == self.parent or sender in self.banned:
             return
         self.pending.discard(sender)
         self.kids[sender] = message

@@ -29,7 +29,6 @@ from dfca.peer.personal import Personal
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved, State
@@ -339,8 +338,7 @@ class PeerHost:
     def held(self) -> list[Clusters]:
         """Return which models each client holds, those that are away included."""
         found = []
-        for i in range(self.books.clients):
-            holder = self.peers[i] or self.saved[i]
+        for holder in self._holders():
             if holder is None or holder.bank is None:
                 found.append(NO_CLUSTERS)
             else:
@@ -348,20 +346,16 @@ class PeerHost:
                 found.append(Clusters(len(holder.bank), closed))
         return found
 
-    def sizes(self) -> list[int]:
-        """Return how many models each client holds, those that are away included."""
-        return [each.models for each in self.held()]
+    def _holders(self) -> list[Machine | Saved | None]:
+        """List the clients, or what those that are away have kept."""
+        return [self.peers[i] or self.saved[i] for i in range(self.books.clients)]
 
     def personal_steps(self) -> list[int]:
         """Return the personal last steps of each client, as far as they know; those that are away included."""
         fixed = self.pool.setting.last_steps
         if fixed != "auto":
             return [fixed] * self.books.clients
-        found = []
-        for i in range(self.books.clients):
-            holder = self.peers[i] or self.saved[i]
-            found.append(holder.curves.steps if isinstance(holder, Personal | Saved) else 0)
-        return found
+        return [each.curves.steps if isinstance(each, Personal | Saved) else 0 for each in self._holders()]
 
     def clusters(self) -> tuple[int, int | None]:
         """Return the most models that somebody holds, and None.
@@ -372,8 +366,8 @@ class PeerHost:
         if holders and holders[0].options.merging is not None:
             first = holders[0]
             return len(first.lineage[0].slots), len(first.open_clusters) if first.lineage[-1].last else 0
-        server = self.peers[SERVER]
-        return max(1, *self.sizes(), 0 if server is None or server.bank is None else len(server.bank)), None
+        server, held = self.peers[SERVER], [each.models for each in self.held()]
+        return max(1, *held, 0 if server is None or server.bank is None else len(server.bank)), None
 
     def is_done(self, i: int) -> bool:
         """Return whether a participant that is there has done all its rounds."""
@@ -452,7 +446,6 @@ def peer_options(
     """Make what does not change about the peers of a setting, the server's last."""
     algorithm, clients = setting.algorithm, setting.clients
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
-    staleness = changes.pop("staleness", None) or Staleness()
     rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
     observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.steps)
     return [
@@ -468,7 +461,6 @@ def peer_options(
             participation=setting.participation,
             election=setting.election,
             revives=algorithm.revives and not pool.dry,
-            staleness=staleness,
             merging=None if pool.dry else setting.merging,
             observation=observation,
             personal=setting.last_steps if pool.rounds and not pool.dry else 0,

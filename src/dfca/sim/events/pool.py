@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfca.core.algorithm import Choice, View
+from dfca.core.algorithm import Choice
 from dfca.core.election import Parts, divide
 from dfca.core.merging import EXCESSES, Observation
 from dfca.core.params import initial
@@ -68,7 +67,7 @@ class ClientPool:
         self._evaluator = Evaluator(self.start)
         self.rounds = setting.rounds if rounds is None else rounds
         self.last_step = LastStep(self.start, self.rounds)
-        self._divided: dict[tuple[int | None, bool], _Divided] = {}
+        self._divided: dict[tuple[int | None, bool], list[ClientData]] = {}
         self._steps: dict[int, int] = {}
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
@@ -223,12 +222,7 @@ class ClientPool:
 
         def choose(position: int, means: Tensor, samples: Tensor | None) -> Choice:
             client = places[position]
-            if samples is None and algorithm.needs == "samples":
-                samples = torch.zeros(1, data.sizes[client], device=bank.device)
-            known = int(self.start.truth[client]) if algorithm.informed and self.start.truth is not None else None
-            memory = None if self.start.memory is None else self.start.memory[client]
-            random = partial(stream, self.seed, "choose", client, rounds[position])
-            return algorithm.decide(View(means, random, samples, known, memory))
+            return self.start.choose(client, rounds[position], means, samples, data.sizes[client])
 
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
@@ -295,9 +289,9 @@ class ClientPool:
         found: dict[tuple[int, int | None, bool], Warm] = {}
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
         for (stage, held_out), run in _runs(orders, rows):
-            parts = self._parts(stage, held_out)
+            warm, *judged = self._parts(stage, held_out)
             own = self.engine.warmed_up(
-                start.expand(len(run), -1), members_of(parts.warm, run), setting.algorithm.election, run[0]
+                start.expand(len(run), -1), members_of(warm, run), setting.algorithm.election, run[0]
             )
             for model in own:
                 if not model.isfinite().all():
@@ -305,7 +299,7 @@ class ClientPool:
             if self.liars is not None:
                 for client, model in zip(run, own, strict=True):
                     model.copy_(self.liars.tell_warm(client, stage, model))
-            bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in parts[1:])
+            bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in judged)
             for client, *each in zip(run, own, bids, votes, strict=True):
                 found[client, stage, held_out] = Warm(each[0], Losses(each[1], each[2]))
         return [found[order.client, *_samples_of(order)] for order in orders]
@@ -409,17 +403,17 @@ class ClientPool:
         self._evaluator.use_split(self.setting.drift[1])
         self._divided.clear()
 
-    def _parts(self, stage: int | None, held_out: bool) -> _Divided:
-        """Divide the samples of all clients for an election; the last two are kept."""
+    def _parts(self, stage: int | None, held_out: bool) -> list[ClientData]:
+        """Divide the samples of all clients for an election, into `Parts`; the last two divisions are kept."""
         if (stage, held_out) not in self._divided:
             names = () if stage is None else (stage,)
             data = self.samples(held_out)
             parts = [divide(n, stream(self.seed, "parts", i, *names)) for i, n in enumerate(data.sizes)]
             while len(self._divided) > 1:
                 del self._divided[next(iter(self._divided))]
-            self._divided[stage, held_out] = _Divided(
-                *(take_parts(data, range(data.clients), parts, name) for name in Parts._fields)
-            )
+            self._divided[stage, held_out] = [
+                take_parts(data, range(data.clients), parts, name) for name in Parts._fields
+            ]
         return self._divided[stage, held_out]
 
     # Scores.
@@ -493,14 +487,6 @@ class ClientPool:
         self.start.memory = state.get("memory")
         self.banks = self._storage.open(len(banks))
         self.banks.copy_(banks)
-
-
-class _Divided(NamedTuple):
-    """The samples of all clients, divided: to warm up on, to bid with, to vote with."""
-
-    warm: ClientData
-    bid: ClientData
-    vote: ClientData
 
 
 def _samples_of(order: Order) -> tuple[int | None, bool]:

@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dfca.errors import ConfigError, unknown
-from dfca.peer.machine import Machine
-from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Job, Ready
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
-from dfca.sim.events.host import Done, PeerHost, make_machine
+from dfca.sim.events.host import Done, PeerHost
 from dfca.sim.events.links import Parcel
 from dfca.sim.events.world import SERVER, check_clients
 
@@ -55,17 +49,13 @@ def read_trace(path: str | Path) -> list[Line]:
     return found
 
 
-def replay(host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
-    """Drive the peers by a trace; keeps: who leaves keeps its models.
+class Replay:
+    """Drives the peers by a trace; keeps: who leaves keeps its models.
 
-    Raises ConfigError where the trace cannot be of this setting, or is cut.
+    uses: how often each message will be received; kept: those that will be; calls: whose jobs are done in which call,
+    and when they end; results: what came of the jobs that are being handed out. Raises ConfigError where the trace
+    cannot be of this setting, or is cut.
     """
-    _Replay(host, trace, keeps).run()
-
-
-class _Replay:
-    """uses: how often each message will be received; kept: those that will be; calls: whose jobs are done in which
-    call, and when they end; results: what came of the jobs that are being handed out."""
 
     def __init__(self, host: PeerHost, trace: Sequence[Line], keeps: bool) -> None:
         self.host, self.trace, self.keeps = host, trace, keeps
@@ -170,47 +160,3 @@ class _Replay:
         return ConfigError(
             f"the trace has a {line.kind} of {who} at {line.time:g} s, but {why}; it is cut or of another run"
         )
-
-
-def growing_memory(size: int, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """Return what a peer that is driven alone takes its memory from: the models that it holds stay when it grows."""
-    held = torch.zeros(0, size, dtype=dtype)
-
-    def allocate(models: int) -> Tensor:
-        nonlocal held
-        grown = torch.zeros(models, size, dtype=dtype)
-        grown[: len(held)] = held[:models]
-        held = grown
-        return held
-
-    return allocate
-
-
-def replay_peer(
-    options: PeerOptions,
-    inputs: Iterable[tuple[Any, ...]],
-    allocate: Callable[[int], Tensor] | None = None,
-    machine: Machine | None = None,
-) -> tuple[Machine, list[Ready]]:
-    """Drive one peer by its own inputs; returns it, and what left it after each of them. machine: one that has not
-    begun, such as a peer that goes on from a save; else a new one.
-
-    inputs: (time, kind, ...) with, after begin: late; connected and disconnected: the neighbour; receive: the sender
-    and the message; rewire: the neighbours; finished: the number of the job among all that the peer asked for, and the
-    result; wake: nothing.
-    """
-    peer = machine or make_machine(options, allocate or growing_memory(options.size, options.dtype))
-    jobs: list[Job] = []
-    outputs = []
-    for now, kind, *rest in inputs:
-        if kind not in INPUTS:
-            raise unknown("input of a peer", kind, INPUTS)
-        if kind == "begin":
-            peer.begin(now, *rest)
-        elif kind in ("finished", "scored"):
-            peer.finished(jobs[rest[0]], rest[1], now)
-        else:
-            getattr(peer, kind)(*rest, now)
-        outputs.append(peer.ready())
-        jobs += outputs[-1].work
-    return peer, outputs

@@ -32,15 +32,16 @@ from torch import Tensor, nn
 from dfca.core.merging import models_judged
 from dfca.core.personal import GRID
 from dfca.errors import ConfigError, RunError
+from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
+from dfca.sim.events import books, links
 from dfca.sim.events.books import Books, EventResult, Line
-from dfca.sim.events.checkpoint import Packer, Unpacker
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
-from dfca.sim.events.replay import replay
+from dfca.sim.events.replay import Replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.setting import Setting
 
@@ -48,6 +49,8 @@ COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
 AHEAD = (Train, WarmUp, Observe, Curve)
 """Jobs that may be done before they end."""
+STORED = {**KNOWN, **records_of((books, links))}
+"""The classes that a checkpoint holds: those of peers (`peer.packing`), and what is on its way."""
 _FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
 
@@ -142,7 +145,7 @@ class EventSimulation:
         Raises RunError as `run` does.
         """
         if self.options.replay is not None:
-            replay(self.host, self.options.replay, self.world.churn.keeps)
+            Replay(self.host, self.options.replay, self.world.churn.keeps).run()
             self.done = True
             return next(reversed(self.host.metrics), None)
         with rare_collections():
@@ -155,8 +158,7 @@ class EventSimulation:
         while not self._is_over(time := self._next_time()):
             self.clock.now = self.host.now = min(time, self._due_s)
             self._handle_instant()
-            due = self.clock.now >= self._due_s or self.books.finished >= self._due
-            row = self._evaluate(self._is_last()) if due and self._is_evaluated() else None
+            row = self._evaluate(self._is_last()) if self._is_evaluated() else None
             if self._drifter is not None:
                 self.host.drift(self._drifter)
                 self._drifter = None
@@ -197,7 +199,7 @@ class EventSimulation:
         """
         self.host.enter_notes()
         banks = self.pool.fill(self.host.held())
-        packer = Packer(banks)
+        packer = Packer(banks, STORED)
         clock = {"now": self.clock.now, "made": self.clock.made, "queue": self._packable_queue()}
         facts = {
             "clock": clock,
@@ -215,8 +217,8 @@ class EventSimulation:
         stored, fresh = tuple(tensors["bank"].shape), tuple(self.banks.shape)
         if stored[1:] != fresh[1:]:
             raise ConfigError(f"the checkpoint's bank is {stored}, this run's {fresh}")
-        self.pool.restore(Unpacker(tensors).unpack(facts["pool"]), tensors["bank"])
-        unpacker = Unpacker(tensors, self.pool.banks)
+        self.pool.restore(Unpacker(tensors, known=STORED).unpack(facts["pool"]), tensors["bank"])
+        unpacker = Unpacker(tensors, self.pool.banks, STORED)
         own = unpacker.unpack(facts["own"])
         for name in _FACTS:
             setattr(self, name, own.get(name, getattr(self, name)))  # one that is added later has its first value
@@ -279,16 +281,16 @@ class EventSimulation:
 
     def _is_over(self, time: float) -> bool:
         """Return whether the run has ended, where `time` is next; raises RunError where nobody can go on."""
-        if self.clock.live:
-            if time <= self.until_s:
-                return False
-        elif not (self.host.due or self.host.short) and self._all_done():
+        if self._is_all_done():
             return True
         if time == math.inf:
             self._diagnose()
         return min(time, self._due_s) > self.until_s
 
-    def _all_done(self) -> bool:
+    def _is_all_done(self) -> bool:
+        """Return whether everybody has done all rounds, and nothing is on its way but changes of the world."""
+        if self.clock.live or self.host.due or self.host.short:
+            return False
         if self.pool.shared and self.host.is_done(SERVER):
             return True
         return all(
@@ -414,9 +416,7 @@ class EventSimulation:
 
     def _is_last(self) -> bool:
         """Return whether nothing is left to be done, or no time for it."""
-        if min(self._next_time(), self._due_s) > self.until_s:
-            return True
-        return not (self.clock.live or self.host.due or self.host.short) and self._all_done()
+        return self._is_all_done() or min(self._next_time(), self._due_s) > self.until_s
 
     def _evaluate(self, final: bool) -> dict[str, Any]:
         row = self.host.evaluate(final)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dfca.core.exchange import Rules
+from dfca.peer.machine import Memory, drive
 from dfca.peer.peer import Peer
-from dfca.sim.events.replay import growing_memory, replay_peer
 from dfca.sim.faults.run import FaultRun
 from dfca.sim.faults.tiny import SIZE, Violation
 from dfca.sim.faults.world import FaultWorld
@@ -34,9 +34,9 @@ def replay(run: FaultRun, i: int) -> None:
     """Drive the inputs of a peer's last life again: the same bits."""
     peer, (_, options, life, saved) = run.peers[i], run.inputs[0]
     bare = Rules(**{each.name: getattr(options.rules, each.name) for each in fields(Rules)})
-    twin = Peer(replace(options, rules=bare), growing_memory(SIZE, torch.float64), life, saved)
+    twin = Peer(replace(options, rules=bare), Memory(SIZE, torch.float64), life, saved)
     try:
-        replay_peer(options, [(now, what, *arguments) for what, arguments, now in run.inputs[1:]], machine=twin)
+        list(drive(twin, [(now, what, *arguments) for what, arguments, now in run.inputs[1:]]))
     except IndexError:
         raise Violation(f"the replay of peer {i} asks for less work") from None
     same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)

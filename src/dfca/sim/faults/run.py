@@ -17,7 +17,7 @@ from dfca.core.election import ElectionOptions
 from dfca.core.options import MergeOptions
 from dfca.core.personal import SWEEPS
 from dfca.core.state import is_finite
-from dfca.peer.machine import Machine
+from dfca.peer.machine import Machine, Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Update, well_formed
@@ -25,7 +25,6 @@ from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import LONG, Job, Rest, Train
 from dfca.peer.state import Saved, State
 from dfca.sim.events.host import make_machine
-from dfca.sim.events.replay import growing_memory
 from dfca.sim.events.world import SERVER
 from dfca.sim.faults.bad_input import corrupt, garble, lie
 from dfca.sim.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
@@ -252,7 +251,7 @@ class FaultRun:
 
     def _born(self, i: int, saved: Saved | None, late: bool) -> None:
         self.lives[i] += 1
-        self.memory[i] = growing_memory(SIZE, torch.float64)
+        self.memory[i] = Memory(SIZE, torch.float64)
         self.peers[i] = peer = make_machine(self.options(i), self.memory[i], self.lives[i], saved)
         self.away.discard(i)
         if i == self.log_of:

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from dfca import metrics
-from dfca.core.algorithm import Choice, View
+from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.merging import merge_
 from dfca.core.personal import release_round
-from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.errors import ConfigError
 from dfca.memory import explain_oom
@@ -428,18 +427,10 @@ class Simulation:
 
     def _choose(self, here: Sequence[int], now: int, position: int, means: Tensor, samples: Tensor | None) -> Choice:
         """Choose the model that the member at a place of `here` trains."""
-        algorithm, client = self.setting.algorithm, self.members[here[position]]
+        client = self.members[here[position]]
         if self.merging is not None and len(self.merging.parts) > 1:  # else the engine knows what is closed
             means = means.masked_fill(self._shut([client])[0].to(means.device), math.inf)
-        truth = None
-        if algorithm.informed:
-            assert self.start.truth is not None  # Setting checked it
-            truth = int(self.start.truth[client])
-        if samples is None and algorithm.needs == "samples":
-            samples = torch.zeros(1, self.train.sizes[here[position]], device=self.banks.device)
-        memory = None if self.start.memory is None else self.start.memory[client]
-        random = partial(stream, self.setting.seed, "choose", client, now)
-        return algorithm.decide(View(means, random, samples, truth, memory))
+        return self.start.choose(client, now, means, samples, self.train.sizes[here[position]])
 
     def _store(self, done: TrainedChunk, here: Sequence[int], sums: Tensor | None, counts: Tensor) -> None:
         """Write trained models to the banks, or add them to a server's sums; an update that diverged is undone."""
