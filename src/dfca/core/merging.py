@@ -73,10 +73,10 @@ LEAST_OPTIMISM = 0.1
 cluster."""
 BOUNDED = ("classes", "tokens", "labels")
 """Targets that are judged by a loss within [0, 1]."""
-HARM = 0.0125
+HARM = 0.009
 """By so much, of losses within [0, 1], an average of two models may be worse than they are; of others by a share of
 their own loss, 1 / TYPICAL_LOSS as large."""
-TYPICAL_LOSS = 0.25
+TYPICAL_LOSS = 0.18
 EXCESSES = 6
 """What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
 average of a and b, without and with steps, and that of a with them, each minus that of a without."""
