@@ -331,7 +331,8 @@ def _bridged(name: str, run: Run | None, asked: int) -> str:
         f"`{row['algorithm']}` {row['train_loss']:.2f}" for row in done if row.get("train_loss") is not None
     )
     spread = "one seed, so there are no intervals" if seeds == 1 else f"{seeds} seeds"
-    counted = f"{len(done)} of {max(asked, run.trial_counts[1])} trials are finished, in {took} on a busy machine; {spread}"
+    many = max(asked, run.trial_counts[1])
+    counted = f"{len(done)} of {many} trials are finished, in {took} on a busy machine; {spread}"
     return f"{command}: {counted}. Training losses at the end: {losses}"
 
 
