@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from dfca.errors import ConfigError, DataError, RunError
 from dfca.files import atomic_write, read_small, remove_leftovers
 from dfca.node.operate.control import LOCK
-from dfca.node.operate.status import STATE
+from dfca.node.save_file import STATE
 from dfca.node.store import DiskStore
 from dfca.node.task.config import FILE as CONFIG_FILE
 from dfca.node.task.config import Config

@@ -16,6 +16,8 @@ from dfca.files import open_regular
 FORM = 2
 """Of the files; a change that older code cannot read raises it. Form 1, which is read too, had no warmed-up model."""
 MOST_HEADER_BYTES = 16 * 2**20
+STATE = "state"
+"""The folder of a node's saves."""
 
 
 class Damaged(Exception):

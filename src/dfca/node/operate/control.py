@@ -21,6 +21,7 @@ from typing import Any
 
 from dfca.errors import DfcaError, RunError, unknown
 from dfca.files import read_small, replacing
+from dfca.node.save_file import STATE, last_save
 
 FILE = "control.json"
 MOST_REQUEST_BYTES = 1 << 18
@@ -149,7 +150,8 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
 
 
 def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
-    """End the node that runs in a folder and wait until its process has let go of it; returns who it was.
+    """End the node that runs in a folder and wait until its process has let go of it; returns who it was, and the round
+    that the next start goes on from.
 
     Raises NotRunning where none runs there, and RunError where it does not end in time.
     """
@@ -161,7 +163,7 @@ def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
         raise NotRunning(f"no node runs in {folder}; nothing was stopped") from error
     try:
         with FileLock(folder / LOCK, timeout=patience_s):
-            return ended
+            return ended | (last_save(folder / STATE) or {})
     except Timeout:
         raise RunError(
             f"the node in {folder} was told to stop and has not ended within {patience_s:g} s; wait, or end its "

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dfca.errors import RunError
 from dfca.files import read_small, replacing
 from dfca.node.operate.control import NotRunning, call
-from dfca.node.save_file import last_save
+from dfca.node.save_file import STATE, last_save
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dfca.peer.machine import Machine
 
 FILE = "status.json"
-STATE = "state"
 MISFIT, FIT = 0.9, 0.6
 """Of the loss of guessing: a model with more has learned nothing about the data; one with less fits again."""
 RECENT = 10
