@@ -74,12 +74,14 @@ cluster."""
 BOUNDED = ("classes", "tokens", "labels")
 """Targets that are judged by a loss within [0, 1]."""
 HARM = 0.009
-"""By so much, of losses within [0, 1], an average of two models may be worse than they are; of others by a share of
-their own loss, 1 / TYPICAL_LOSS as large."""
+"""An average of two models must be worse than they are by less than this, of losses within [0, 1]."""
 TYPICAL_LOSS = 0.18
+"""Other losses are scaled so that a model's own is this: its average with another may be worse by 5 % of it."""
 EXCESSES = 6
 """What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
 average of a and b, without and with steps, and that of a with them, each minus that of a without."""
+OF_OTHERS, OF_AVERAGES = 0, 3
+"""Where the three kinds begin that E_ab is made of, and those of G_ab."""
 OBSERVERS = 12
 """So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
 does, where there are many, with a probability of e^-12."""
@@ -93,7 +95,7 @@ class Observation(NamedTuple):
     """What one client says in a survey.
 
     follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
-    that is open, in ascending order: all of the first kind, then all of the second, then of the third; optimism: o_i. A
+    that is open, in ascending order: all of the first kind, then all of the second, and so on; optimism: o_i. A
     client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`core.revival`).
     """
 
@@ -202,13 +204,15 @@ def harms(survey: Survey) -> dict[tuple[int, int], float]:
     """Compute the harm of merging every pair of clusters that have followers; 0 where nobody has anything to say."""
     found = {}
     for a, b in combinations([place for place, many in enumerate(survey.followers) if many], 2):
-        sides = [(survey.samples[i], _excess(survey, i, j, 3)) for i, j in ((a, b), (b, a)) if survey.voters[i]]
+        sides = [
+            (survey.samples[i], _excess(survey, i, j, OF_AVERAGES)) for i, j in ((a, b), (b, a)) if survey.voters[i]
+        ]
         samples = max(1, sum(many for many, _ in sides))
         found[survey.slots[a], survey.slots[b]] = sum(many * excess for many, excess in sides) / samples
     return found
 
 
-def _excess(survey: Survey, a: int, b: int, first: int = 0) -> float:
+def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
     """Compute E_ab of the clusters at two places, or G_ab: the kinds of excess from the first on."""
     k = len(survey.slots)
     sums = (survey.excess[(kind * k + a) * k + b] for kind in range(first, first + 3))
@@ -220,8 +224,9 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None, a
     """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
     it.
 
-    Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged;
-    only they, for the worth of what comes of it is not known yet. alone: clusters that are not merged now.
+    Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged,
+    of pairs that merging does not harm if there are some; only they, for the worth of what comes of it is not known
+    yet. alone: clusters that are not merged now.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]

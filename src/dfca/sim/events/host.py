@@ -414,7 +414,7 @@ class PeerHost:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned; the pool holds the banks already."""
         for name in _FACTS:
-            setattr(self, name, state.get(name, getattr(self, name)))  # one that is added later has its first value
+            setattr(self, name, state[name])
         self.metrics[:] = state["metrics"]
         self._timers, self.due, self.touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):

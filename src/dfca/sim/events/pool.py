@@ -131,7 +131,7 @@ class ClientPool:
     # Work.
 
     @property
-    def ahead(self) -> int:
+    def most_ahead(self) -> int:
         """Count the jobs that may be done before they end: none where doing several at once gains nothing."""
         if self.dry or self.engine.how == "loop":
             return 0

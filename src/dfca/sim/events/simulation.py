@@ -104,7 +104,7 @@ class EventSimulation:
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
-        self._ends: dict[int, tuple[float, Job]] = {}
+        self._ends: dict[int, tuple[float, Job]] = {}  # of jobs that go on: the queue has them too, among all messages
 
     # The run as a whole.
 
@@ -393,14 +393,18 @@ class EventSimulation:
         for i in ending:
             if self._ends.pop(i, None) is not None and i not in host.ahead:
                 kinds.add(type(host.peers[i].job))  # type: ignore[union-attr]
-        room = self.pool.ahead - len(host.ahead) if kinds else 0
+        room = self.pool.most_ahead - len(host.ahead) if kinds else 0
         if room <= 0:
             return []
-        ends = []
-        for i, (end_s, job) in self._ends.items():
-            peer = host.peers[i]
-            if type(job) in kinds and end_s <= self.until_s and i not in host.ahead and peer and peer.job is job:
-                ends.append((end_s, i))
+        ends = [
+            (end_s, i)
+            for i, (end_s, job) in self._ends.items()
+            if type(job) in kinds
+            and end_s <= self.until_s
+            and i not in host.ahead
+            and (peer := host.peers[i]) is not None
+            and peer.job is job  # it was not broken off
+        ]
         return [i for _, i in sorted(ends)[:room]]
 
     def _is_evaluated(self) -> bool:
