@@ -8,13 +8,16 @@ from test_drivers import assert_same
 
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm
-from dfca.core.relay import MANY, MAX_AGE, NEVER, Offer, choose_offer
+from dfca.core.exchange import Rules
+from dfca.core.relay import ENOUGH, MANY, MAX_AGE, NEVER, Offer, choose_offer, is_short, lot
+from dfca.core.state import ClientState, Message
 from dfca.sim.rounds.simulation import Simulation
 
 
 def test_a_listener_takes_the_freshest_copy_that_is_fresher_than_its_own() -> None:
     offers = [Offer(4, 7, MANY), Offer(2, 9, 5), Offer(1, 9, MANY), Offer(3, 8, MANY)]
-    assert choose_offer(offers, client=0, now=20, newest=7, trains=False) == offers[2]
+    assert choose_offer(offers, client=0, now=20, newest=7, trains=False) in offers[1:3]
+    assert choose_offer(offers, client=0, now=20, newest=7, trains=False) == choose_offer(offers[::-1], 0, 20, 7, False)
     assert choose_offer(offers, client=0, now=20, newest=9, trains=False) is None
     assert choose_offer([], client=0, now=20, newest=NEVER, trains=False) is None
 
@@ -24,6 +27,27 @@ def test_a_trainer_takes_neither_old_copies_nor_its_own_echo() -> None:
     assert choose_offer([echo, old, good], client=0, now=10, newest=NEVER, trains=True) == good
     assert choose_offer([echo, old], client=0, now=10, newest=NEVER, trains=True) is None
     assert choose_offer([good], client=0, now=10, newest=8, trains=True) is None
+
+
+def test_of_equally_fresh_copies_every_round_takes_another() -> None:
+    offers = [Offer(sender, 9, MANY) for sender in range(8)]
+    taken = [choose_offer(offers, client=8, now=now, newest=8, trains=False) for now in range(64)]
+    assert set(taken) == set(offers)
+    assert max(taken.count(offer) for offer in offers) <= 24
+
+
+def test_lots_are_a_permutation_and_the_same_for_numbers_and_tensors() -> None:
+    senders = torch.arange(5000)
+    for now in (0, 1, 17, 100_000):
+        lots = lot(now, senders)
+        assert lots.unique().numel() == len(senders)
+        assert lots.tolist() == [lot(now, sender) for sender in range(len(senders))]
+        assert 0 <= int(lots.min()) <= int(lots.max()) < 2**32
+
+
+def test_who_trains_a_cluster_looks_for_copies_until_enough_others_train_it_beside_it() -> None:
+    assert [is_short(trains=True, beside=beside) for beside in (0, 1, ENOUGH - 1, ENOUGH)] == [True, True, True, False]
+    assert [is_short(trains=False, beside=beside) for beside in (0, 1)] == [True, False]
 
 
 GRAPHS = {"path": nx.path_graph(9), "star": nx.star_graph(8), "ring": nx.cycle_graph(9)}
@@ -82,8 +106,8 @@ def test_a_model_passes_through_clients_that_do_not_train_it() -> None:
     assert relay.traffic.scalars > plain.traffic.scalars == 0
 
 
-def test_relay_changes_nothing_where_everybody_has_a_trainer_beside_it() -> None:
-    changes = {"split": make_toy_split(clients=8), "graph": nx.complete_graph(8), "clusters": 2}
+def test_relay_changes_nothing_where_everybody_has_enough_trainers_beside_it() -> None:
+    changes = {"split": make_toy_split(clients=10), "graph": nx.complete_graph(10), "clusters": 2}
     banks = []
     for share in ("trained", "relay"):
         simulation = Simulation(make_toy_setting(informed_gossip(), share=share, **changes))
@@ -91,6 +115,44 @@ def test_relay_changes_nothing_where_everybody_has_a_trainer_beside_it() -> None
             simulation.step()
         banks.append(simulation.banks)
     assert torch.equal(banks[0], banks[1])
+
+
+def test_trainers_with_few_others_beside_them_agree_sooner_by_relay() -> None:
+    """Four of each cluster on a sparse ring lattice: two trainers beside each, the third one two steps away."""
+    clients = 16
+    split = make_toy_split(clients=clients, clusters=2)
+    given = type(split)(split.train, split.test, torch.tensor([0, 0, 1, 1] * (clients // 4)), split.classes)
+    graph, spread, sent = nx.circulant_graph(clients, [1, 2]), [], []
+    for share in ("trained", "relay"):
+        changes = {"split": given, "graph": graph, "clusters": 2, "share": share, "rounds": 6}
+        simulation = Simulation(make_toy_setting(informed_gossip(), **changes))
+        for _ in range(6):
+            simulation.step()
+        trainers = [i for i in range(clients) if given.clusters[i] == 0]
+        spread.append(float(simulation.banks[0, trainers].var(dim=0).sum()))
+        sent.append(int(simulation.traffic.messages_by_client.sum()))
+    assert spread[1] < 0.8 * spread[0]
+    assert sent[0] < sent[1] <= sent[0] + 6 * clients  # at most one copy more per client and round
+
+
+@pytest.mark.parametrize("weights", ["uniform", "metropolis"])
+def test_a_relayed_copy_weighs_as_much_as_a_neighbour_of_its_degree(weights: str) -> None:
+    """Client 1 trains with one trainer beside it and one listener, whose copy it folds as a third model."""
+    rules = Rules(id=1, degree=2, weights=weights, share="relay")
+    state = ClientState.of(torch.zeros(2, 1, dtype=torch.float64))
+    state, _ = rules.end_round(state, 0, torch.zeros(1, dtype=torch.float64))
+    assert rules.looks_for_copies(state, 0, beside=1)
+    one, six = (torch.full((1,), value, dtype=torch.float64) for value in (1.0, 6.0))
+    state = rules.receive_(state, Message(0, 0, 0, 2, one))
+    state = rules.receive_(state, Message(2, 0, 0, 2, six, Offer(2, 0, MANY)))
+    torch.testing.assert_close(state.bank[0], torch.full((1,), 7 / 3, dtype=torch.float64))
+    assert state.folded[0] == 0
+
+
+def test_who_guards_against_liars_asks_only_where_no_neighbour_trained_the_cluster() -> None:
+    rules = Rules(id=1, degree=2, share="relay", robust="clip")
+    state, _ = rules.end_round(ClientState.of(torch.zeros(2, 1)), 0, torch.zeros(1))
+    assert [rules.looks_for_copies(state, 0, beside) for beside in (0, 1)] == [True, False]
 
 
 def test_a_poisoned_copy_is_not_relayed() -> None:

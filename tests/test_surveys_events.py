@@ -64,7 +64,7 @@ def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_it
         after.train.of(client)[1].copy_((after.train.of(client)[1] + 1) % 3)
         after.test.of(client)[1].copy_((after.test.of(client)[1] + 1) % 3)
     setting = small(split=before, drift=(drift, after), rounds=rounds, evaluate_every=rounds // 2)
-    algorithm = replace(setting.algorithm, revives=True, merging=replace(setting.algorithm.merging, opens=3))
+    algorithm = replace(setting.algorithm, revives=True, merging=replace(setting.algorithm.merging, opens=4))
     setting = replace(setting, algorithm=algorithm)
     simulation = EventSimulation(setting)
     assert_same(setting, simulation.run())

@@ -253,15 +253,17 @@ def _relay(
     present: set[int],
     now: int,
 ) -> list[list[Message]]:
-    """Collect the copies that clients ask for of models that no neighbour trained, as of before the round's folds."""
+    """Collect the copies that clients ask for of models that too few neighbours trained, before the round's folds."""
     offers = {i: clients[i].rules.offers(states[i]) for i in sorted(present)}
     relayed: list[list[Message]] = [[] for _ in clients]
     for i in sorted(present):
         near = [m for m in sorted(setting.graph.neighbors(i)) if m in present]
-        trained = {message.cluster for message in sent if message.sender in near}
+        beside = Counter(message.cluster for message in sent if message.sender in near)
         for j in range(len(states[i].bank)):
             offered = [offers[m][j] for m in near if j in offers[m]]
-            chosen = None if j in trained else clients[i].rules.wants(states[i], j, offered, now)
+            if not clients[i].rules.looks_for_copies(states[i], j, beside[j]):
+                continue
+            chosen = clients[i].rules.wants(states[i], j, offered, now)
             if chosen is not None:
                 source = clients[chosen.sender]
                 model = states[chosen.sender].bank[j]

@@ -16,7 +16,7 @@ from dfca.core.algorithm import Algorithm, Share
 from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.options import RobustRule
 from dfca.core.parts import Layout
-from dfca.core.relay import MANY, Offer, choose_offer
+from dfca.core.relay import MANY, Offer, choose_offer, is_short
 from dfca.core.robust import fold_robust_
 from dfca.core.state import ClientState, Message, changed, usable
 
@@ -192,8 +192,15 @@ class Rules:
         copies = enumerate(zip(state.stamps, state.origins, strict=True))
         return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
 
+    def looks_for_copies(self, state: ClientState, cluster: int, beside: int) -> bool:
+        """Return whether to ask for a copy of a cluster that so many neighbours trained this round.
+
+        Who guards against liars asks only where no neighbour did: of a copy nobody knows who has made it.
+        """
+        return is_short(cluster == state.trained and self.robust == "none", beside)
+
     def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
-        """Choose the copy of a cluster to ask for, where no neighbour trained it this round."""
+        """Choose the copy of a cluster to ask for."""
         trains = cluster == state.trained
         newest = state.folded[cluster] if trains else state.stamps[cluster]
         return choose_offer(offers, self.id, now, newest, trains)
@@ -202,20 +209,26 @@ class Rules:
         """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""
         j, row = message.cluster, state.bank[message.cluster]
         stamps, origins, folded = list(state.stamps), list(state.origins), list(state.folded)
-        trains, distances = j == state.trained, state.distances
+        trains, distances, counts, own = j == state.trained, state.distances, list(state.counts), state.own
+        metropolis = self.weights == "metropolis"
+        share = metropolis_weight(self.degree, message.degree) if metropolis else 0.5
         if self.robust != "none" and row.numel():
-            weight, recent = 0.5 if trains else 1.0, distances.get(j, ())
-            distances = {**distances, j: fold_robust_(row, [message.model], [weight], self.robust, recent)}
+            recent = distances.get(j, ())
+            weights = [share if trains else 1.0]
+            distances = {**distances, j: fold_robust_(row, [message.model], weights, self.robust, recent)}
+        elif trains and metropolis:
+            own = own if j in own else {**own, j: row.clone()}
+            fold_weighted_(row, own[j], message.model, share)
         elif trains:
-            fold_(row, 0, message.model)
+            counts[j] = fold_(row, counts[j], message.model)
         else:
             row.copy_(message.model)
         if trains:
             folded[j], origins[j] = offer.stamp, MANY
         else:
             stamps[j], origins[j] = offer.stamp, offer.origin
-        after = {"stamps": tuple(stamps), "origins": tuple(origins), "folded": tuple(folded), "distances": distances}
-        return changed(state, **after)
+        known = {"stamps": tuple(stamps), "origins": tuple(origins), "folded": tuple(folded), "distances": distances}
+        return changed(state, counts=tuple(counts), own=own, **known)
 
 
 def rules_of(

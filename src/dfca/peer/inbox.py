@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -110,13 +111,13 @@ class Inbox:
                 taken.append(updates[-1])
         return taken
 
-    def clusters(self, round: float = math.inf) -> set[int]:
-        """List the clusters of which an update up to a round waits."""
-        return {
+    def senders(self, round: float = math.inf) -> Counter[int]:
+        """Count, by cluster, the senders of whom an update up to a round waits."""
+        return Counter(
             cluster
             for (_, cluster), updates in self.kept.items()
             if any(update.message.round <= round for update, _ in updates)
-        }
+        )
 
     def forget_sender(self, sender: int) -> None:
         """Forget what a sender has said: it has begun a new life."""

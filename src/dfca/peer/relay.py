@@ -1,4 +1,4 @@
-"""Copies of models that no neighbour trained: asked for, answered, taken (rules: `core.relay`)."""
+"""Copies of models that no neighbour trained, or too few: asked for, answered, taken (rules: `core.relay`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Relay(PeerState):
     """Asks neighbours for copies, and hands copies on."""
 
     def _ask_for_copies(self) -> None:
-        """Ask for the copies of models that no neighbour has trained; who sits the round out is not asked."""
+        """Ask for the copies of models that too few neighbours have trained; who sits the round out is not asked."""
         assert self.bank is not None
         self.asked = True
         limit = math.inf if self.options.aggregation == "sequential" or self.ending is None else self.ending
-        fresh = self.inbox.clusters(limit)
+        beside = self.inbox.senders(limit)
         asked = [known for n, known in sorted(self.links.items()) if self._takes_part(n, self.round - 1)]
         for j in self.open_clusters:
-            if j in fresh or j in self.wanted:
+            if j in self.wanted or not self.rules.looks_for_copies(self.copies, j, beside[j]):
                 continue
             offered = [
                 offer

@@ -13,7 +13,7 @@ from dfca.core.exchange import robust_rule, share_rule, weight_rule
 from dfca.core.merging import Plan
 from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
 from dfca.core.parts import Layout, cut
-from dfca.core.relay import MANY, MAX_AGE, NEVER
+from dfca.core.relay import ENOUGH, MANY, MAX_AGE, NEVER, lot
 from dfca.core.rng import stream
 from dfca.core.robust import RECENT, RobustMixer, shift
 from dfca.metrics import Drift
@@ -254,8 +254,13 @@ class Exchange:
         if not sources:
             return links
         takers, givers = (torch.tensor(list(ids), dtype=torch.int64) for ids in (sources.keys(), sources.values()))
-        share = torch.where(trainers[takers], 0.5, 1.0).double()
-        relayed = WeightedLinks(takers, givers, share)
+        if self.weights == "uniform":
+            received = torch.bincount(torch.cat([links.receiver, takers]), minlength=len(trainers)).double()
+            links = links._replace(weight=1 / (received[links.receiver] + 1))
+            share = 1 / (received[takers] + 1)
+        else:
+            share = 1 / (1 + torch.maximum(self.degrees[takers], self.degrees[givers]).double())
+        relayed = WeightedLinks(takers, givers, torch.where(trainers[takers], share, 1.0))
         return WeightedLinks(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
 
     def _prepare(
@@ -277,9 +282,11 @@ class Exchange:
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
     def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
-        """Find for each client without a trainer beside it whose copy it takes: `choose_offer` for all."""
+        """Find for each client with too few trainers beside it whose copy it takes: `choose_offer` for all."""
         clients, (receiver, sender) = len(trainers), self.edges
-        lacking = receivers & (torch.bincount(receiver[trainers[sender]], minlength=clients) == 0)
+        beside = torch.bincount(receiver[trainers[sender]], minlength=clients)
+        enough = torch.where(trainers & (self.robust == "none"), ENOUGH, 1)
+        lacking = receivers & (beside < enough)
         stamps = self.stamps[j]
         newest = torch.where(trainers, self.folded[j], stamps)
         offered = lacking[receiver] & receivers[sender] & ~trainers[sender]
@@ -287,10 +294,12 @@ class Exchange:
         echo_or_old = (self.origins[j][m] == i) | (now - stamps[m] > MAX_AGE)
         useful = (stamps[m] > newest[i]) & ~(trainers[i] & echo_or_old)
         i, m = i[useful], m[useful]
-        # The freshest, and the lowest id on ties: stamps are at least 0 here.
-        ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + clients - 1 - m, "amax")
+        # The freshest, and by lot on ties: stamps are at least 0 here.
+        order = lot(now, torch.arange(clients)).argsort()
+        place = torch.empty_like(order).index_copy_(0, order, torch.arange(clients))
+        ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + place[m], "amax")
         takers = (ranked >= 0).nonzero()[:, 0]
-        givers = clients - 1 - ranked[takers] % clients
+        givers = order[ranked[takers] % clients]
         self.traffic.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
         self.traffic.messages_by_cluster[j] += len(takers)
         finite, first = torch.ones(len(models), dtype=torch.bool), self.shards.members.start
