@@ -64,7 +64,7 @@ class MixingConfig(Section):
     `batch` is the default: in a synchronous round both aggregations are equal up to rounding, and the closed form is
     one matrix product; a `sequential` round is computed by it too where weights are "metropolis", or models are relayed
     or all shared. `share` is what a client hands on: the model that it "trained" (the paper's rule), "all" its models,
-    or "relay": also the freshest copy of a model to a neighbour that has no trainer of it beside it.
+    or "relay": also the freshest copy of a model to a neighbour with few trainers of it beside it.
     """
 
     weights: Literal["uniform", "metropolis"] = Field(
@@ -76,7 +76,7 @@ class MixingConfig(Section):
     share: Literal["trained", "all", "relay"] = Field(
         "trained",
         description="what a client hands on: the model that it trained, all its models, or also relayed copies of a "
-        "model to neighbours that have no trainer of it beside them",
+        "model to neighbours with few trainers of it beside them",
     )
     quiet_rounds: int | None = Field(
         None,
