@@ -98,7 +98,7 @@ def lockstep(
         if setting.algorithm.peers is not None:
             states = _average_with_chosen(setting, clients, states, sent, present, now)
             continue
-        relayed = _relay(setting, clients, states, sent, present, now)
+        relayed = _relay(setting, clients, states, sent, present, now, surveys is None or surveys.over)
         if liars is not None:
             for message in sent:
                 if message.sender in liars and message.cluster == states[message.sender].assignment:
@@ -252,6 +252,7 @@ def _relay(
     sent: Sequence[Message],
     present: set[int],
     now: int,
+    settled: bool,
 ) -> list[list[Message]]:
     """Collect the copies that clients ask for of models that too few neighbours trained, before the round's folds."""
     offers = {i: clients[i].rules.offers(states[i]) for i in sorted(present)}
@@ -261,7 +262,7 @@ def _relay(
         beside = Counter(message.cluster for message in sent if message.sender in near)
         for j in range(len(states[i].bank)):
             offered = [offers[m][j] for m in near if j in offers[m]]
-            if not clients[i].rules.looks_for_copies(states[i], j, beside[j]):
+            if not clients[i].rules.looks_for_copies(states[i], j, beside[j], settled):
                 continue
             chosen = clients[i].rules.wants(states[i], j, offered, now)
             if chosen is not None:

@@ -16,7 +16,7 @@ from dfca.core.algorithm import Algorithm, Share
 from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.options import RobustRule
 from dfca.core.parts import Layout
-from dfca.core.relay import MANY, Offer, choose_offer, is_short
+from dfca.core.relay import ENOUGH, MANY, Offer, choose_offer
 from dfca.core.robust import fold_robust_
 from dfca.core.state import ClientState, Message, changed, usable
 
@@ -192,12 +192,11 @@ class Rules:
         copies = enumerate(zip(state.stamps, state.origins, strict=True))
         return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
 
-    def looks_for_copies(self, state: ClientState, cluster: int, beside: int) -> bool:
-        """Return whether to ask for a copy of a cluster that so many neighbours trained this round.
-
-        Who guards against liars asks only where no neighbour did: of a copy nobody knows who has made it.
-        """
-        return is_short(cluster == state.trained and self.robust == "none", beside)
+    def looks_for_copies(self, state: ClientState, cluster: int, beside: int, settled: bool = True) -> bool:
+        """Return whether to ask for a copy of a cluster that so many neighbours trained this round; settled: no survey
+        is to come."""
+        trains = cluster == state.trained and settled and self.robust == "none"
+        return beside < (ENOUGH if trains else 1)
 
     def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
         """Choose the copy of a cluster to ask for."""

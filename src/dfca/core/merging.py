@@ -76,7 +76,8 @@ BOUNDED = ("classes", "tokens", "labels")
 HARM = 0.009
 """An average of two models must be worse than they are by less than this, of losses within [0, 1]."""
 TYPICAL_LOSS = 0.18
-"""Other losses are scaled so that a model's own is this: its average with another may be worse by 5 % of it."""
+"""Other losses are scaled so that the mean of a model's own and of its average's is this: the average may be worse by
+5 % of it."""
 EXCESSES = 6
 """What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
 average of a and b, without and with steps, and that of a with them, each minus that of a without."""
@@ -377,8 +378,8 @@ def compare(losses: Tensor, averaged: Tensor, chosen: Tensor, follows: int, task
     plain, tuned = own[:, 0, kept].mean(dim=1)
     merged = averaged[:, :, kept].mean(dim=2)
     harm = torch.stack([merged[0], merged[1], tuned.expand_as(merged[0])]) - plain
-    if task.targets not in BOUNDED:
-        harm = harm * TYPICAL_LOSS / plain
+    if task.targets not in BOUNDED:  # by both losses, for a single one may be near 0 by luck
+        harm = 2 * TYPICAL_LOSS * harm / (merged.amin(dim=0) + torch.minimum(plain, tuned)).clamp_min(SMALLEST_COST)
     found = torch.cat([found, harm])
     found[:, follows] = 0.0
     return tuple(found.flatten().tolist())

@@ -5,14 +5,15 @@ model j. Under `share = "relay"` every client sends its neighbours how fresh eac
 model: the round of the last local update behind it, and who made it, if it was one client alone). With b the neighbours
 of client i that trained j this round,
 
-  i does not train j    where b = 0, i takes the freshest copy on offer, if it is fresher than its own
-  i trains j            where b < `ENOUGH`, i folds the freshest copy on offer as it would one more neighbour's model,
-                        if the copy is newer than the last one that it folded, at most `MAX_AGE` rounds old, and no
-                        echo of i's own updates
+  b = 0, i does not train j    i takes the freshest copy on offer, if it is fresher than its own
+  b < B, i trains j            i folds the freshest copy on offer as it would one more neighbour's model, if the copy is
+                               newer than the last one that it folded, at most `MAX_AGE` rounds old, and no echo of i's
+                               own updates. B = `ENOUGH`; 1 while surveys go on (`core.merging`), so that clusters which
+                               are still to be told apart stay as they are, and where neighbours may lie (`core.robust`)
 
-Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh a lot decides, another one every
-round. What a trainer folds so comes from two steps away: a client with two trainers of its cluster beside it would
-learn its own samples by heart before it hears of the others.
+Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh the lowest sender's is taken, by
+trainers one that is drawn by lot. What a trainer folds so comes from two steps away: a client with two trainers of its
+cluster beside it would learn its own samples by heart before it hears of the others.
 """
 
 from __future__ import annotations
@@ -45,22 +46,18 @@ class Offer(NamedTuple):
     origin: int
 
 
-def is_short(trains: bool, beside: int) -> bool:
-    """Return whether a client looks for a copy of a cluster of which so many neighbours sent a model this round."""
-    return beside < ENOUGH if trains else beside == 0
-
-
 def lot(now: int, sender: Many) -> Many:
     """Draw a number in [0, 2^32) for a sender in a round: the same for all, in another order every round."""
     return (sender + 1) * (2 * now + 1) * GOLDEN % 2**32
 
 
 def choose_offer(offers: Iterable[Offer], client: int, now: int, newest: int, trains: bool) -> Offer | None:
-    """Choose the copy to take: the freshest, by lot on ties; None where none is worth taking.
+    """Choose the copy to take: the freshest, on ties the lowest sender's or by lot; None where none is worth taking.
 
     newest: for a listener the stamp of its own copy; for a trainer the stamp of the last copy that it folded.
     """
     useful = [offer for offer in offers if offer.stamp > newest]
-    if trains:
-        useful = [offer for offer in useful if offer.origin != client and now - offer.stamp <= MAX_AGE]
+    if not trains:
+        return min(useful, key=lambda offer: (-offer.stamp, offer.sender), default=None)
+    useful = [offer for offer in useful if offer.origin != client and now - offer.stamp <= MAX_AGE]
     return max(useful, key=lambda offer: (offer.stamp, lot(now, offer.sender), offer.sender), default=None)

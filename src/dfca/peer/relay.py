@@ -19,10 +19,10 @@ class Relay(PeerState):
         assert self.bank is not None
         self.asked = True
         limit = math.inf if self.options.aggregation == "sequential" or self.ending is None else self.ending
-        beside = self.inbox.senders(limit)
+        beside, settled = self.inbox.senders(limit), not self.surveying
         asked = [known for n, known in sorted(self.links.items()) if self._takes_part(n, self.round - 1)]
         for j in self.open_clusters:
-            if j in self.wanted or not self.rules.looks_for_copies(self.copies, j, beside[j]):
+            if j in self.wanted or not self.rules.looks_for_copies(self.copies, j, beside[j], settled):
                 continue
             offered = [
                 offer

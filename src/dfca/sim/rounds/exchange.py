@@ -28,20 +28,24 @@ PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer, tuple[sli
 
 class Sent(NamedTuple):
     """Who takes part in a round: receivers (N,) bool; senders (N,) bool, those with a model to send; assignments (N,),
-    the clusters that they trained; the round; open (m, N) bool, the clusters of each client that are not closed."""
+    the clusters that they trained; the round; open (m, N) bool, the clusters of each client that are not closed;
+    settled: no survey is to come."""
 
     receivers: Tensor
     senders: Tensor
     assignments: Tensor
     now: int
     open: Tensor
+    settled: bool
 
     @classmethod
-    def of(cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int, open: Tensor) -> Sent:
+    def of(
+        cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int, open: Tensor, settled: bool
+    ) -> Sent:
         """Describe a round in which the clients `present` receive."""
         receivers = torch.zeros_like(senders)
         receivers[list(present)] = True
-        return cls(receivers, senders, assignments, now, open)
+        return cls(receivers, senders, assignments, now, open, settled)
 
 
 class Exchange:
@@ -212,7 +216,7 @@ class Exchange:
 
     def _plan(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Find what everybody receives of every cluster that travels this round, and count it."""
-        receivers, senders, assignments, now, open = sent
+        receivers, senders, assignments, now, open, _ = sent
         self.traffic.count(torch.where(senders, self.degrees, 0), assignments)
         orders = self._arrivals(senders, receivers, now) if self.sequential and self.weights == "uniform" else None
         rounds: PlannedMixing = []
@@ -223,7 +227,7 @@ class Exchange:
         indexed = None if self.layout is None else self.layout.indexed
         for j in range(len(banks)):
             trainers = senders & (assignments == j)
-            sources = self._relay_sources(j, banks[j], trainers, receivers, now) if self.share == "relay" else {}
+            sources = self._relay_sources(j, banks[j], trainers, sent) if self.share == "relay" else {}
             if not trainers.any() and not sources:
                 continue
             links = self._links(trainers, receivers, sources)
@@ -281,12 +285,15 @@ class Exchange:
         row = {client: position for position, client in enumerate(sources.tolist())}
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
-    def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, receivers: Tensor, now: int) -> dict[int, int]:
+    def _enough(self, settled: bool) -> int:
+        """Return how many trainers beside a trainer leave it without relayed copies: `Rules.looks_for_copies`."""
+        return ENOUGH if settled and self.robust == "none" else 1
+
+    def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, sent: Sent) -> dict[int, int]:
         """Find for each client with too few trainers beside it whose copy it takes: `choose_offer` for all."""
-        clients, (receiver, sender) = len(trainers), self.edges
+        clients, receivers, now, (receiver, sender) = len(trainers), sent.receivers, sent.now, self.edges
         beside = torch.bincount(receiver[trainers[sender]], minlength=clients)
-        enough = torch.where(trainers & (self.robust == "none"), ENOUGH, 1)
-        lacking = receivers & (beside < enough)
+        lacking = receivers & (beside < torch.where(trainers, self._enough(sent.settled), 1))
         stamps = self.stamps[j]
         newest = torch.where(trainers, self.folded[j], stamps)
         offered = lacking[receiver] & receivers[sender] & ~trainers[sender]
@@ -294,12 +301,14 @@ class Exchange:
         echo_or_old = (self.origins[j][m] == i) | (now - stamps[m] > MAX_AGE)
         useful = (stamps[m] > newest[i]) & ~(trainers[i] & echo_or_old)
         i, m = i[useful], m[useful]
-        # The freshest, and by lot on ties: stamps are at least 0 here.
-        order = lot(now, torch.arange(clients)).argsort()
-        place = torch.empty_like(order).index_copy_(0, order, torch.arange(clients))
-        ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + place[m], "amax")
+        # The freshest, and the lowest id or a lot on ties: stamps are at least 0 here.
+        drawn = lot(now, torch.arange(clients)).argsort()
+        lots = torch.empty_like(drawn).index_copy_(0, drawn, torch.arange(clients))
+        place = torch.where(trainers[i], lots[m], clients - 1 - m)
+        ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + place, "amax")
         takers = (ranked >= 0).nonzero()[:, 0]
-        givers = order[ranked[takers] % clients]
+        place = ranked[takers] % clients
+        givers = torch.where(trainers[takers], drawn[place], clients - 1 - place)
         self.traffic.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
         self.traffic.messages_by_cluster[j] += len(takers)
         finite, first = torch.ones(len(models), dtype=torch.bool), self.shards.members.start

@@ -509,8 +509,10 @@ class Simulation:
         if kind != "gossip":
             return [0.0] * self.models if measure else []
         drift = metrics.Drift(self.banks, self.setting.clients) if measure else None
+        merging = self.merging
         every = torch.ones(self.models, self.setting.clients, dtype=torch.bool)
-        sent = Sent.of(present, senders, self.assignments, now, every if self.merging is None else ~self.merging.closed)
+        open, settled = (every, True) if merging is None else (~merging.closed, merging.over)
+        sent = Sent.of(present, senders, self.assignments, now, open, settled)
         if self.selection is None:
             self.exchange.gossip_(self.banks, sent, drift)
         else:
