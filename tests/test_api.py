@@ -159,6 +159,11 @@ def test_several_algorithms_and_seeds_are_compared() -> None:
     assert len(pickle.loads(pickle.dumps(comparison))) == 4
 
 
+def test_a_function_of_clients_and_seed_is_no_data() -> None:
+    with pytest.raises(ConfigError, match=r"data is called as data\(seed\), .*'seed'; .* lambda seed: function"):
+        dfca.simulate(make_toy_model, lambda clients, seed: make_toy_split(seed=seed), "local", **QUICK)
+
+
 def test_data_may_depend_on_the_seed() -> None:
     comparison = dfca.simulate(make_toy_model, lambda seed: make_toy_split(seed=seed), "local", seed=range(2), **QUICK)
     assert not torch.equal(comparison["local", 0].banks, comparison["local", 1].banks)

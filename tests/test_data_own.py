@@ -52,6 +52,22 @@ def test_every_form_gives_the_same_clients(source: Any) -> None:
     assert not torch.equal(split.train.x, split_from((X, Y), test_share=0.3, seed=2).train.x)
 
 
+@pytest.mark.parametrize(
+    ("clusters", "got"),
+    [(["a", "b", "a", "b", "a"], "'a'"), ([0.0, 0.5, 0.0, 0.5, 1.0], "0.0"), ([None, 0, 0, 0, 0], "None")],
+)
+def test_clusters_that_are_no_integers_are_refused(clusters: list[Any], got: str) -> None:
+    with pytest.raises(ConfigError, match=f"clusters must be integers >= 0, one per client, got {got}; number them"):
+        split_from({"train": list(zip(X, Y, strict=True)), "clusters": clusters})
+
+
+def test_clusters_are_a_list_an_array_or_a_tensor_of_integers() -> None:
+    for given_as in (list, np.array, torch.tensor, lambda each: torch.tensor(each, dtype=torch.uint8)):
+        split = split_from({"train": list(zip(X, Y, strict=True)), "clusters": given_as([0, 1, 0, 1, 2])})
+        assert split.clusters is not None
+        assert split.clusters.tolist() == [0, 1, 0, 1, 2]
+
+
 def test_test_data_and_clusters_are_taken_as_they_are() -> None:
     pairs = list(zip(X, Y, strict=True))
     split = split_from((pairs, pairs[::-1], [0, 1, 0, 1, 0]))

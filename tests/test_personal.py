@@ -331,7 +331,8 @@ def test_quiet_rounds_keep_the_mean_and_bring_copies_nearer() -> None:
 def test_quiet_rounds_are_for_those_that_gossip() -> None:
     one, two = (run(make_toy_setting("ifca", quiet_rounds=quiet))[0] for quiet in (0, 2))
     assert torch.equal(one.banks, two.banks)
-    with pytest.raises(ConfigError, match=r"mixing\.quiet_rounds must be in 0\.\.3, got 4"):
-        make_toy_setting("dfca-gi", quiet_rounds=4)
+    for wrong in (4, -1, 1.5, True):
+        with pytest.raises(ConfigError, match=rf"mixing\.quiet_rounds must be an integer in 0\.\.3, got {wrong}"):
+            make_toy_setting("dfca-gi", quiet_rounds=wrong)
     with pytest.raises(ConfigError, match=r"this run ends by time: got mixing\.quiet_rounds = 1 with until_s"):
         EventSimulation(make_toy_setting("dfca-gi", quiet_rounds=1), options=EventOptions(until_s=5.0))

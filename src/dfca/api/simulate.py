@@ -217,8 +217,18 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _of_seed(data: Any, seed: int) -> Any:
     """Call a function of the seed; return anything else as it is."""
-    is_function = callable(data) and not hasattr(data, "load_partition")
-    return data(seed) if is_function else data
+    if not callable(data) or hasattr(data, "load_partition"):
+        return data
+    try:
+        inspect.signature(data).bind(seed)
+    except TypeError as error:
+        raise ConfigError(
+            f"data is called as data(seed), which it cannot be: {error}; of a function of (clients, seed), as "
+            "data.factory has it, give lambda seed: function(clients, seed)"
+        ) from None
+    except ValueError:  # nobody knows its arguments
+        pass
+    return data(seed)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ class Split:
         if classes is None:
             counted = task.targets in ("classes", "tokens")
             classes = task.outputs(held.y, int(max(held.y.max(), kept.y.max())) + 1 if counted else 0)
-        true = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
+        true = None if clusters is None else _true_clusters(clusters)
         split = cls(held, kept, true, classes, _scale_notes(held.y, task), task)
         validate(split)
         return split
@@ -195,6 +195,15 @@ def validate(split: Split) -> None:
             )
         if split.clusters.min() < 0:
             raise ConfigError(f"clusters must be >= 0, got {int(split.clusters.min())}")
+
+
+def _true_clusters(clusters: Sequence[int] | Tensor) -> Tensor:
+    """Make a tensor of the true clusters; raises ConfigError for names, fractions and lists of lists."""
+    array = clusters.cpu().numpy() if isinstance(clusters, Tensor) else np.array(clusters, dtype=object)
+    for each in array.ravel().tolist():
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise ConfigError(f"clusters must be integers >= 0, one per client, got {each!r}; number them 0, 1, ...")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def _check_finite(data: ClientData, tensor: Tensor, what: str) -> None:

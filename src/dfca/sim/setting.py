@@ -115,8 +115,10 @@ class Setting:
             )
         self._check_liars()
 
-        if not 0 <= self.quiet_rounds < self.rounds:
-            raise ConfigError(f"mixing.quiet_rounds must be in 0..{self.rounds - 1}, got {self.quiet_rounds}")
+        if type(self.quiet_rounds) is not int or not 0 <= self.quiet_rounds < self.rounds:
+            raise ConfigError(
+                f"mixing.quiet_rounds must be an integer in 0..{self.rounds - 1}, got {self.quiet_rounds!r}"
+            )
         if self.personal_steps is not None:
             check_personal_steps(self.personal_steps, "personal.steps")
             if self.personal_steps and self.algorithm.mixture is not None:
