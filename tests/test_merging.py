@@ -237,12 +237,14 @@ def test_what_a_client_says_by_hand() -> None:
     assert compare(torch.stack([plain, tuned]), averages, everything + 2, 0, CLASSIFICATION)[10] == pytest.approx(0.3)
 
 
-def test_of_losses_without_a_bound_the_harm_is_a_share_of_the_own() -> None:
+def test_of_losses_without_a_bound_the_harm_is_a_share_of_both() -> None:
     losses = torch.tensor([[8.0], [9.0]], dtype=torch.float64).expand(2, -1, 4)
     averaged = torch.tensor([[8.0], [8.8]], dtype=torch.float64).expand(2, -1, 4)
     chosen = torch.zeros(4, dtype=torch.int64)
     found = compare(losses, averaged, chosen, 0, build_task("regression"))
-    assert found[7] == pytest.approx(0.1 * TYPICAL_LOSS)  # 10 % worse
+    assert found[7] == pytest.approx(0.8 / 8.4 * TYPICAL_LOSS)  # 10 % worse than the own one
+    lucky = compare(losses * 0.0, averaged, chosen, 0, build_task("regression"))
+    assert lucky[7] == pytest.approx(2 * TYPICAL_LOSS)  # an own loss of 0 says no more than that
     assert compare(losses, averaged, chosen, 0, CLASSIFICATION)[7] == pytest.approx(0.8)
 
 
