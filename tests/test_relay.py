@@ -157,6 +157,13 @@ def test_a_relayed_copy_weighs_as_much_as_a_neighbour_of_its_degree(weights: str
     assert state.folded[0] == 0
 
 
+def test_who_asks_dfca_to_share_otherwise_is_told_that_it_does_not() -> None:
+    told = 'dfca has its own rule for sharing, "relay"; mixing.share does not change it'
+    for share in ("all", "relay", "trained"):
+        assert (told in Simulation(make_toy_setting(quick("dfca"), share=share)).notes) == (share == "all")
+    assert told not in Simulation(make_toy_setting("dfca-gi", share="all")).notes
+
+
 def test_a_poisoned_copy_is_not_relayed() -> None:
     split = make_toy_split(clients=6, clusters=2)
     split.train.of(0)[0].mul_(1e200)

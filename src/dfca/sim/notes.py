@@ -47,6 +47,7 @@ def notes_of(
         *start.setting.split.notes,
         *_of_clusters(start, models, left),
         *_of_graph(start),
+        *_of_options(start),
         *_of_divergence(start, evaluator, diverged),
         *_of_storage(start),
     )
@@ -83,6 +84,12 @@ def _of_graph(start: Start) -> Iterator[str]:
         )
     if (parts := nx.number_connected_components(setting.graph)) > 1:
         yield Alarm("components", f"the graph has {parts} components; models cannot pass between them")
+
+
+def _of_options(start: Start) -> Iterator[str]:
+    setting, algorithm = start.setting, start.setting.algorithm
+    if algorithm.exchange == "gossip" and algorithm.share not in (None, setting.share) and setting.share != "trained":
+        yield f'{algorithm.name} has its own rule for sharing, "{algorithm.share}"; mixing.share does not change it'
 
 
 def _of_divergence(start: Start, evaluator: Evaluator, diverged: Collection[int]) -> Iterator[str]:
