@@ -28,9 +28,9 @@ def test_a_trainer_takes_neither_old_copies_nor_its_own_echo() -> None:
     assert choose_offer([good], client=0, now=10, newest=8, trains=True) is None
 
 
-def test_of_equally_fresh_copies_a_trainer_takes_another_every_round() -> None:
+def test_of_equally_fresh_copies_a_trainer_beside_others_takes_another_every_round() -> None:
     by_round = [[Offer(sender, now - 1, MANY) for sender in range(8)] for now in range(1, 65)]
-    taken = [choose_offer(offers, 8, now, now - 2, trains=True) for now, offers in enumerate(by_round, 1)]
+    taken = [choose_offer(offers, 8, now, now - 2, True, beside=2) for now, offers in enumerate(by_round, 1)]
     senders = [offer.sender for offer in taken if offer is not None]
     assert len(senders) == 64
     assert set(senders) == set(range(8))

@@ -264,7 +264,7 @@ def _relay(
             offered = [offers[m][j] for m in near if j in offers[m]]
             if not clients[i].rules.looks_for_copies(states[i], j, beside[j], settled):
                 continue
-            chosen = clients[i].rules.wants(states[i], j, offered, now)
+            chosen = clients[i].rules.wants(states[i], j, offered, now, beside[j])
             if chosen is not None:
                 source = clients[chosen.sender]
                 model = states[chosen.sender].bank[j]

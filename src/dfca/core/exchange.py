@@ -198,11 +198,13 @@ class Rules:
         trains = cluster == state.trained and settled and self.robust == "none"
         return beside < (ENOUGH if trains else 1)
 
-    def wants(self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int) -> Offer | None:
-        """Choose the copy of a cluster to ask for."""
+    def wants(
+        self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int, beside: int = 0
+    ) -> Offer | None:
+        """Choose the copy to ask for of a cluster that so many neighbours trained this round."""
         trains = cluster == state.trained
         newest = state.folded[cluster] if trains else state.stamps[cluster]
-        return choose_offer(offers, self.id, now, newest, trains)
+        return choose_offer(offers, self.id, now, newest, trains, beside)
 
     def _receive_relayed_(self, state: ClientState, message: Message, offer: Offer) -> ClientState:
         """Take a copy that was asked for: a trainer folds it, a listener replaces its own."""

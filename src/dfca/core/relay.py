@@ -11,9 +11,9 @@ of client i that trained j this round,
                                own updates. B = `ENOUGH`; 1 while surveys go on (`core.merging`), so that clusters which
                                are still to be told apart stay as they are, and where neighbours may lie (`core.robust`)
 
-Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh the lowest sender's is taken, by
-trainers one that is drawn by lot. What a trainer folds so comes from two steps away: a client with two trainers of its
-cluster beside it would learn its own samples by heart before it hears of the others.
+Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh the lowest sender's is taken where
+b = 0, else a lot decides, another one every round. What a trainer folds so comes from two steps away: a client with two
+trainers of its cluster beside it would learn its own samples by heart before it hears of the others.
 """
 
 from __future__ import annotations
@@ -51,13 +51,17 @@ def lot(now: int, sender: Many) -> Many:
     return (sender + 1) * (2 * now + 1) * GOLDEN % 2**32
 
 
-def choose_offer(offers: Iterable[Offer], client: int, now: int, newest: int, trains: bool) -> Offer | None:
+def choose_offer(
+    offers: Iterable[Offer], client: int, now: int, newest: int, trains: bool, beside: int = 0
+) -> Offer | None:
     """Choose the copy to take: the freshest, on ties the lowest sender's or by lot; None where none is worth taking.
 
-    newest: for a listener the stamp of its own copy; for a trainer the stamp of the last copy that it folded.
+    newest: for a listener the stamp of its own copy; for a trainer the stamp of the last copy that it folded. beside:
+    how many neighbours trained the cluster this round.
     """
     useful = [offer for offer in offers if offer.stamp > newest]
-    if not trains:
-        return min(useful, key=lambda offer: (-offer.stamp, offer.sender), default=None)
-    useful = [offer for offer in useful if offer.origin != client and now - offer.stamp <= MAX_AGE]
-    return max(useful, key=lambda offer: (offer.stamp, lot(now, offer.sender), offer.sender), default=None)
+    if trains:
+        useful = [offer for offer in useful if offer.origin != client and now - offer.stamp <= MAX_AGE]
+    if beside:
+        return max(useful, key=lambda offer: (offer.stamp, lot(now, offer.sender), offer.sender), default=None)
+    return min(useful, key=lambda offer: (-offer.stamp, offer.sender), default=None)

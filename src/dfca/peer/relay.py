@@ -30,7 +30,7 @@ class Relay(PeerState):
                 for cluster, offer in known.offers
                 if cluster == j and known.offers_round <= limit and compatible(self.lineage, known.offers_lineage, j)
             ]
-            chosen = self.rules.wants(self.copies, j, offered, self.round - 1)
+            chosen = self.rules.wants(self.copies, j, offered, self.round - 1, beside[j])
             if chosen is not None:
                 self.wanted[j] = Asked(chosen.sender, self.now, self.now + self.answer_time.deadline_s)
                 self._send(chosen.sender, CopyRequest(j, self.lineage))

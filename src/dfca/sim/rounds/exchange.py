@@ -304,11 +304,11 @@ class Exchange:
         # The freshest, and the lowest id or a lot on ties: stamps are at least 0 here.
         drawn = lot(now, torch.arange(clients)).argsort()
         lots = torch.empty_like(drawn).index_copy_(0, drawn, torch.arange(clients))
-        place = torch.where(trainers[i], lots[m], clients - 1 - m)
+        place = torch.where(beside[i] > 0, lots[m], clients - 1 - m)
         ranked = torch.full((clients,), -1).scatter_reduce_(0, i, stamps[m] * clients + place, "amax")
         takers = (ranked >= 0).nonzero()[:, 0]
         place = ranked[takers] % clients
-        givers = torch.where(trainers[takers], drawn[place], clients - 1 - place)
+        givers = torch.where(beside[takers] > 0, drawn[place], clients - 1 - place)
         self.traffic.messages_by_client.index_add_(0, givers, torch.ones_like(givers))
         self.traffic.messages_by_cluster[j] += len(takers)
         finite, first = torch.ones(len(models), dtype=torch.bool), self.shards.members.start
