@@ -312,6 +312,10 @@ def test_a_sweep_with_a_failed_trial_ends_with_status_1(tiny: Path, monkeypatch:
             "error: dfca run has no option --learning-rate; it is a key of the experiment: --set local.learning_rate=",
         ),
         (
+            "swarm tiny.toml --clients 3",
+            "error: dfca swarm has no option --clients; how many devices there are is --nodes 3",
+        ),
+        (
             "swarm tiny.toml --warmup-steps --nodes 4",
             "error: dfca swarm has no option --warmup-steps; it is a key of the experiment: "
             "--set algorithm.NAME.warmup_steps=VALUE",

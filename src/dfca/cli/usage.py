@@ -45,6 +45,8 @@ def _explain_unknown(option: str, command: Any, args: Sequence[str]) -> str | No
     # Several algorithms may have the same option: one line for all of them.
     keys = [key for key in keys if not key.startswith("algorithm.")] or [f"algorithm.NAME.{name}"]
     value = _value_of(option, args)
+    if name == "clients" and "nodes" in {param.name for param in command.params}:
+        return f"dfca {command.name} has no option {option}; how many devices there are is --nodes {value}"
     ways = " or ".join(f"--set {key}={value}" for key in keys)
     return f"dfca {command.name} has no option {option}; it is a key of the experiment: {ways}"
 
