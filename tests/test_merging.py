@@ -136,6 +136,8 @@ def test_a_given_number_of_clusters_is_reached_and_kept() -> None:
     plan = decide(survey, OPTIONS, clusters=2)
     assert [merge[:2] for merge in plan.merges] == [(0, 1)]  # one only: all are worth their data
     alike = total(range(4), [Observation(j, 20, differ((0.3,) * 4, j), 0.1) for j in range(4)])
+    assert decide(survey, OPTIONS, clusters=2, grown=True) == Plan()  # a by-election has found one more
+    assert len(decide(alike, OPTIONS, clusters=3, grown=True).closed) == 1  # but not worth its data, it is merged
     assert len(decide(alike, OPTIONS, clusters=2).closed) == 2
     assert len(decide(alike, OPTIONS, clusters=3).closed) == 1
     assert decide(alike, OPTIONS, clusters=4) == Plan()

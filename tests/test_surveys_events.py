@@ -55,19 +55,26 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert (left in simulation.notes) == (setting.clusters is None)
 
 
-@pytest.mark.parametrize(("drift", "rounds"), [(7, 40), (16, 48)], ids=["a round before a survey", "after the last"])
+@pytest.mark.parametrize(
+    ("drift", "rounds", "clusters"),
+    [(7, 40, None), (16, 48, None), (16, 48, 2)],
+    ids=["a round before a survey", "after the last", "where two clusters were asked for"],
+)
 def test_the_default_dfca_equals_the_synchronous_simulator_across_a_drift_and_its_by_election(
-    drift: int, rounds: int
+    drift: int, rounds: int, clusters: int | None
 ) -> None:
     before, after = make_toy_split(12, samples=60), make_toy_split(12, samples=60)
     for client in (0, 2, 4):
         after.train.of(client)[1].copy_((after.train.of(client)[1] + 1) % 3)
         after.test.of(client)[1].copy_((after.test.of(client)[1] + 1) % 3)
-    setting = small(split=before, drift=(drift, after), rounds=rounds, evaluate_every=rounds // 2)
+    changes = {"split": before, "drift": (drift, after), "rounds": rounds, "clusters": clusters}
+    setting = small(evaluate_every=rounds // 2, **changes)
     algorithm = replace(setting.algorithm, revives=True, merging=replace(setting.algorithm.merging, opens=4))
     setting = replace(setting, algorithm=algorithm)
     simulation = EventSimulation(setting)
-    assert_same(setting, simulation.run())
+    result = simulation.run()
+    assert_same(setting, result)
+    assert len(result.banks) == 3  # the by-election's stays, whatever was asked for
     ((*entries,),) = lineages(simulation)
     by_election = next(place for place, entry in enumerate(entries) if place and not entry.is_survey)
     before = entries[by_election - 1]  # it left alone the clusters that were about to change

@@ -35,10 +35,10 @@ Pairs that have no cluster in common are merged, the smallest worth first, while
 followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
 (`core.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
 nothing and leaves some alone is not the last; the next comes after twice as many rounds, and leaves none alone. Where
-the number of clusters is given they are merged down to it. Merging needs no message beyond the survey: every client
-replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
-chosen, trained or sent. After the last survey those that are left are numbered anew, without gaps; a later election may
-open others.
+the number of clusters is given they are merged down to it, until a by-election opens one more. Merging needs no message
+beyond the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes
+b. A closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
+gaps; a later election may open others.
 
 The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
 punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
@@ -221,9 +221,15 @@ def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
     return min(plain, tuned) - min(0.0, right)
 
 
-def decide(survey: Survey, options: MergeOptions, clusters: int | None = None, alone: Collection[int] = ()) -> Plan:
+def decide(
+    survey: Survey,
+    options: MergeOptions,
+    clusters: int | None = None,
+    alone: Collection[int] = (),
+    grown: bool = False,
+) -> Plan:
     """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
-    it.
+    it; grown: a by-election has opened one since, which need not be merged for the number's sake.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged,
     of pairs that merging does not harm if there are some; only they, for the worth of what comes of it is not known
@@ -239,7 +245,7 @@ def decide(survey: Survey, options: MergeOptions, clusters: int | None = None, a
     merges: list[Merge] = []
     taken = set(alone)
     for harmed, worth, (a, b) in found:
-        forced = clusters is not None and not merges
+        forced = clusters is not None and not grown and not merges
         if len(merges) >= room or ((harmed or worth >= options.worth) and not forced):
             break
         if taken.isdisjoint((a, b)):

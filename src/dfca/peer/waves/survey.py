@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
 from dfca.core.options import MergeOptions
-from dfca.peer.records.lineage import Entry, layout_of, quiet_surveys
+from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
@@ -146,9 +146,9 @@ class SurveyWave(Wave):
 
     def _decide(self, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
-        before, voters = quiet_surveys(self.base), self._count().size
-        alone = unsettled(said, self.clusters, before)
-        plan = decide(said, self.merging, self.clusters, alone)
+        before, voters, grown = quiet_surveys(self.base), self._count().size, has_grown(self.base)
+        alone = unsettled(said, None if grown else self.clusters, before)
+        plan = decide(said, self.merging, self.clusters, alone, grown)
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         left = len(self.slots) - len(plan.closed)

@@ -40,8 +40,8 @@ class Merging:
     """The clusters of every client that are closed, and when the next survey is due; every rank knows the same.
 
     closed (m, N) bool: parts of a graph that are not connected close their own. due: after how many rounds a survey is
-    held; quiet: how many in a row have merged nothing; over: whether no survey is due until a cluster is opened again.
-    log: the surveys so far, of the first part.
+    held; quiet: how many in a row have merged nothing; over: whether no survey is due until a cluster is opened again;
+    grown (N,) bool: whether a by-election has opened one. log: the surveys so far, of the first part.
     """
 
     def __init__(self, start: Start, options: MergeOptions, parts: Sequence[Sequence[int]], centres: Sequence[int]):
@@ -51,6 +51,7 @@ class Merging:
         for part, many in zip(parts, centres, strict=True):
             self.closed[many:, list(part)] = True
         self.due, self.quiet, self.over = options.first, 0, False
+        self.grown = torch.zeros(start.setting.clients, dtype=torch.bool)
         self.log: list[dict[str, Any]] = []
         self._waves: dict[int, int] = {}
 
@@ -93,8 +94,9 @@ class Merging:
             slots = self.slots(part)
             each = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
             heard = total(slots, each)
-            alone |= (left := unsettled(heard, setting.clusters, self.quiet))
-            plans.append(plan := decide(heard, self.options, setting.clusters, left))
+            grown = bool(self.grown[part[0]])
+            alone |= (left := unsettled(heard, None if grown else setting.clusters, self.quiet))
+            plans.append(plan := decide(heard, self.options, setting.clusters, left, grown))
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
@@ -119,6 +121,7 @@ class Merging:
         if slot == len(self.closed):
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False
+        self.grown[list(part)] = True
         self.due, self.quiet = now + self.options.first, 0
         self.over = self.due > LATEST * self.start.setting.rounds
 
@@ -129,6 +132,7 @@ class Merging:
             "merging.due": torch.tensor(self.due),
             "merging.quiet": torch.tensor(self.quiet),
             "merging.over": torch.tensor(self.over),
+            "merging.grown": self.grown,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], log: Sequence[dict[str, Any]]) -> None:
@@ -137,6 +141,7 @@ class Merging:
         self.due = int(tensors.get("merging.due", self.due))  # a checkpoint of an earlier version has neither
         self.quiet = int(tensors.get("merging.quiet", 0))
         self.over = bool(tensors["merging.over"])
+        self.grown = tensors.get("merging.grown", self.grown).clone()
         self.log = list(log)
 
     def _settled(self) -> bool:
