@@ -16,7 +16,7 @@ from dfca.core.algorithm import Algorithm, Share
 from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.options import RobustRule
 from dfca.core.parts import Layout
-from dfca.core.relay import ENOUGH, MANY, Offer, choose_offer
+from dfca.core.relay import MANY, Offer, choose_offer, enough
 from dfca.core.robust import fold_robust_
 from dfca.core.state import ClientState, Message, changed, usable
 
@@ -195,8 +195,7 @@ class Rules:
     def looks_for_copies(self, state: ClientState, cluster: int, beside: int, settled: bool = True) -> bool:
         """Return whether to ask for a copy of a cluster that so many neighbours trained this round; settled: no survey
         is to come."""
-        trains = cluster == state.trained and settled and self.robust == "none"
-        return beside < (ENOUGH if trains else 1)
+        return beside < (enough(settled, self.robust) if cluster == state.trained else 1)
 
     def wants(
         self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int, beside: int = 0

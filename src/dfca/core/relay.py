@@ -23,6 +23,8 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
+from dfca.core.options import RobustRule
+
 Many = TypeVar("Many", int, Tensor)
 
 MANY = -2
@@ -44,6 +46,11 @@ class Offer(NamedTuple):
     sender: int
     stamp: int
     origin: int
+
+
+def enough(settled: bool, robust: RobustRule) -> int:
+    """Return B; settled: no survey is to come."""
+    return ENOUGH if settled and robust == "none" else 1
 
 
 def lot(now: int, sender: Many) -> Many:

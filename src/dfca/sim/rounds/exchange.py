@@ -13,7 +13,7 @@ from dfca.core.exchange import robust_rule, share_rule, weight_rule
 from dfca.core.merging import Plan
 from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
 from dfca.core.parts import Layout, cut
-from dfca.core.relay import ENOUGH, MANY, MAX_AGE, NEVER, lot
+from dfca.core.relay import MANY, MAX_AGE, NEVER, enough, lot
 from dfca.core.rng import stream
 from dfca.core.robust import RECENT, RobustMixer, shift
 from dfca.metrics import Drift
@@ -285,15 +285,11 @@ class Exchange:
         row = {client: position for position, client in enumerate(sources.tolist())}
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
-    def _enough(self, settled: bool) -> int:
-        """Return how many trainers beside a trainer leave it without relayed copies: `Rules.looks_for_copies`."""
-        return ENOUGH if settled and self.robust == "none" else 1
-
     def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, sent: Sent) -> dict[int, int]:
         """Find for each client with too few trainers beside it whose copy it takes: `choose_offer` for all."""
         clients, receivers, now, (receiver, sender) = len(trainers), sent.receivers, sent.now, self.edges
         beside = torch.bincount(receiver[trainers[sender]], minlength=clients)
-        lacking = receivers & (beside < torch.where(trainers, self._enough(sent.settled), 1))
+        lacking = receivers & (beside < torch.where(trainers, enough(sent.settled, self.robust), 1))
         stamps = self.stamps[j]
         newest = torch.where(trainers, self.folded[j], stamps)
         offered = lacking[receiver] & receivers[sender] & ~trainers[sender]
