@@ -19,6 +19,7 @@ from dfca.core.merging import judge
 from dfca.core.options import check_personal_steps
 from dfca.core.personal import (
     FIRST_SCALARS,
+    GAIN,
     GRID,
     LATER_SCALARS,
     POOL,
@@ -81,6 +82,16 @@ def test_own_samples_and_the_pool_weigh_as_the_rule_says() -> None:
     other[5] = 0.0
     assert 10 * 0.5 + POOL * 0.25 < POOL * 0.5
     assert pick(curve, 10, average(curve, [(other, 1)])) == GRID[5]
+
+
+def test_steps_that_promise_little_are_not_taken() -> None:
+    curve = torch.ones(len(GRID)).double()
+    curve[4] = 1 - 0.9 * GAIN
+    assert pick(curve, 10, curve) == 0
+    curve[6] = 1 - 1.1 * GAIN
+    assert pick(curve, 10, curve) == GRID[6]
+    curve[0] = float("nan")
+    assert pick(curve, 10, curve) == GRID[6]
 
 
 def test_what_is_not_finite_picks_nothing() -> None:

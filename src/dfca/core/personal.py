@@ -7,12 +7,14 @@ the samples that it trains on, c(i) the cluster that it deploys, and H_i the sam
 
   C_i(s)  = 1/|H_i| sum over d in H_i of L(theta_i^s, d)                                  for s in GRID: its curve
   P_i(s)  = C_i(s), then SWEEPS times  P_i <- P_i + sum over neighbours m with c(m) = c(i) of w_im (P_m - P_i)
-  s_i     = argmin_s  |H_i| C_i(s) + POOL * P_i(s)
+  S_i(s)  = |H_i| C_i(s) + POOL * P_i(s)
+  s_i     = argmin_s S_i(s)  where that is below (1 - GAIN) S_i(0),  else 0
 
 with Metropolis weights w_im: P_i comes near the mean curve of the cluster. L is the loss that clusters are judged by
 (`core.merging.judge`: Brier's for classes), for the cross entropy of a model that fits its own samples rises by its
 overconfidence where more of its answers are right. A few held-out samples alone are a poor judge; the pool is worth
-POOL of them, and costs some hundred numbers per link, once. Samples are held out for the first three quarters of the
+POOL of them, and costs some hundred numbers per link, once. The lowest of nine noisy scores is below the first by luck
+as well: steps that promise less than GAIN are not taken. Samples are held out for the first three quarters of the
 rounds, then s_i is picked and the last quarter trains on everything. A client that holds nothing out takes no steps.
 """
 
@@ -37,6 +39,8 @@ GRID = (0, 1, 2, 5, 10, 20, 50, 100, 200)
 """The numbers of steps to pick from."""
 POOL = 50
 """So many held-out samples is the pool of curves worth."""
+GAIN = 0.02
+"""Steps are taken where they lower the score by more than such a share of it."""
 SWEEPS = 10
 """How often clients of a cluster average their curves with their neighbours'."""
 FIRST_SCALARS = len(GRID) + 1
@@ -102,4 +106,6 @@ def pick(curve: Tensor, held: int, pool: Tensor) -> int:
 
     Steps after which the own loss is not finite are not taken. Ties: the fewest.
     """
-    return GRID[lowest(held * curve + POOL * pool)]
+    scores = held * curve + POOL * pool
+    best = lowest(scores)
+    return 0 if scores[best] >= (1 - GAIN) * scores[0] else GRID[best]

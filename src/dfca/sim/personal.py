@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.local import lowest
-from dfca.core.personal import FIRST_SCALARS, GRID, LATER_SCALARS, POOL, SWEEPS, release_round
+from dfca.core.personal import FIRST_SCALARS, GRID, LATER_SCALARS, SWEEPS, pick, release_round
 from dfca.data.clients import ClientData
 from dfca.sim.engine import Engine, finite
 from dfca.sim.shards import PIECE_BYTES, members_of
@@ -54,11 +53,11 @@ class LastStep:
             held, train = _of(start.held, some), _of(start.train, some)
             mine[some, 2:] = measure_curves(start.engine, deployed(some), train, held, clients).cpu()
         found = shards.gather(mine)
-        chosen, held, curves = found[:, 0].long(), found[:, 1:2], found[:, 2:]
-        known = found[:, 1] > 0
+        chosen, held, curves = found[:, 0].long(), found[:, 1].long(), found[:, 2:]
+        known = held > 0
         sound = known & curves.isfinite().all(dim=1)
-        judged = held * curves + POOL * pooled(curves, sound, chosen, self._pairs())
-        picked = torch.tensor([GRID[lowest(row)] for row in judged])
+        pools = pooled(curves, sound, chosen, self._pairs())
+        picked = torch.tensor([pick(*each) for each in zip(curves, held.tolist(), pools, strict=True)])
         self.steps = torch.where(known, picked, 0)
         return self._scalars(chosen, known, sound)
 
