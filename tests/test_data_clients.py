@@ -107,7 +107,11 @@ class Endless(IterableDataset):
         ([pair(), (np.zeros((2, 2), bool), np.zeros(2, int))], "x of client 1 (training) is torch.bool; give floats"),
         ([pair(), Endless()], "client 1 (training) is a Endless; give a pair (x, y) or a map-style torch Dataset"),
         ([pair(), Growing(2)], "samples of client 1 (training) must have equal shapes"),
-        ([pair(), (["a"], [0])], "client 1 (training) holds list that is no numeric array"),
+        (
+            [pair(), (["a"], [0])],
+            "client 1 (training) holds the text 'a', and numbers are wanted; labels of all clients",
+        ),
+        ([pair(), (np.array([[None]]), [0])], "client 1 (training) holds ndarray that is no numeric array"),
         ([pair()], "train and test must list the same clients, at least 1, got 1 and 2"),
     ],
 )

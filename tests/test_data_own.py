@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -39,6 +40,12 @@ def rows_of(split: dfca.Split, client: int) -> list[float]:
         (X.flatten(0, 1), Y.flatten(), torch.arange(5).repeat_interleave(10)),
         (X.flatten(0, 1).numpy(), Y.flatten().numpy(), np.repeat(["a", "b", "c", "d", "e"], 10)),
         {"train": list(zip(X, Y, strict=True)), "classes": 2},
+        [(pd.DataFrame(x.numpy()), pd.Series(y.numpy())) for x, y in zip(X, Y, strict=True)],
+        (
+            pd.DataFrame(X.flatten(0, 1).numpy()),
+            pd.Series(Y.flatten().numpy()),
+            pd.Series(np.repeat(["a", "b", "c", "d", "e"], 10)),
+        ),
     ],
 )
 def test_every_form_gives_the_same_clients(source: Any) -> None:

@@ -124,7 +124,9 @@ def test_simulate_finds_the_number_of_clusters() -> None:
 def test_a_model_that_does_not_fit_the_data_is_refused() -> None:
     with pytest.raises(ModelError, match=r"the model cannot take samples of shape \(4,\)"):
         Simulation(make_toy_setting(make_model=lambda: nn.Linear(9, 3)))
-    with pytest.raises(ModelError, match=r"must give \(n, 3\) outputs for 3 classes, got \(2, 2\)"):
+    with pytest.raises(
+        ModelError, match=r"must give \(n, 3\) outputs for 3 classes \(labels in 0\.\.2\), got \(2, 2\)"
+    ):
         Simulation(make_toy_setting(make_model=lambda: nn.Linear(4, 2)))
 
 

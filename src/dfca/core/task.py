@@ -106,7 +106,8 @@ class Task:
         """Raise ModelError unless these outputs of some samples fit their targets, and the loss takes both."""
         got, n = tuple(outputs.shape), len(y)
         if self.targets == "classes" and (outputs.dim() != 2 or outputs.shape[1] < classes):
-            raise ModelError(f"the model must give (n, {classes}) outputs for {classes} classes, got {got}")
+            labels = f"{classes} classes (labels in 0..{classes - 1})"
+            raise ModelError(f"the model must give (n, {classes}) outputs for {labels}, got {got}")
         if self.targets in ("numbers", "labels") and (len(outputs) != n or prod(got[1:]) != prod(y.shape[1:])):
             many = prod(y.shape[1:])
             what = f"{many} {'value' if self.targets == 'numbers' else 'label'}{'' if many == 1 else 's'}"

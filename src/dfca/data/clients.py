@@ -346,12 +346,26 @@ def _to_inputs(value: Any, who: str) -> Samples:
     return _to_tensor(value, who)
 
 
+def is_frame(value: Any) -> bool:
+    """Return whether something is a DataFrame or a Series, of pandas or polars."""
+    return hasattr(value, "to_numpy")
+
+
 def _to_tensor(value: Any, who: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
+    if is_frame(value):
+        value = value.to_numpy()
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         try:
-            return torch.tensor(np.asarray(value))
+            array = np.asarray(value)
+            texts = (each for each in array.flat if isinstance(each, str)) if array.dtype.kind in "OU" else ()
+            if (text := next(iter(texts), None)) is not None:
+                raise DataError(
+                    f"{who} holds the text {str(text)!r}, and numbers are wanted; labels of all clients become "
+                    "0..classes-1 by numpy.unique(labels, return_inverse=True)[1]"
+                )
+            return torch.tensor(array)
         except (TypeError, ValueError) as error:
             raise DataError(f"{who} holds {type(value).__name__} that is no numeric array ({error})") from error
     raise DataError(f"{who} holds a {type(value).__name__}; give tensors or arrays (torchvision: transform=ToTensor())")

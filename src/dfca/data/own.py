@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, Subset
 
 from dfca.core.rng import stream
 from dfca.core.task import CLASSIFICATION, Task
-from dfca.data.clients import Split
+from dfca.data.clients import Split, is_frame
 from dfca.errors import ConfigError, DataError, DfcaError
 from dfca.imports import import_function
 
@@ -118,7 +118,11 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
                 + ("; train is missing" if "train" not in source else f"; {sorted(map(str, strange))[0]} is unknown")
             )
         return _Parts(**source)
-    if isinstance(source, tuple) and len(source) in (2, 3) and all(_is_array(part) for part in source):
+    if (
+        isinstance(source, tuple)
+        and len(source) in (2, 3)
+        and all(_is_array(part) or is_frame(part) for part in source)
+    ):
         return _of_arrays(*map(_numpy, source))
     if isinstance(source, tuple) and len(source) in (2, 3) and all(isinstance(part, list) for part in source[:2]):
         return _Parts(*source)
@@ -251,4 +255,4 @@ def _is_array(value: Any) -> bool:
 
 
 def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
