@@ -347,7 +347,7 @@ def _to_inputs(value: Any, who: str) -> Samples:
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether something is a DataFrame or a Series, of pandas or polars."""
+    """Return whether something is a DataFrame or a Series, of pandas or like it."""
     return hasattr(value, "to_numpy")
 
 
