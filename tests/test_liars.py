@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfca
-from dfca.core.election import MOST_SAMPLES, SCALE, add, cast, count, decide, is_sayable, no_votes
+from dfca.core.election import MOST_SAMPLES, SCALE, Vote, add, cast, count, decide, is_sayable, no_votes
 from dfca.core.options import ElectionOptions
 from dfca.errors import ConfigError
 from dfca.experiment.config import Config
@@ -174,6 +174,23 @@ def test_a_veto_of_one_counts_as_one_vote() -> None:
         found = decide(tally(bounded), 1.0, ElectionOptions(bounded=bounded))
         assert found.support == 7
         assert found.accepted is bounded
+
+
+def test_members_that_claim_many_samples_have_no_veto() -> None:
+    """10 clients want the candidate, 14 do not, and 6 liars stay and say that it is far better for them."""
+    generator = torch.Generator().manual_seed(0)
+    total, samples = no_votes(1), 18
+    for client in range(24):
+        d = (0.4 * torch.randn(samples, generator=generator) + (0.5 if client < 10 else -0.5)).clamp(-1, 1).double()
+        gain = 1.0 if client < 10 else -1.0
+        total = add(total, count(Vote(0, gain, 0.0, samples, (float(d.sum()),), (float(d.square().sum()),)), 1.0))
+    for claimed, sayable in ((MOST_SAMPLES, True), (1000, False)):
+        lie = count(Vote(0, -1.0, 0.0, claimed, (float(claimed),), (float(claimed),)), 1.0)
+        assert is_sayable(lie, 1) is sayable
+        found = total
+        for _ in range(6):
+            found = add(found, lie)
+        assert decide(found, 1.0, ElectionOptions(bounded=True)).accepted is sayable
 
 
 def test_a_first_centre_that_fits_nobody_stops_no_guarded_election() -> None:

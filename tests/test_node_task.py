@@ -267,6 +267,7 @@ def founded(tmp_path: Path) -> tuple[Path, Config, Facts, Architecture]:
 def test_init_settles_everything(founded: tuple[Path, Config, Facts, Architecture]) -> None:
     folder, config, facts, _ = founded
     assert (config.name, facts.name, facts.label) == ("kitchen", "kitchen", "activity")
+    assert facts.merging is not None  # as the algorithm has it
     assert facts.inputs.features == ("a", "b", "c")
     assert facts.classes == ("sit", "walk")
     assert facts.scaling.scale[2] == 1.0

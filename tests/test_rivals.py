@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -30,6 +31,7 @@ from dfca.data.options import DataOptions
 from dfca.data.partitions import make_split
 from dfca.errors import ConfigError, ModelError
 from dfca.experiment.load import load_experiment
+from dfca.runs.runner import run
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.mixtures import mix_outputs
 from dfca.sim.rounds.simulation import Simulation
@@ -297,6 +299,12 @@ def test_who_chooses_its_peers_is_refused_in_virtual_time(algorithm: str) -> Non
         EventSimulation(make_toy_setting(algorithm))
     with pytest.raises(ConfigError, match=sentence):
         load_experiment("quickstart", None, ['world.preset="wifi"'], [algorithm])
+
+
+def test_results_say_how_many_chosen_peers_are_of_the_own_cluster(tmp_path: Path) -> None:
+    changes = ["clients=6", "rounds=2", "clusters=2", "seeds=1", "model.hidden=4", "data.samples_per_client=10"]
+    (row,) = run(load_experiment("quickstart", None, changes, ["pens"]), tmp_path / "run")["runs"]
+    assert 0 < row["peers_of_own_cluster"] < 1
 
 
 def test_a_draw_of_somebody_else_is_refused() -> None:

@@ -45,8 +45,9 @@ SCALE = 2**32
 """Sums of losses travel in units of 1 / SCALE."""
 LIMIT = 2**50
 """The largest sum of one client: no client outweighs the others by a loss that exploded."""
-MOST_SAMPLES = 1000
-"""Where votes are bounded, one of more samples counts as one of so many."""
+MOST_SAMPLES = 20
+"""Where votes are bounded, one of more samples counts as one of so many. Nobody can count the samples of another: with
+1000, one of 30 members that claims to have them (the others have 18) outvotes all that stay, and no cluster opens."""
 
 
 class Parts(NamedTuple):

@@ -41,6 +41,7 @@ IN_SUMMARY = (
     "all_models_accuracy",
     "cluster_accuracy",
     "adjusted_rand_index",
+    "peers_of_own_cluster",
     "live_clusters",
     "found_clusters",
     "models",

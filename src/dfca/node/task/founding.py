@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from dfca.core.options import PersonalSteps
 from dfca.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.node.task.config import MODULE, Config, DataConfig, absolute
 from dfca.node.task.csv_table import listed
@@ -83,8 +82,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
             "seed": options.seed,
             "algorithm": options.algorithm,
             "clusters": options.clusters,
-            "merging": {} if options.algorithm == "dfca" else None,
-            "personal": _personal(options.algorithm),
+            **_defaults(options.algorithm),
             **(options.agreed or {}),
             "label": config.data.label,
             "inputs": _inputs(raw, config),
@@ -167,11 +165,15 @@ def _name(folder: Path) -> str:
     return name
 
 
-def _personal(algorithm: str) -> PersonalSteps:
-    """Settle the steps of the personal last step: the algorithm's own; facts refuse one that does not exist."""
+def _defaults(algorithm: str) -> dict[str, Any]:
+    """Settle whether clusters are merged and the personal last step: as the algorithm has it; facts refuse one that
+    does not exist."""
     from dfca import algorithms
 
-    return algorithms.get(algorithm).personal_steps if algorithm in ALGORITHMS else 0
+    if algorithm not in ALGORITHMS:
+        return {"merging": None, "personal": 0}
+    record = algorithms.get(algorithm)
+    return {"merging": None if record.merging is None else {}, "personal": record.personal_steps}
 
 
 def _inputs(raw: Raw, config: Config) -> dict[str, Any]:
