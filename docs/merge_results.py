@@ -61,17 +61,18 @@ def merge(old: Run, new: Run) -> Run:
             if row.get("finished"):
                 key = row["algorithm"], row["seed"], repr(row.get("point", {}))
                 rows[key] = _of_commit(row, run) | {"digest": digests[key[2]]}
-    order = list(chosen.config.algorithms)
+    everywhere = (name for point in chosen.points for name in point.config.algorithms)
+    order = list(dict.fromkeys([*chosen.config.algorithms, *everywhere]))
     ordered = sorted(
         rows.values(), key=lambda row: (list(digests.values()).index(row["digest"]), order.index(row["algorithm"]))
     )
-    names = [each for each in order if any(row["algorithm"] == each for row in ordered)]
+    names = [each for each in order if each in _names(ordered)]
     seeds = sorted({row["seed"] for row in ordered})
     summary = new.summary | {"runs": ordered}
     if "points" in summary:
         points = {repr(each["point"]): each for run in (old, new) for each in run.summary["points"]}
         summary["points"] = [
-            points[at] | {"digest": digest, "algorithms": names, "seeds": seeds}
+            points[at] | {"digest": digest, "algorithms": _names(ordered, digest), "seeds": seeds}
             for at, digest in digests.items()
             if at in points
         ]
@@ -91,6 +92,11 @@ def merge(old: Run, new: Run) -> Run:
         ]
     config = new.config | {"algorithms": names, "seeds": seeds}
     return replace(new, config=config, config_text=tomli_w.dumps(config), summary=summary)
+
+
+def _names(rows: Sequence[Row], digest: str | None = None) -> list[str]:
+    """List the algorithms of the rows, or of those of one point."""
+    return list(dict.fromkeys(row["algorithm"] for row in rows if digest in (None, row["digest"])))
 
 
 def _of_commit(row: Row, run: Run) -> Row:

@@ -48,3 +48,12 @@ def test_other_settings_and_other_graphs_are_refused(script: Any, run_folder: Pa
     graphs = [graph | {"edges": graph["edges"] + 1} for graph in run.summary["graphs"]]
     with pytest.raises(SystemExit, match=r"the graphs differ.*edges"):
         script.merge(run, replace(run, summary=run.summary | {"graphs": graphs}))
+
+
+def test_a_point_lists_the_algorithms_that_it_has_rows_of(script: Any) -> None:
+    rows = [
+        {"algorithm": name, "digest": digest}
+        for name, digest in (("dfca", "a"), ("ifca", "a"), ("dfca", "b"), ("pens", "b"))
+    ]
+    assert script._names(rows) == ["dfca", "ifca", "pens"]
+    assert script._names(rows, "b") == ["dfca", "pens"]
