@@ -66,7 +66,8 @@ def merge(old: Run, new: Run) -> Run:
     ordered = sorted(
         rows.values(), key=lambda row: (list(digests.values()).index(row["digest"]), order.index(row["algorithm"]))
     )
-    names = [each for each in order if each in _names(ordered)]
+    measured = {row["algorithm"] for row in ordered}
+    names = [each for each in order if each in measured]
     seeds = sorted({row["seed"] for row in ordered})
     summary = new.summary | {"runs": ordered}
     if "points" in summary:
@@ -94,9 +95,9 @@ def merge(old: Run, new: Run) -> Run:
     return replace(new, config=config, config_text=tomli_w.dumps(config), summary=summary)
 
 
-def _names(rows: Sequence[Row], digest: str | None = None) -> list[str]:
-    """List the algorithms of the rows, or of those of one point."""
-    return list(dict.fromkeys(row["algorithm"] for row in rows if digest in (None, row["digest"])))
+def _names(rows: Sequence[Row], digest: str) -> list[str]:
+    """List the algorithms of the rows of one point, in their order."""
+    return list(dict.fromkeys(row["algorithm"] for row in rows if row["digest"] == digest))
 
 
 def _of_commit(row: Row, run: Run) -> Row:

@@ -55,5 +55,5 @@ def test_a_point_lists_the_algorithms_that_it_has_rows_of(script: Any) -> None:
         {"algorithm": name, "digest": digest}
         for name, digest in (("dfca", "a"), ("ifca", "a"), ("dfca", "b"), ("pens", "b"))
     ]
-    assert script._names(rows) == ["dfca", "ifca", "pens"]
+    assert script._names(rows, "a") == ["dfca", "ifca"]
     assert script._names(rows, "b") == ["dfca", "pens"]

@@ -359,13 +359,19 @@ def _to_tensor(value: Any, who: str) -> Tensor:
     if isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         try:
             array = np.asarray(value)
-            texts = (each for each in array.flat if isinstance(each, str)) if array.dtype.kind in "OU" else ()
-            if (text := next(iter(texts), None)) is not None:
-                raise DataError(
-                    f"{who} holds the text {str(text)!r}, and numbers are wanted; labels of all clients become "
-                    "0..classes-1 by numpy.unique(labels, return_inverse=True)[1]"
-                )
+            _refuse_text(array, who)
             return torch.tensor(array)
         except (TypeError, ValueError) as error:
             raise DataError(f"{who} holds {type(value).__name__} that is no numeric array ({error})") from error
     raise DataError(f"{who} holds a {type(value).__name__}; give tensors or arrays (torchvision: transform=ToTensor())")
+
+
+def _refuse_text(array: np.ndarray, who: str) -> None:
+    if array.dtype.kind not in "OU":
+        return
+    for each in array.flat:
+        if isinstance(each, str):
+            raise DataError(
+                f"{who} holds the text {str(each)!r}, and numbers are wanted; labels of all clients become "
+                "0..classes-1 by numpy.unique(labels, return_inverse=True)[1]"
+            )
