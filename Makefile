@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow docs site proto constraints clean
+.PHONY: help demo test check fast slow docs site proto constraints bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -27,8 +27,8 @@ demo: $(VENV)/.ready    ## set up .venv and run the quickstart: the paper's algo
 	@echo "for the command dfca in this shell: . $(VENV)/bin/activate"
 
 # Tests take twice as long while their coverage is measured: these suffice.
-COVERING := $(patsubst %,tests/test_%.py,client election fedspd holdout layers local merging mixing params personal rivals \
-  robust simulate task)
+COVERING := $(patsubst %,tests/core/test_%.py,client election fedspd holdout layers local merging mixing params personal rivals \
+  robust task) tests/sim/test_simulate.py
 
 test: check      ## set up .venv, run every check and every test but the slow ones
 	$(PYTEST) $(COVERING:%=--ignore=%)
@@ -36,8 +36,8 @@ test: check      ## set up .venv, run every check and every test but the slow on
 	  --cov=dfca.core --cov=dfca.algorithms --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 check: $(VENV)/.ready   ## ruff, mypy, import-linter
-	$(BIN)/ruff check src tests docs
-	$(BIN)/ruff format --check src tests docs
+	$(BIN)/ruff check src benchmarks tests docs
+	$(BIN)/ruff format --check src benchmarks tests docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -47,8 +47,11 @@ fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
 slow: $(VENV)/.ready    ## the long tests
 	$(BIN)/pytest -m slow
 
+bench: $(VENV)/.ready   ## measure the speed side by side, into runs/bench; PARTS=floor for one part
+	$(BIN)/python -m benchmarks $(PARTS)
+
 docs: $(VENV)/.ready    ## rewrite the measured tables and pictures from results/
-	$(BIN)/python docs/make_docs.py
+	PYTHONPATH=. $(BIN)/python docs/make_docs.py
 
 $(VENV)/.site: $(VENV)/.ready
 	$(BIN)/pip install -q -e '.[site]'

@@ -10,11 +10,11 @@ from typing import Any
 
 from writing import differences, spread, table
 
-from dfca.report.plots import to_svg
-from dfca.report.virtual import Row, VirtualResults, axis_of, finished, rows_of, variants
-from dfca.report.virtual_figures import virtual_drawings
-from dfca.report.virtual_plots import standalone
-from dfca.report.virtual_tables import ratio_to_batch, virtual_tables
+from dfca.report.drawing.plots import to_svg
+from dfca.report.virtual.figures import virtual_drawings
+from dfca.report.virtual.plots import standalone
+from dfca.report.virtual.summary import Row, VirtualResults, axis_of, finished, rows_of, variants
+from dfca.report.virtual.tables import ratio_to_batch, virtual_tables
 from dfca.report.wording import one_line
 
 ROOT = Path(__file__).parent.parent

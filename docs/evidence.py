@@ -8,13 +8,14 @@ from typing import Any
 
 from writing import Place, judge, table
 
+from dfca.base.paired import BEYOND_CHANCE, pair_up, paired
 from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
-from dfca.paired import BEYOND_CHANCE, pair_up, paired
-from dfca.report import formats, plots
+from dfca.report import formats
+from dfca.report.drawing import plots
+from dfca.report.drawing.plots import Drawing
 from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
-from dfca.report.plots import Drawing
 from dfca.report.results import stored_run
 from dfca.report.rows import summary_rows
 from dfca.report.statistics import DIVERGED

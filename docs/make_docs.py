@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 from writing import table
 
 import dfca
-from dfca.bench.bench_file import load as load_bench
-from dfca.bench.figures import draw as draw_bench
-from dfca.bench.tables import page_blocks as bench_blocks
-from dfca.core.local import LocalOptions
+from benchmarks.bench_file import load as load_bench
+from benchmarks.figures import draw as draw_bench
+from benchmarks.tables import page_blocks as bench_blocks
+from dfca.core.learning.local import LocalOptions
 from dfca.experiment.reference import reference
-from dfca.report.axes import move_apart
-from dfca.report.palette import algorithm_colour, cluster_colour
+from dfca.report.drawing.axes import move_apart
+from dfca.report.drawing.palette import algorithm_colour, cluster_colour
 from dfca.report.rows import summary_rows
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
 from dfca.report.wording import one_line, percent

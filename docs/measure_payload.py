@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from dfca.core.params import FlatModel
+from dfca.core.learning.params import FlatModel
 from dfca.core.rng import seeded
 from dfca.models import cnn, mlp
 from dfca.node.wire import payload

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from dfca.paired import BEYOND_CHANCE, holm, pair_up, paired, quoted
+from dfca.base.paired import BEYOND_CHANCE, holm, pair_up, paired, quoted
 from dfca.runs.store.metric import ACCURACY
 
 PAIRED = "Differences are paired by seed, ± half of the 95 % confidence interval."

@@ -13,7 +13,7 @@ from typing import Any
 
 # Tensors of tests are tiny, and pytest-xdist fills the cores with processes: more threads would only wait for each
 # other, and by default OpenMP waits in a busy loop. Before torch is imported, so that this holds here and in children.
-# `pytest tests/test_bench.py -k plain_schedule`, which needs two threads, took 6.5 s without and 2.6 s with the second.
+# `pytest tests/benchmarks -k plain_schedule`, which needs two threads, took 6.5 s without and 2.6 s with the second.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -27,7 +27,7 @@ from torch import nn
 
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm
-from dfca.core.local import LocalOptions
+from dfca.core.learning.local import LocalOptions
 from dfca.data.clients import Split
 from dfca.sim.setting import Setting
 
@@ -121,7 +121,7 @@ def make_toy_setting(algorithm: Any = "dfca-gi", **changes: Any) -> Setting:
         "local": LocalOptions(steps=2, learning_rate=0.3),
         "evaluate_every": 2,
         "dtype": torch.float64,
-        "personal_steps": 0,  # `dfca` would take 200 steps per client; tests/test_personal.py asks for them
+        "personal_steps": 0,  # `dfca` would take 200 steps per client; tests/core/test_personal.py asks for them
     }
     return Setting(**{**fields, **changes})
 

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from dfca.api.simulate import simulate as simulate
     from dfca.api.stored import StoredRun as StoredRun
     from dfca.api.stored import load_run as load_run
+    from dfca.base.errors import DfcaError as DfcaError
+    from dfca.base.errors import DfcaWarning as DfcaWarning
     from dfca.core.algorithm import Algorithm as Algorithm
     from dfca.core.algorithm import Choice as Choice
     from dfca.core.algorithm import View as View
-    from dfca.core.local import LocalOptions as LocalOptions
-    from dfca.core.local import lowest as lowest
-    from dfca.core.task import Task as Task
+    from dfca.core.learning.local import LocalOptions as LocalOptions
+    from dfca.core.learning.local import lowest as lowest
+    from dfca.core.learning.task import Task as Task
     from dfca.data import ClientData as ClientData
     from dfca.data import DataOptions as DataOptions
     from dfca.data import Split as Split
     from dfca.data import make_split as make_split
     from dfca.data import split_from as split_from
-    from dfca.errors import DfcaError as DfcaError
-    from dfca.errors import DfcaWarning as DfcaWarning
     from dfca.models import cnn as cnn
     from dfca.models import cnn1d as cnn1d
     from dfca.models import mlp as mlp
@@ -51,10 +51,10 @@ _HOMES = {
     "dfca.api.simulate": ("simulate",),
     "dfca.api.stored": ("StoredRun", "load_run"),
     "dfca.core.algorithm": ("Algorithm", "Choice", "View"),
-    "dfca.core.local": ("LocalOptions", "lowest"),
-    "dfca.core.task": ("Task",),
+    "dfca.core.learning.local": ("LocalOptions", "lowest"),
+    "dfca.core.learning.task": ("Task",),
     "dfca.data": ("ClientData", "DataOptions", "Split", "make_split", "split_from"),
-    "dfca.errors": ("DfcaError", "DfcaWarning"),
+    "dfca.base.errors": ("DfcaError", "DfcaWarning"),
     "dfca.models": ("cnn", "cnn1d", "mlp"),
     "dfca.sim.metrics_table": ("Metrics",),
     "dfca.sim.rounds.simulation": ("Simulation",),

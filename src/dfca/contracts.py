@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from dfca import algorithms
+from dfca.base.errors import DfcaError
 from dfca.core.algorithm import Algorithm
 from dfca.core.client import Client
-from dfca.core.local import LocalOptions
-from dfca.core.parts import layout_of
+from dfca.core.learning.local import LocalOptions
+from dfca.core.learning.parts import layout_of
 from dfca.core.state import ClientState, Message
 from dfca.data.clients import Split
-from dfca.errors import DfcaError
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import lockstep, make_clients, stack

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfca.core.params import FlatModel
-from dfca.errors import ConfigError, RunError
-from dfca.files import atomic_write
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import atomic_write
+from dfca.core.learning.params import FlatModel
 
 
 def write_safetensors(path: Path, flat: FlatModel, vector: Tensor, metadata: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from dfca.core.inputs import Samples, change, tensors_of
+from dfca.core.learning.inputs import Samples, change, tensors_of
 from dfca.core.rng import stream
 from dfca.data.clients import Split
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dfca.errors import ModelError, unknown
-from dfca.files import sha256
-from dfca.imports import import_function
+from dfca.base.errors import ModelError, unknown
+from dfca.base.files import sha256
+from dfca.base.imports import import_function
 
 if TYPE_CHECKING:  # an experiment is read and checked without torch, so functions import it themselves
     from torch import Tensor, nn
 
-    from dfca.core.params import Pretrained
+    from dfca.core.learning.params import Pretrained
 
 MODELS = {
     "mlp": "one hidden layer and ReLU (the paper: 2048 units on MNIST and FEMNIST)",
@@ -106,7 +106,7 @@ def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:
 
     Raises ModelError where the weights cannot be read, or are not those of the model.
     """
-    from dfca.core.params import Pretrained
+    from dfca.core.learning.params import Pretrained
 
     given = list(start_from) if isinstance(start_from, list | tuple) else [start_from]
     if not given:

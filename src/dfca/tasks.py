@@ -1,6 +1,6 @@
 """What models learn, as a user says it: names of tasks, losses and metrics, paths "package.module:function", functions.
 
-`core.task` has the tasks themselves.
+`learning.task` has the tasks themselves.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dfca.core.task import TASKS, Loss, OwnFunction, Task, build_task
-from dfca.errors import ConfigError
-from dfca.imports import import_function, is_import
+from dfca.base.errors import ConfigError
+from dfca.base.imports import import_function, is_import
+from dfca.core.learning.task import TASKS, Loss, OwnFunction, Task, build_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,11 +14,13 @@ from functools import partial
 import networkx as nx
 import torch
 
-from dfca.core.choosing import Drawing, Received
 from dfca.core.client import Client, participates
-from dfca.core.deployment import measure
-from dfca.core.local import losses
-from dfca.core.merging import (
+from dfca.core.learning.deployment import measure
+from dfca.core.learning.local import losses
+from dfca.core.learning.params import FlatModel
+from dfca.core.rng import seeded, stream
+from dfca.core.rules.choosing import Drawing, Received
+from dfca.core.rules.merging import (
     MergeOptions,
     Observation,
     Plan,
@@ -31,9 +33,7 @@ from dfca.core.merging import (
     total,
     wait_after,
 )
-from dfca.core.params import FlatModel
-from dfca.core.personal import SWEEPS, average, pick, release_round
-from dfca.core.rng import seeded, stream
+from dfca.core.rules.personal import SWEEPS, average, pick, release_round
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
@@ -150,7 +150,7 @@ def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
 
 
 class Surveys:
-    """The surveys of `core.merging` among clients, one by one; clients: as they train until the last survey, and after
+    """The surveys of `rules.merging` among clients, one by one; clients: as they train until the last survey, and after
     it; over: whether it has been. Clients of every connected part of the graph are asked on their own."""
 
     def __init__(self, setting: Setting, options: MergeOptions) -> None:
@@ -219,7 +219,7 @@ def _average_with_chosen(
     present: set[int],
     now: int,
 ) -> list[ClientState]:
-    """Let every client of the round draw its peers, look at their models and average with them: `core.choosing`."""
+    """Let every client of the round draw its peers, look at their models and average with them: `rules.choosing`."""
     choice, models = setting.algorithm.peers, {message.sender: message.model for message in sent}
     assert choice is not None
     after = list(states)

@@ -21,9 +21,9 @@ from xml.etree.ElementTree import ParseError
 import networkx as nx
 import numpy as np
 
+from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.imports import import_function, is_import
 from dfca.core.rng import derive
-from dfca.errors import ConfigError, DfcaError
-from dfca.imports import import_function, is_import
 from dfca.topology_options import TOPOLOGIES as TOPOLOGIES
 from dfca.topology_options import USES as USES
 from dfca.topology_options import TopologyOptions as TopologyOptions

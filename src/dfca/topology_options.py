@@ -6,8 +6,8 @@ import math
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dfca.errors import ConfigError, unknown
-from dfca.imports import check_name, is_import
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.imports import check_name, is_import
 
 TOPOLOGIES: dict[str, str] = {
     "erdos-renyi": "every pair of clients is linked with probability p (the paper's graph)",

@@ -24,9 +24,9 @@ from dfca.algorithms.ifca import ifca
 from dfca.algorithms.local import local
 from dfca.algorithms.oracle import oracle
 from dfca.algorithms.pens import pens
+from dfca.base.errors import ConfigError, DfcaError, unknown
+from dfca.base.imports import import_object, is_import
 from dfca.core.algorithm import Algorithm
-from dfca.errors import ConfigError, DfcaError, unknown
-from dfca.imports import import_object, is_import
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dfca": dfca,

@@ -23,9 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dfca.algorithms.fedavg import only_model
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.core.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples
-from dfca.errors import ConfigError
+from dfca.core.rules.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ A client that joins late or anew begins with the body of a neighbour and a head 
 from __future__ import annotations
 
 from dfca.algorithms.fedavg import only_model
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.core.parts import Phase
-from dfca.errors import ConfigError
+from dfca.core.learning.parts import Phase
 
 
 def deprl(

@@ -74,6 +74,6 @@ def dfca(
 
 def lowest_loss(view: View) -> Choice:
     """Choose c(i) = argmin_j F_client(theta_ij, D_i)."""
-    from dfca.core.local import lowest  # late: it loads torch, which names and options do without
+    from dfca.core.learning.local import lowest  # late: it loads torch, which names and options do without
 
     return Choice(lowest(view.losses))

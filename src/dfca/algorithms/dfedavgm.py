@@ -10,8 +10,8 @@ Differs from the paper in: full-batch steps by default, as for all algorithms he
 from __future__ import annotations
 
 from dfca.algorithms.fedavg import only_model
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.errors import ConfigError
 
 
 def dfedavgm(momentum: float = 0.9) -> Algorithm:

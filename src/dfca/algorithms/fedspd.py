@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.core.finetuning import FineTuning
-from dfca.errors import ConfigError
+from dfca.core.learning.finetuning import FineTuning
 
 if TYPE_CHECKING:
     from torch import Tensor

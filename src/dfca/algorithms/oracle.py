@@ -5,8 +5,8 @@ theta_j <- mean over the clients i of true cluster j of tau local steps from the
 
 from __future__ import annotations
 
+from dfca.base.errors import DataError
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.errors import DataError
 
 
 def oracle(momentum: float | None = None) -> Algorithm:

@@ -20,9 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dfca.algorithms.fedavg import only_model
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.core.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples, draw_uniformly
-from dfca.errors import ConfigError
+from dfca.core.rules.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples, draw_uniformly
 
 if TYPE_CHECKING:
     from torch import Tensor

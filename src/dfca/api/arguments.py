@@ -11,16 +11,16 @@ import networkx as nx
 from pydantic import BaseModel, Field, ValidationError
 
 from dfca import algorithms
+from dfca.base.errors import ConfigError, DfcaError
 from dfca.core.algorithm import Algorithm
-from dfca.core.local import LocalOptions
-from dfca.errors import ConfigError, DfcaError
+from dfca.core.learning.local import LocalOptions
 from dfca.experiment.config import LiarsConfig
 from dfca.experiment.load import find_device
 from dfca.experiment.problems import explain
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, Section, WorldConfig
-from dfca.sim.choices import LiarOptions
 from dfca.sim.events.world import World
+from dfca.sim.local.choices import LiarOptions
 from dfca.topology import TopologyOptions, check_graph, make_graph
 
 Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or a networkx graph

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from dfca import algorithms
 from dfca.api.result import Result
-from dfca.core.task import Metric
-from dfca.errors import ConfigError
-from dfca.notebook import mean_and_spread, table, text_table
-from dfca.paired import BEYOND_CHANCE, Compared, choose_reference, compare, explanation, verdict_line
+from dfca.base.errors import ConfigError
+from dfca.base.notebook import mean_and_spread, table, text_table
+from dfca.base.paired import BEYOND_CHANCE, Compared, choose_reference, compare, explanation, verdict_line
+from dfca.core.learning.task import Metric
 from dfca.runs.store.metric import metric_of
 from dfca.sim.notes import diverged_clients
 
@@ -168,7 +168,7 @@ class Comparison:
 def _difference(compared: Compared | None) -> str:
     """Write a difference to the reference.
 
-    >>> from dfca.paired import Difference
+    >>> from dfca.base.paired import Difference
     >>> _difference(Compared(Difference(-0.0214, 0.0081, 0.001, 5), "worse")), _difference(None)
     ('−0.021 ± 0.008†', '–')
     """

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dfca.api.arguments import check_client
-from dfca.core.params import FlatModel
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
+from dfca.core.learning.params import FlatModel
 from dfca.export import write_onnx, write_safetensors
 
 Format = Literal["safetensors", "onnx"]

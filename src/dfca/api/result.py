@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
-from dfca.core.params import FlatModel
-from dfca.errors import ConfigError
-from dfca.notebook import number, table
+from dfca.base.errors import ConfigError
+from dfca.base.notebook import number, table
+from dfca.core.learning.params import FlatModel
 from dfca.sim.metrics_table import Metrics, plain_scores
 
 SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s", "bytes_sent")

@@ -14,11 +14,11 @@ from torch import nn
 from dfca.api.arguments import Numbers, Topology, check_numbers, to_algorithm, to_clock, to_graph, to_liars, to_world
 from dfca.api.comparison import Comparison
 from dfca.api.result import Result
+from dfca.base.errors import ConfigError, DfcaWarning, ModelError, unknown
 from dfca.core.algorithm import Algorithm
-from dfca.core.task import Task
+from dfca.core.learning.task import Task
 from dfca.data.clients import Split
 from dfca.data.own import split_from
-from dfca.errors import ConfigError, DfcaWarning, ModelError, unknown
 from dfca.experiment.world import ClockConfig
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import World

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from dfca import algorithms
 from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
-from dfca.core.params import FlatModel
+from dfca.base.errors import ConfigError, DfcaError, RunError, unknown
+from dfca.base.imports import look_in
+from dfca.base.notebook import mean_and_spread, number, table, text_table
+from dfca.core.learning.params import FlatModel
 from dfca.data.registry import SOURCES
-from dfca.errors import ConfigError, DfcaError, RunError, unknown
 from dfca.experiment.sweep import label_of, trial_name
-from dfca.imports import look_in
 from dfca.model_options import ModelOptions
 from dfca.models import make_factory
-from dfca.notebook import mean_and_spread, number, table, text_table
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run
 from dfca.runs.store.reading import load_run as read_run

@@ -16,11 +16,11 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from dfca import __version__
-from dfca.cli import bench, catalogue, data, export, faults, keys, node, repair, replay, report, run, swarm, watch
+from dfca.base.errors import DfcaError, RankLost
+from dfca.cli import catalogue, data, export, faults, keys, node, repair, replay, report, run, swarm, watch
 from dfca.cli.usage import explain_usage
-from dfca.errors import DfcaError, RankLost
 
-GROUPS = (run, watch, swarm, catalogue, report, repair, export, replay, faults, bench, data, node, keys)
+GROUPS = (run, watch, swarm, catalogue, report, repair, export, replay, faults, data, node, keys)
 INTERRUPTED = 130
 TYPED = "dfca.typed"
 """Where a context keeps the words of the command line."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 
 Algorithms = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 
 commands = typer.Typer()
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfca.base.errors import ConfigError, RunError
 from dfca.cli.console import make_console
-from dfca.errors import ConfigError, RunError
 from dfca.report.wording import count
 
 if TYPE_CHECKING:
-    from dfca.sim.faults.world import FaultWorld
+    from dfca.faults.world import FaultWorld
 
 commands = typer.Typer()
 SHRINK_S = 60.0
@@ -45,7 +45,7 @@ def faults(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from dfca.sim.faults.world import describe, draw_world, read_world
+    from dfca.faults.world import describe, draw_world, read_world
 
     if world is not None and (first or worlds != 200):
         raise ConfigError("--world repeats one world; leave out --first and --worlds")
@@ -89,7 +89,7 @@ def _check(job: tuple["FaultWorld", float | None]) -> tuple["FaultWorld", str | 
 
     import torch
 
-    from dfca.sim.faults.check import check_world, shrink
+    from dfca.faults.check import check_world, shrink
 
     torch.set_num_threads(1)  # the tensors are tiny
     world, end = job

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dfca.base.errors import ConfigError, DataError, RunError
 from dfca.cli.console import make_console
-from dfca.errors import ConfigError, DataError, RunError
 
 commands = typer.Typer(
     name="keys",
@@ -184,6 +184,6 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    from dfca.files import atomic_write
+    from dfca.base.files import atomic_write
 
     atomic_write(path, data + b"\n")

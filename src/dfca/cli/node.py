@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 
 from dfca import __version__
+from dfca.base.errors import ConfigError, DfcaError
 from dfca.cli.arguments import parse_names
 from dfca.cli.console import make_console
-from dfca.errors import ConfigError, DfcaError
 
 commands = typer.Typer(
     name="node", help="Run this device as a member of a swarm: no server, no coordinator.", no_args_is_help=True
@@ -188,7 +188,7 @@ def invite(
 
 
 def _wait_for_guest(folder: Path, answer: dict[str, Any]) -> None:
-    from dfca.errors import RunError
+    from dfca.base.errors import RunError
     from dfca.node.operate.control import call
 
     while True:
@@ -296,7 +296,7 @@ def remove(folder: Folder, member: Annotated[str, typer.Argument(help="The name 
     """Remove a member for ever: all others refuse it as soon as they hear of it."""
     with _mistakes_as_status_2():
         _need_libraries()
-        from dfca.node.folder import NodeFolder
+        from dfca.node.disk.folder import NodeFolder
         from dfca.node.operate.control import NotRunning, call
         from dfca.node.service import remove_member
 
@@ -395,8 +395,8 @@ def replay(
     """Drive a peer by the recorded inputs of a device, and check that it does the same, bit by bit."""
     with _mistakes_as_status_2():
         _need_libraries()
-        from dfca.errors import RunError
-        from dfca.node.record import first_difference, read_recording
+        from dfca.base.errors import RunError
+        from dfca.node.disk.record import first_difference, read_recording
         from dfca.peer.machine import Memory
         from dfca.peer.peer import Peer
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from dfca.base.errors import RunError
 from dfca.cli.arguments import Algorithms, Seeds, parse_names, parse_seeds
 from dfca.cli.console import make_console
-from dfca.errors import RunError
 from dfca.report.wording import count
 
 commands = typer.Typer()

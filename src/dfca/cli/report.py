@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from dfca.base.errors import ConfigError, unknown
 from dfca.cli.console import make_console
-from dfca.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from dfca.base.errors import RunError
 from dfca.cli.arguments import Algorithms, Seeds, Threads, parse_names, parse_seeds, parse_workers, use_threads
 from dfca.cli.console import make_console
 from dfca.cli.report import print_run
-from dfca.errors import RunError
 from dfca.report.wording import count
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def run(
 
       dfca run my-experiment.toml --algorithms my_module:mine,dfca --log tensorboard
     """
+    from dfca.base.memory import explain_oom, keep_freed_memory
     from dfca.experiment.load import load_experiment
-    from dfca.memory import explain_oom, keep_freed_memory
 
     keep_freed_memory()
     chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfca.base.errors import ConfigError
 from dfca.cli.arguments import parse_names
 from dfca.cli.console import make_console
 from dfca.cli.report import print_run
-from dfca.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,7 +20,7 @@ def _explain_value(error: Any) -> str | None:
     """Explain a value that pydantic has refused: "--worlds must be >= 1, got -3; leave it out for 200"."""
     if type(error.__cause__).__name__ != "ValidationError":
         return None
-    from dfca.validation import demand
+    from dfca.base.validation import demand
 
     problem, param = error.__cause__.errors()[0], error.param
     default = param.show_default if isinstance(param.show_default, str) else param.default

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfca.base.errors import ConfigError
 from dfca.cli.console import make_console
-from dfca.errors import ConfigError
 
 if TYPE_CHECKING:
     from dfca.watch.run_source import Source

@@ -4,7 +4,7 @@ A new algorithm is one record. This one is DFCA whose clients try a random model
 
 >>> import torch
 >>> from dfca.core.algorithm import Algorithm, Choice, View
->>> from dfca.core.local import lowest
+>>> from dfca.core.learning.local import lowest
 >>> def explore(view: View) -> Choice:
 ...     if torch.rand((), generator=view.random()) < 0.1:
 ...         return Choice(int(torch.randint(len(view.losses), (), generator=view.random())))
@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dfca.core.choosing import PeerChoice
-from dfca.core.finetuning import FineTuning
+from dfca.base.errors import ConfigError, unknown
+from dfca.core.learning.finetuning import FineTuning
+from dfca.core.learning.parts import PARTS, Phase
 from dfca.core.options import SHARES as SHARES
 from dfca.core.options import (
     WEIGHT_RULES,
@@ -31,8 +32,7 @@ from dfca.core.options import (
     check_personal_steps,
 )
 from dfca.core.options import Share as Share
-from dfca.core.parts import PARTS, Phase
-from dfca.errors import ConfigError, unknown
+from dfca.core.rules.choosing import PeerChoice
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Algorithm:
     """One algorithm.
 
     start       "shared": all clients derive the same models from the seed; "own": every client draws its own;
-                "elected": the clients elect them among models that they warmed up (`core.election`), and their number
+                "elected": the clients elect them among models that they warmed up (`rules.election`), and their number
                 too where it is not given
     exchange    "gossip": with the neighbours on the graph; "server": all clients, and a client's own copy counts only
                 if it trained it; "none"
@@ -97,13 +97,13 @@ class Algorithm:
     personal    the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n); None: the model
                 with the lowest training loss
     share       what a client hands on, where the algorithm fixes it: the model that it "trained", "all" its models, or
-                "relay" (`core.relay`); None: the experiment's
+                "relay" (`rules.relay`); None: the experiment's
     election    how centres are elected
     revives     whether a lost cluster or a new distribution can open a new centre while training goes on
-    merging     how clusters that are not worth their data are merged (`core.merging`); None: never
+    merging     how clusters that are not worth their data are merged (`rules.merging`); None: never
     finetuning  how the personal model is fine-tuned on all samples of its client before it is deployed
     trains      "chosen": the model that a client chooses; "all" its models, each with the `weights` of the choice
-    head        where a model is divided into body and head (`core.parts`): the head is its last so many layers, or
+    head        where a model is divided into body and head (`learning.parts`): the head is its last so many layers, or
                 those whose names have this prefix; None: it is not divided
     body        "cluster": averaged like the head, with those that trained the same cluster; "common": all models of a
                 client have the same body, which is averaged with that of every neighbour
@@ -112,8 +112,8 @@ class Algorithm:
     memory      what a client remembers from round to round, a vector: how it begins, from the numbers of models and of
                 clients; None: nothing but its models
     mixture     the weights (m,) of a client's models in its predictions, from its memory; None: it deploys one model
-    peers       how clients choose whom they average with (`core.choosing`); None: all that send, by the weight rule
-    personal_steps  the steps of the personal last step (`core.personal`), where the experiment does not say
+    peers       how clients choose whom they average with (`rules.choosing`); None: all that send, by the weight rule
+    personal_steps  the steps of the personal last step (`rules.personal`), where the experiment does not say
     """
 
     name: str

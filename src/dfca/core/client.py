@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from dfca.core.algorithm import Algorithm, Choice, Share, View
 from dfca.core.exchange import Rules, rules_of
-from dfca.core.holdout import held_out
-from dfca.core.inputs import Samples
-from dfca.core.local import LocalOptions, TrainingSet, draw_batches, local_steps_, losses, sample_losses
-from dfca.core.mixing import WeightRule
+from dfca.core.learning.holdout import held_out
+from dfca.core.learning.inputs import Samples
+from dfca.core.learning.local import LocalOptions, TrainingSet, draw_batches, local_steps_, losses, sample_losses
+from dfca.core.learning.params import FlatModel, initial
+from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.options import RobustRule
-from dfca.core.params import FlatModel, initial
-from dfca.core.parts import layout_of, stages_of
 from dfca.core.rng import seeded, stream
+from dfca.core.rules.mixing import WeightRule
 from dfca.core.state import ClientState, Message
 
 
@@ -31,7 +31,7 @@ class Client:
     """What does not change about a client: who it is, what it holds, what it runs.
 
     hold_out_until: the round before which it holds a part of its samples out of training; None: it never does.
-    chooses_unseen: whether it chooses a cluster by the samples that it holds out, where it has some (`core.merging`).
+    chooses_unseen: whether it chooses a cluster by the samples that it holds out, where it has some (`rules.merging`).
     quiet_from: the round from which on it exchanges models and does not train them; None: it always trains.
     """
 

@@ -13,11 +13,11 @@ from typing import Literal
 from torch import Tensor
 
 from dfca.core.algorithm import Algorithm, Share
-from dfca.core.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
+from dfca.core.learning.parts import Layout
 from dfca.core.options import RobustRule
-from dfca.core.parts import Layout
-from dfca.core.relay import MANY, Offer, choose_offer, enough
-from dfca.core.robust import fold_robust_
+from dfca.core.rules.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
+from dfca.core.rules.relay import MANY, Offer, choose_offer, enough
+from dfca.core.rules.robust import fold_robust_
 from dfca.core.state import ClientState, Message, changed, usable
 
 
@@ -27,7 +27,7 @@ class Rules:
 
     degree: its neighbours in the graph; exchange, weights, share: as in `Algorithm`, settled by `rules_of`; layout:
     which parts of a model are averaged with whom, where they are told apart; robust: how it guards against members that
-    lie (`core.robust`).
+    lie (`rules.robust`).
     """
 
     id: int
@@ -143,7 +143,7 @@ class Rules:
         return changed(state, counts=tuple(counts), own=own, stamps=tuple(stamps), origins=tuple(origins))
 
     def _fold_robust_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
-        """Fold as `core.robust` says: the messages of a cluster are one batch, and their order does not matter."""
+        """Fold as `rules.robust` says: the messages of a cluster are one batch, and their order does not matter."""
         counts, stamps, origins = list(state.counts), list(state.stamps), list(state.origins)
         distances = dict(state.distances)
         batches: dict[int, list[tuple[Message, float]]] = {}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 
 WeightRule = Literal["uniform", "metropolis"]
 WEIGHT_RULES: tuple[WeightRule, ...] = ("uniform", "metropolis")
@@ -21,7 +21,7 @@ MOST_PERSONAL_STEPS = 10_000
 
 
 def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
-    """Refuse what is no number of personal steps (`core.personal`).
+    """Refuse what is no number of personal steps (`rules.personal`).
 
     Raises ConfigError.
     """
@@ -69,7 +69,7 @@ class ElectionOptions:
     training. level: error rate of one verdict. support: clients that a new centre must help, its own included.
     patience: rejected candidates in a row that end the election. most: largest number of clusters that an automatic
     election opens. bounded: votes are bounded and candidates that stand in vain are borne, so that a share LIAR_SHARE
-    of liars does not decide (`core.election`). unasked: so many centres are accepted whatever the verdicts.
+    of liars does not decide (`rules.election`). unasked: so many centres are accepted whatever the verdicts.
     """
 
     warmup_steps: int = 50
@@ -110,7 +110,7 @@ class ElectionOptions:
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """How clusters that are not worth their data are merged while training goes on (`core.merging`).
+    """How clusters that are not worth their data are merged while training goes on (`rules.merging`).
 
     opens: clusters that the election opens before it asks for verdicts, at most one for 3 clients. first: rounds of
     training before the first survey. every: rounds between two surveys. worth: clusters worth less are merged. steps:

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from dfca.core.merging import Plan, merge_
-from dfca.core.relay import MANY, NEVER, Offer
+from dfca.core.rules.merging import Plan, merge_
+from dfca.core.rules.relay import MANY, NEVER, Offer
 
 T = TypeVar("T")
 
@@ -63,10 +63,10 @@ class ClientState:
 
     bank (m, P); counts: folds per cluster since the last local update; own: the copies before the first fold, where the
     weight rule needs them; assignment: the cluster chosen last; trained: the same, None where this round's update
-    diverged or there was none; rejected: messages that could not be used; stamps, origins, folded: what `core.relay`
+    diverged or there was none; rejected: messages that could not be used; stamps, origins, folded: what `rules.relay`
     remembers of each copy; updates: own local updates per cluster; common: like counts, of the columns that all
     clusters share; memory: what the algorithm lets a client remember; personal_steps: of the personal last step;
-    closed: clusters that are not chosen and not sent (`core.merging`); distances: by cluster, what `core.robust`
+    closed: clusters that are not chosen and not sent (`rules.merging`); distances: by cluster, what `rules.robust`
     remembers of recent folds.
     """
 
@@ -140,7 +140,7 @@ class ClientState:
         )
 
     def merged(self, plan: Plan) -> ClientState:
-        """Merge and close clusters as a survey has decided (`core.merging`)."""
+        """Merge and close clusters as a survey has decided (`rules.merging`)."""
         bank = self.bank.clone()
         merge_(bank, plan.merges)
         stamps, origins, folded, updates = (

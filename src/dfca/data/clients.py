@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from dfca.core.dense import inner_products
-from dfca.core.inputs import Inputs, Samples, change, join, moved, shape_of, tensors_of
-from dfca.core.task import CLASSIFICATION, NO_TOKEN, Task, build_task
+from dfca.base.errors import ConfigError, DataError
+from dfca.core.learning.dense import inner_products
+from dfca.core.learning.inputs import Inputs, Samples, change, join, moved, shape_of, tensors_of
+from dfca.core.learning.task import CLASSIFICATION, NO_TOKEN, Task, build_task
 from dfca.data.display import describe, to_html
-from dfca.errors import ConfigError, DataError
 
 PRODUCTS_BYTES = 2**28
 """The memory that the inner products of all samples may take; kept, they need not be computed in every round."""
@@ -137,7 +137,7 @@ class Split:
 
         x is `(n, *shape)`, floats as they are, uint8 (divided by 255) or other integers as they are (tokens); or a
         tuple or dict of such arrays, with which the model is called as `model(*x)` or `model(**x)`.
-        y is `(n,)`, integers in 0..classes-1; of another task what `dfca.core.task` says: `(n, ...)` numbers for
+        y is `(n,)`, integers in 0..classes-1; of another task what `core.learning.task` says: `(n, ...)` numbers for
         "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)` integers for "tokens".
         Images are channel-first `(c, h, w)`, sensor windows `(channels, time)`. `classes` is found from the labels
         where it is not given.

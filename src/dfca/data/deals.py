@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dfca.base.errors import ConfigError, DataError
 from dfca.core.rng import derive, stream
 from dfca.data.options import DataOptions
 from dfca.data.sources import DataSet
-from dfca.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False)

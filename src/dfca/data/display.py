@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dfca.notebook import table
+from dfca.base.notebook import table
 
 if TYPE_CHECKING:
     from dfca.data.clients import ClientData, Split

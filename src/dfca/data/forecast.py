@@ -17,8 +17,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dfca.core.learning.task import TASKS
 from dfca.core.rng import stream
-from dfca.core.task import TASKS
 from dfca.data.clients import ClientData, Split, validate
 from dfca.data.options import DataOptions, refuse_options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from dfca.data.cache import cached_path
+from dfca.data.files.cache import cached_path
 from dfca.data.registry import GENERATED, SOURCES
 
 

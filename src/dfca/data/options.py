@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dfca.base.errors import ConfigError
 from dfca.data.registry import SampleKind
-from dfca.errors import ConfigError
 
 PartitionName = Literal["rotated", "owner", "uneven", "dirichlet"]
 TransformName = Literal[

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from dfca.base.errors import ConfigError, DataError, DfcaError
+from dfca.base.imports import import_function
+from dfca.core.learning.task import CLASSIFICATION, Task
 from dfca.core.rng import stream
-from dfca.core.task import CLASSIFICATION, Task
 from dfca.data.clients import Split, is_frame
-from dfca.errors import ConfigError, DataError, DfcaError
-from dfca.imports import import_function
 
 INPUTS = ("image", "img", "x", "features", "input", "inputs", "data", "text")  # usual names of columns
 LABELS = ("label", "labels", "y", "target", "fine_label", "character", "class")

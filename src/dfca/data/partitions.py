@@ -10,9 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dfca.base.errors import ConfigError
+from dfca.core.learning.task import Task
+from dfca.core.learning.threads import one_thread
 from dfca.core.rng import stream
-from dfca.core.task import Task
-from dfca.core.threads import one_thread
 from dfca.data.clients import ClientData, Split, validate
 from dfca.data.deals import DEALS, DealRequest, Rows, SamplePool, apportion, open_pools
 from dfca.data.forecast import make_forecast_split
@@ -29,7 +30,6 @@ from dfca.data.transforms import (
     other_clusters,
     resolve,
 )
-from dfca.errors import ConfigError
 
 
 def make_split(

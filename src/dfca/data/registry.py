@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dfca.errors import unknown
+from dfca.base.errors import unknown
 
 SampleKind = Literal["image", "window", "series"]
 

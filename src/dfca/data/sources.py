@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dfca.data.cache import (
+from dfca.base.errors import DataError
+from dfca.data.files.cache import (
     adopt,
     cache_folder,
     cached_path,
@@ -20,11 +21,10 @@ from dfca.data.cache import (
     write_arrays,
     writing_to,
 )
-from dfca.data.containers import ACCEPTED, open_container
-from dfca.data.downloads import download
-from dfca.data.formats import Arrays, detect, parse
+from dfca.data.files.containers import ACCEPTED, open_container
+from dfca.data.files.downloads import download
+from dfca.data.files.formats import Arrays, detect, parse
 from dfca.data.registry import GENERATED, SOURCES, SampleKind, Source, source_of
-from dfca.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
+from dfca.base.errors import ConfigError
 from dfca.core.rng import stream
 from dfca.data.options import DataOptions, TransformName
 from dfca.data.options import resolve as resolve
-from dfca.errors import ConfigError
 
 Draw = Callable[[], torch.Generator]
 """Opens the random stream of one part of a client's samples."""

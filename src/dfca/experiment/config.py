@@ -18,21 +18,21 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from dfca import algorithms as registry
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.imports import check_name, import_function, is_import
+from dfca.base.validation import show
+from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
 from dfca.core.options import MOST_PERSONAL_STEPS, LocalOptions
-from dfca.core.task import LOSSES, METRICS, TASKS, Metric, Task
 from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
-from dfca.errors import ConfigError, unknown
 from dfca.experiment.problems import explain
 from dfca.experiment.variants import check_label, options_of, sections_of, unfold
 from dfca.experiment.world import ClockConfig, Section, WorldConfig, check_world
-from dfca.imports import check_name, import_function, is_import
 from dfca.model_options import ModelOptions
 from dfca.models import MODELS
-from dfca.sim.choices import EngineName, LiarKind, LiarOptions, Place
+from dfca.sim.local.choices import EngineName, LiarKind, LiarOptions, Place
 from dfca.tasks import make_task
 from dfca.topology_options import TopologyOptions, check_topology
-from dfca.validation import show
 
 # Keys that choose which trials are run or what they are called: no number of a trial depends on them.
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")

@@ -13,14 +13,14 @@ from typing import Any
 
 import tomli_w
 
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.imports import look_in
+from dfca.base.validation import show
 from dfca.experiment.config import Config, flatten
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
 from dfca.experiment.variants import rejoin, unfold
-from dfca.imports import look_in
 from dfca.model_options import ModelOptions
 from dfca.models import start_digests
-from dfca.validation import show
 
 
 @dataclass(frozen=True)

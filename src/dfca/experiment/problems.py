@@ -7,8 +7,8 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from dfca.errors import ConfigError, unknown
-from dfca.validation import BOUNDS, SIGNS, demand, section_of, show
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.validation import BOUNDS, SIGNS, demand, section_of, show
 
 FORMS = {"device": '"cpu", "cuda", "cuda:N", "mps" or "auto"'}
 ADVICE = {

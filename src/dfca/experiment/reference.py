@@ -12,9 +12,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dfca import algorithms
-from dfca.errors import unknown
+from dfca.base.errors import unknown
+from dfca.base.validation import SIGNS, show
 from dfca.experiment.config import Config
-from dfca.validation import SIGNS, show
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
+from dfca.base.validation import show
 from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
-from dfca.validation import show
 
 
 @dataclass(frozen=True)

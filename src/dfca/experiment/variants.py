@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dfca.algorithms import base_of
-from dfca.errors import ConfigError
-from dfca.validation import show
+from dfca.base.errors import ConfigError
+from dfca.base.validation import show
 
 SECTIONS = ("local", "mixing", "personal")
 """What a row of a table may have of its own beside the options of its algorithm."""

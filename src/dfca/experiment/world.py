@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.peer.records.staleness import Staleness, StalenessKind, StalenessUnit
 from dfca.sim.events.availability import read_availability
 from dfca.sim.events.options import EventOptions

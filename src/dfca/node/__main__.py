@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dfca.errors import DfcaError
-from dfca.files import read_small
+from dfca.base.errors import DfcaError
+from dfca.base.files import read_small
 
 
 def check_settings(folder: Path) -> dict[str, str]:

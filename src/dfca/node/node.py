@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dfca.node.pace import Pace
-from dfca.node.saving import SaveThenSend, Store
-from dfca.node.threads import OneThread
+from dfca.node.disk.saving import SaveThenSend, Store
 from dfca.node.transport import Transport
+from dfca.node.work.pace import Pace
+from dfca.node.work.threads import OneThread
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dfca.node.folder import Checked, NodeFolder
+from dfca.node.disk.folder import Checked, NodeFolder
 from dfca.node.service import Service, ServiceOptions, ServiceTransport
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

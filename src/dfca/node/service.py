@@ -23,24 +23,24 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dfca.errors import ConfigError, DataError, DfcaError
+from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
-from dfca.node.folder import NodeFolder
-from dfca.node.heap import give_back_memory
-from dfca.node.local_work import LocalWork, Samples, find_device
+from dfca.node.disk.folder import NodeFolder
+from dfca.node.disk.record import Recorder
+from dfca.node.disk.saving import RETRY_S
 from dfca.node.node import Node
 from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
 from dfca.node.operate.members import describe_members
 from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, save_status
-from dfca.node.pace import Pace, WriteBudget
-from dfca.node.record import Recorder
-from dfca.node.saving import RETRY_S
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
+from dfca.node.work.heap import give_back_memory
+from dfca.node.work.local_work import LocalWork, Samples, find_device
+from dfca.node.work.pace import Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 

@@ -1,4 +1,4 @@
-"""The curves of `core.personal` among peers: what a peer knows of its own and of its neighbours', and what it picks.
+"""The curves of `rules.personal` among peers: what a peer knows of its own and of its neighbours', and what it picks.
 
 A peer sends its curve to all neighbours. When those of all that are waited for are here it knows which of them are
 alike (they deploy the same cluster of the same elections), and sends these how many they are. Then it sweeps: row t of
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dfca.core.personal import GRID, SWEEPS, average, pick
+from dfca.core.rules.personal import GRID, SWEEPS, average, pick
 from dfca.peer.records.lineage import Lineage, compatible
 from dfca.peer.records.messages import MOST_LOSS, Curves
 from dfca.peer.records.work import OwnCurve

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfca.base.errors import unknown
 from dfca.core.state import ClientState
-from dfca.errors import unknown
 from dfca.peer.inbox import Neighbour
 from dfca.peer.records.messages import well_formed
 from dfca.peer.records.options import PeerOptions

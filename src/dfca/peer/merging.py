@@ -1,11 +1,11 @@
-"""When a peer takes part in a survey (`survey.py`), and what it does with the result (rules: `core.merging`)."""
+"""When a peer takes part in a survey (`survey.py`), and what it does with the result (rules: `rules.merging`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from dfca.core.merging import models_judged, order_of, wait_after
+from dfca.core.rules.merging import models_judged, order_of, wait_after
 from dfca.peer.records.lineage import Entry, Lineage, layout_of, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core import client, election, exchange, merging, relay
+from dfca.base.errors import RunError
+from dfca.core import client, exchange
 from dfca.core import options as core_options
 from dfca.core import state as core_state
-from dfca.errors import RunError
+from dfca.core.rules import election, merging, relay
 from dfca.peer import curves, inbox, pursuit, revival, state
 from dfca.peer.records import lineage, messages, options, staleness, work
 from dfca.peer.waves import deadline, survey

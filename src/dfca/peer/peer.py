@@ -14,7 +14,7 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
 
 A round: train; send the trained model to all neighbours; then, under `batch`, wait until every neighbour in reach has
 ended the same round, or for `timeout_s`. The end of a round has three steps, each of which waits until everything else
-of the same instant has been handled (`wake`): ask for copies that too few neighbours trained (`core.relay`), fold what
+of the same instant has been handled (`wake`): ask for copies that too few neighbours trained (`rules.relay`), fold what
 came, close the round, which may begin a survey (`merging.py`) or call a by-election (`revival.py`), and begin the next.
 While a peer trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that
 comes raises an exception.

@@ -1,10 +1,10 @@
-"""Copies of models that no neighbour trained, or too few: asked for, answered, taken (rules: `core.relay`)."""
+"""Copies of models that no neighbour trained, or too few: asked for, answered, taken (rules: `rules.relay`)."""
 
 from __future__ import annotations
 
 import math
 
-from dfca.core.relay import Offer
+from dfca.core.rules.relay import Offer
 from dfca.core.state import Message, usable
 from dfca.peer.records.lineage import compatible
 from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dfca.core.election import ElectionOptions
-from dfca.core.merging import Plan
-from dfca.core.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
+from dfca.core.rules.election import ElectionOptions
+from dfca.core.rules.merging import Plan
+from dfca.core.rules.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
 
 UNSEEN = 10
 """Rounds after which a cluster that nobody was ever known to train counts as lost."""

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from typing import Any
 
-from dfca.core.revival import PAUSE
+from dfca.core.rules.revival import PAUSE
 from dfca.peer.inbox import Neighbour
 from dfca.peer.join import Joining
 from dfca.peer.records.lineage import Lineage, clusters_of, compatible

@@ -4,7 +4,7 @@ The server hands its models down with the number of the round that they begin. A
 and reports it. The round ends when all clients in reach that take part have reported, or after `timeout_s` with what
 has come: every cluster becomes the mean of what was reported for it.
 
-For the personal last step clients send their curves (`core.personal`), and the server answers, at the end of a round,
+For the personal last step clients send their curves (`rules.personal`), and the server answers, at the end of a round,
 with the mean curve of their cluster.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import participates
-from dfca.core.personal import GRID, SWEEPS
+from dfca.core.rules.personal import GRID, SWEEPS
 from dfca.core.state import ClientState, usable
 from dfca.peer.inbox import Neighbour
 from dfca.peer.machine import Machine, names

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import participates
-from dfca.core.merging import LATEST
+from dfca.core.rules.merging import LATEST
 from dfca.core.state import ClientState, is_finite
 from dfca.peer.curves import CurvePool
 from dfca.peer.inbox import Inbox
@@ -184,7 +184,7 @@ class PeerState(Personal):
 
     @property
     def surveying(self) -> bool:
-        """Whether a survey is to come (`core.merging`): until the last, or most rounds are over."""
+        """Whether a survey is to come (`rules.merging`): until the last, or most rounds are over."""
         options, surveyed = self.options, bool(self.lineage) and self.lineage[-1].is_survey
         # Whether others wait for as long after a survey is not known: until one is the last there may be another.
         due = self.round if surveyed else max(self.round, self.survey_at)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.election import bid
+from dfca.core.rules.election import bid
 from dfca.peer.merging import Merging
 from dfca.peer.records.messages import Alarm, Call, Probe, Refuse
 from dfca.peer.records.work import KEPT, Losses, Observe, Rest, Score, Warm, WarmUp

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from dfca.base.paired import BEYOND_CHANCE
 from dfca.experiment.sweep import write
-from dfca.paired import BEYOND_CHANCE
 from dfca.report.statistics import verdicts
 from dfca.report.tables import metric_of_rows
 from dfca.runs.store.metric import ShownMetric

@@ -14,7 +14,7 @@ from dfca.report.paper.connectivity import connectivity_tables
 from dfca.report.paper.theory import theory_notes, theory_tables
 from dfca.report.rows import named, summary_rows, varying
 from dfca.report.tables import TextTable, notes, result_tables
-from dfca.report.virtual_tables import virtual_tables
+from dfca.report.virtual.tables import virtual_tables
 from dfca.report.wording import DASH, one_line
 
 

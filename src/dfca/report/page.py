@@ -17,22 +17,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dfca import __version__, topology
-from dfca.files import atomic_write
-from dfca.report import formats, plots
-from dfca.report.axes import Style
-from dfca.report.curves import comparisons, curves_of
+from dfca.base.files import atomic_write
+from dfca.report import formats
+from dfca.report.drawing import plots
+from dfca.report.drawing.axes import Style
+from dfca.report.drawing.curves import comparisons, curves_of
+from dfca.report.drawing.multiples import DASH_ARRAYS, Multiple, against_multiples, by_round_multiples, grouped
+from dfca.report.drawing.palette import cluster_colour, css_variables
+from dfca.report.drawing.plots import Drawing
 from dfca.report.findings import findings_of, sweep_findings
-from dfca.report.multiples import DASH_ARRAYS, Multiple, against_multiples, by_round_multiples, grouped
-from dfca.report.palette import cluster_colour, css_variables
 from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
-from dfca.report.plots import Drawing
 from dfca.report.rows import mean_std, summary_rows, varying
 from dfca.report.setting import about_algorithm, changes_of, flat, setting_of, size_of
-from dfca.report.virtual import VirtualResults, finished, is_virtual, rows_of, variants
-from dfca.report.virtual_figures import virtual_drawings
-from dfca.report.virtual_plots import standalone
-from dfca.report.virtual_tables import ratio_to_batch
+from dfca.report.virtual.figures import virtual_drawings
+from dfca.report.virtual.plots import standalone
+from dfca.report.virtual.summary import VirtualResults, finished, is_virtual, rows_of, variants
+from dfca.report.virtual.tables import ratio_to_batch
 from dfca.report.wording import megabytes, percent
 from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run, load_run, understood

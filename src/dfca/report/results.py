@@ -14,10 +14,10 @@ from typing import Any
 import tomli_w
 
 from dfca import __version__
-from dfca.errors import RunError
-from dfca.files import atomic_write
+from dfca.base.errors import RunError
+from dfca.base.files import atomic_write
 from dfca.report.rows import named, summary_rows
-from dfca.report.virtual import VirtualResults, is_virtual
+from dfca.report.virtual.summary import VirtualResults, is_virtual
 from dfca.runs.store.reading import Run
 
 FORM = 1

@@ -11,7 +11,7 @@ from dfca.data import DataOptions
 from dfca.experiment.sweep import write
 from dfca.model_options import ModelOptions
 from dfca.report.rows import kind_of, varying
-from dfca.report.virtual import virtual_heads
+from dfca.report.virtual.summary import virtual_heads
 from dfca.report.wording import count, world_in_words
 from dfca.runs.store.reading import Run
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dfca.algorithms import base_of
-from dfca.paired import (
+from dfca.base.paired import (
     BEYOND_CHANCE,
     FIRST_CHOICE,
     Compared,

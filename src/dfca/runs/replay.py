@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import Trial
 from dfca.runs.store.folder import RunFolder

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from dfca import data
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.reuse import adopt

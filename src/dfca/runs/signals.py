@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from dfca.errors import RankLost
+from dfca.base.errors import RankLost
 
 
 class Interrupted(KeyboardInterrupt):

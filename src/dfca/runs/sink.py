@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from dfca.base.memory import peak_bytes
 from dfca.experiment.sweep import Trial, TrialGroup
-from dfca.memory import peak_bytes
 from dfca.runs.store.folder import RunFolder
 
 

@@ -15,7 +15,7 @@ from dfca.data.registry import SOURCES
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.runs.store.folder import RunFolder
-from dfca.sim.cores import free_cores, usable_cores
+from dfca.sim.local.cores import free_cores, usable_cores
 
 ASKED_FOR = "OMP_NUM_THREADS"  # set by people, by torchrun, and by --threads
 SMALL_WORK = 5e7  # multiplications of a local step of all clients: below, threads cost more than they give

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
 from dfca.experiment.config import flatten
 from dfca.experiment.sweep import Trial
 from dfca.runs.sink import NullSink

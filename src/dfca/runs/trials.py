@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dfca import algorithms, data, models, topology
+from dfca.base.errors import ConfigError, DfcaError, RunError
+from dfca.base.files import Stream
 from dfca.core.client import effective
-from dfca.core.params import FlatModel
-from dfca.core.task import ACCURACY
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import ACCURACY
 from dfca.data import Split
-from dfca.errors import ConfigError, DfcaError, RunError
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.experiment.variants import options_of
-from dfca.files import Stream
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint

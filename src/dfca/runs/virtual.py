@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dfca.core.params import FlatModel
-from dfca.core.task import ACCURACY, Metric
-from dfca.errors import DfcaError, RunError
+from dfca.base.errors import DfcaError, RunError
+from dfca.base.files import Stream, atomic_write, explain_write_errors
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import ACCURACY, Metric
 from dfca.experiment.sweep import Trial
 from dfca.experiment.world import ClockConfig, TimelineConfig
-from dfca.files import Stream, atomic_write, explain_write_errors
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds, usual_span
 from dfca.sim.events.books import Line

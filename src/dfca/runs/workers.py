@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
+from dfca.base.memory import available_bytes, keep_freed_memory
 from dfca.experiment.config import Config
 from dfca.experiment.sweep import Point, TrialGroup
-from dfca.memory import available_bytes, keep_freed_memory
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import PipeSink, deliver
 from dfca.runs.store.folder import RunFolder

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dfca import metrics
-from dfca.core.inputs import moved
-from dfca.core.local import lowest
+from dfca.core.learning.inputs import moved
+from dfca.core.learning.local import lowest
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.sim.mixtures import mixed_scores

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData
-from dfca.sim.choices import LiarOptions
+from dfca.sim.local.choices import LiarOptions
 
 CLAIMED_LOSS = 100.0
 """What a `self-vote` claims every model but its own to cost per sample."""

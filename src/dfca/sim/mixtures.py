@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dfca.core.local import infer
-from dfca.core.params import FlatModel
-from dfca.core.task import Task
+from dfca.core.learning.local import infer
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import Task
 from dfca.data.clients import ClientData
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
 
-from dfca.memory import format_bytes
+from dfca.base.memory import format_bytes
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.start import Start
 

@@ -1,4 +1,4 @@
-"""What clients observe in a survey (`core.merging.observe`), for many of them in one call of the engine."""
+"""What clients observe in a survey (`rules.merging.observe`), for many of them in one call of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.merging import EXCESSES, at_least, choose_without, compare, judge, judge_each, shares_of
+from dfca.core.rules.merging import EXCESSES, at_least, choose_without, compare, judge, judge_each, shares_of
 from dfca.data.clients import ClientData
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start

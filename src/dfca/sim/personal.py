@@ -1,4 +1,4 @@
-"""The personal last step of `core.personal` for all clients at once: picked on held-out samples, taken at the end."""
+"""The personal last step of `rules.personal` for all clients at once: picked on held-out samples, taken at the end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.personal import FIRST_SCALARS, GRID, LATER_SCALARS, SWEEPS, pick, release_round
+from dfca.core.rules.personal import FIRST_SCALARS, GRID, LATER_SCALARS, SWEEPS, pick, release_round
 from dfca.data.clients import ClientData
-from dfca.sim.engine import Engine, finite
+from dfca.sim.local.engine import Engine, finite
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start
 

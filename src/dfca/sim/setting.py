@@ -10,10 +10,12 @@ import networkx as nx
 import torch
 from torch import nn
 
+from dfca.base.errors import ConfigError, DataError, unknown
 from dfca.core.algorithm import SHARES, Algorithm, Share
 from dfca.core.exchange import averages_whole_models, robust_rule
-from dfca.core.local import LocalOptions
-from dfca.core.mixing import WEIGHT_RULES, WeightRule
+from dfca.core.learning.local import LocalOptions
+from dfca.core.learning.params import Pretrained
+from dfca.core.learning.task import Task
 from dfca.core.options import (
     ROBUST_RULES,
     ElectionOptions,
@@ -22,12 +24,10 @@ from dfca.core.options import (
     RobustRule,
     check_personal_steps,
 )
-from dfca.core.params import Pretrained
 from dfca.core.rng import seeded
-from dfca.core.task import Task
+from dfca.core.rules.mixing import WEIGHT_RULES, WeightRule
 from dfca.data.clients import Split
-from dfca.errors import ConfigError, DataError, unknown
-from dfca.sim.choices import ENGINES, PLACES, EngineName, LiarOptions, Place
+from dfca.sim.local.choices import ENGINES, PLACES, EngineName, LiarOptions, Place
 
 AGGREGATIONS = ("batch", "sequential")
 
@@ -38,9 +38,9 @@ class Setting:
 
     make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
     elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
-    task: None: that of the split. bank: where the models lie (`sim.bank`); bank_folder: the folder of a bank on disk, a
-    temporary one if not given. personal_steps: of the personal last step (`core.personal`); None: the algorithm's own.
-    robust: how clients guard against liars (`core.robust`); liars: who lies (`sim.liars`).
+    task: None: that of the split. bank: where the models lie (`local.bank`); bank_folder: the folder of a bank on disk,
+    a temporary one if not given. personal_steps: of the personal last step; None: the algorithm's own.
+    robust: how clients guard against liars (`rules.robust`); liars: who lies (`sim.liars`).
     quiet_rounds: the last so many rounds of methods that gossip only exchange; nobody trains.
     """
 

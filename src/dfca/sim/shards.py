@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfca.core.mixing import CORE_BYTES, blocks
+from dfca.base.errors import DfcaError
+from dfca.core.rules.mixing import CORE_BYTES, blocks
 from dfca.data.clients import ClientData, Split
-from dfca.errors import DfcaError
-from dfca.sim.cores import each, even
+from dfca.sim.local.cores import each, even
 
 
 class AgreedError(DfcaError):

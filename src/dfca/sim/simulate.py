@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from dfca.base.errors import DfcaWarning, ModelError
 from dfca.core.rng import seeded
-from dfca.errors import DfcaWarning, ModelError
 from dfca.models import looks_trained, pretrained
 
 

@@ -9,19 +9,19 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dfca.base.errors import ConfigError, ModelError
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
-from dfca.core.election import Parts
-from dfca.core.holdout import held_out
-from dfca.core.inputs import Samples, join
-from dfca.core.params import FlatModel, initial
-from dfca.core.parts import layout_of, stages_of
+from dfca.core.learning.holdout import held_out
+from dfca.core.learning.inputs import Samples, join
+from dfca.core.learning.params import FlatModel, initial
+from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.rng import stream
+from dfca.core.rules.election import Parts
 from dfca.data.clients import ClientData, Split
-from dfca.errors import ConfigError, ModelError
-from dfca.sim.bank import Bank, BankSpec
-from dfca.sim.engine import make_engine
 from dfca.sim.liars import Liars
+from dfca.sim.local.bank import Bank, BankSpec
+from dfca.sim.local.engine import make_engine
 from dfca.sim.setting import Setting, initial_module
 from dfca.sim.shards import Alone, Shards, members_of
 
@@ -30,7 +30,7 @@ class Start:
     """A setting made ready on one rank.
 
     flat: the architecture; engine: how local work runs; train, test: the samples of the members of this rank; held:
-    those that they hold out of training (`core.holdout`), None where `train` has all; truth (N,): the true clusters of
+    those that they hold out of training (`holdout`), None where `train` has all; truth (N,): the true clusters of
     all clients, if known; shared: whether a server keeps one bank for all; storage: where the banks lie, once they are
     made; layout: which parts of a model are averaged with whom; stages: of a round's local steps, where they are not
     simply those of the chosen model; memory (N, w): what all clients remember; liars: those that lie, if any do.

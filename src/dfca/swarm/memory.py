@@ -6,12 +6,12 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+from dfca.node.disk.store import DiskStore
 from dfca.node.memory import MemoryNetwork
 from dfca.node.node import Node
 from dfca.node.run import WORK_THREADS
-from dfca.node.store import DiskStore
 from dfca.node.task.learner import build
-from dfca.node.worker import Worker
+from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.swarm.fleet import NodeStatus

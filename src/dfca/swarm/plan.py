@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dfca.core.task import ACCURACY, CLASSIFICATION
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
+from dfca.core.learning.task import ACCURACY, CLASSIFICATION
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.node.task.config import Config as NodeConfig

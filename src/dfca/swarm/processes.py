@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import DfcaError, RunError
-from dfca.node import folder as node_folder
+from dfca.base.errors import DfcaError, RunError
+from dfca.node.disk import folder as node_folder
 from dfca.node.operate.control import call
 from dfca.node.task.facts import Facts
 from dfca.node.trust.identity import Identity

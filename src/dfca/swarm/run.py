@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import atomic_write
 from dfca.experiment.load import Experiment
-from dfca.files import atomic_write
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
 from dfca.runs.store.environment import environment

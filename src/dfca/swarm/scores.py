@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dfca.core.merging import hide_closed
-from dfca.node.store import DiskStore
+from dfca.core.rules.merging import hide_closed
+from dfca.node.disk.store import DiskStore
 from dfca.peer.records.lineage import layout_of
 from dfca.peer.state import Saved
 from dfca.sim.evaluation import Evaluator

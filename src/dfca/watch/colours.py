@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from dfca.report import palette
+from dfca.report.drawing import palette
 from dfca.watch.trials import MOST_CLUSTERS
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import DfcaError
+from dfca.base.errors import DfcaError
 from dfca.node.operate import control, status
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.watch.metric import RMSE, as_part

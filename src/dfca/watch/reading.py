@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dfca.files import BINARY, NO_LINKS
+from dfca.base.files import BINARY, NO_LINKS
 
 MOST_JSON = 64 << 20
 """Bytes of a whole file (the graphs of a large sweep have some megabytes)."""

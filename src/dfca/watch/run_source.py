@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
 from dfca.watch.metric import as_part, read_metric
 from dfca.watch.node_source import NodeSource
 from dfca.watch.reading import JsonFile, LinesFile, finite, read_file, text, whole_numbers

@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dfca import __version__
-from dfca.errors import ConfigError
-from dfca.report import palette
+from dfca.base.errors import ConfigError
+from dfca.report.drawing import palette
 from dfca.watch.colours import colours_of, load_registry
 from dfca.watch.graph import drawn
 from dfca.watch.hub import Hub

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.net.options import is_loopback, join_address
 
 SERVICE = "_dfca._tcp.local."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 
 MB = 1_000_000
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import Identity

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import wanted_links

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError, DataError, RunError
-from dfca.node import folder as folders
+from dfca.base.errors import ConfigError, DataError, RunError
 from dfca.node.addresses import own_addresses
-from dfca.node.folder import NodeFolder
+from dfca.node.disk import folder as folders
+from dfca.node.disk.folder import NodeFolder
 from dfca.node.task.config import Config
 from dfca.node.task.facts import Facts
 from dfca.node.task.founding import Founding, Joining, init_swarm, join_swarm
@@ -129,7 +129,7 @@ def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> 
 
     Raises RunError where there is none yet, DataError where the samples for the personal step cannot be read.
     """
-    from dfca.core.merging import hide_closed
+    from dfca.core.rules.merging import hide_closed
     from dfca.node.task.dataset import load
     from dfca.node.task.export import Exported, personalised
     from dfca.node.task.learner import build, choose_cluster

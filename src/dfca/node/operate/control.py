@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import DfcaError, RunError, unknown
-from dfca.files import read_small, replacing
-from dfca.node.save_file import STATE, last_save
+from dfca.base.errors import DfcaError, RunError, unknown
+from dfca.base.files import read_small, replacing
+from dfca.node.disk.save_file import STATE, last_save
 
 FILE = "control.json"
 MOST_REQUEST_BYTES = 1 << 18

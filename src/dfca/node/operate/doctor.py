@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from dfca.errors import DfcaError
-from dfca.files import NO_ROOM
-from dfca.node.folder import ROSTER, NodeFolder, load_facts
+from dfca.base.errors import DfcaError
+from dfca.base.files import NO_ROOM
+from dfca.node.disk.folder import ROSTER, NodeFolder, load_facts
 from dfca.node.operate.control import NotRunning, call
 from dfca.node.operate.status import counted
 from dfca.node.task.config import Config
@@ -180,7 +180,7 @@ def _reachable(host: str) -> str:
 
 
 def _check_saved(path: Path, facts: Facts) -> Iterator[Check]:
-    from dfca.node.store import DiskStore
+    from dfca.node.disk.store import DiskStore
 
     store = DiskStore(path / "state")
     try:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
 
 UNITS = Path("/etc/systemd/system")
 HOMES, TEMPORARY = ("/home", "/root", "/run/user"), ("/tmp", "/var/tmp")

@@ -57,7 +57,7 @@ def read_members(folder: Path) -> dict[str, Any]:
     try:
         return {"running": True, **call(folder, "members", timeout_s=10.0)}
     except NotRunning:
-        from dfca.node.folder import NodeFolder
+        from dfca.node.disk.folder import NodeFolder
 
         found = NodeFolder.load(folder)
         return {"running": False, "members": describe_members(found.roster, found.identity.id, {}, {})}

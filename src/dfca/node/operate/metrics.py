@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.operate.http import serve
 
 FRESH_S = 0.5

@@ -15,18 +15,18 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from dfca.errors import RunError
-from dfca.files import read_small, replacing
+from dfca.base.errors import RunError
+from dfca.base.files import read_small, replacing
+from dfca.node.disk.save_file import STATE, last_save
 from dfca.node.operate.control import NotRunning, call
-from dfca.node.save_file import STATE, last_save
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dfca.node.local_work import LocalWork
     from dfca.node.node import Node
     from dfca.node.operate.books import Books
     from dfca.node.task.facts import Facts
+    from dfca.node.work.local_work import LocalWork
     from dfca.peer.machine import Machine
 
 FILE = "status.json"
@@ -70,7 +70,7 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
 def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | None:
     """Describe the personal last step: its steps, before which round they were picked, by which losses on held-out
     samples without it and with it, and the score after it where it was taken; None where there is none yet."""
-    from dfca.core.personal import GRID
+    from dfca.core.rules.personal import GRID
     from dfca.peer.curves import CurvePool
 
     pool, steps = getattr(machine, "curves", None), getattr(machine, "personal_steps", 0)

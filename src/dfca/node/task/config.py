@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 
-from dfca.errors import ConfigError, RunError
-from dfca.files import atomic_write, read_small
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import atomic_write, read_small
 from dfca.node.task.problems import check
 from dfca.node.task.sections import Field, Section, digest_of
 

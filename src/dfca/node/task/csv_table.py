@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dfca.errors import DataError
-from dfca.files import read_small
+from dfca.base.errors import DataError
+from dfca.base.files import read_small
 from dfca.node.task.problems import printable
 
 DELIMITERS = (",", ";", "\t")

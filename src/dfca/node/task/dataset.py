@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfca.errors import DataError, DfcaError
+from dfca.base.errors import DataError, DfcaError
 from dfca.node.task.config import Config
 from dfca.node.task.csv_table import listed
 from dfca.node.task.facts import Facts

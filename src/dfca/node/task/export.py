@@ -89,8 +89,8 @@ def _compact(section: Section) -> str:
 
 def personalised(exported: Exported, samples: DeviceSamples, number: int, steps: int) -> Exported:
     """Take personal steps from a model on the training samples of a device; one that becomes non-finite is left."""
-    from dfca.core.deployment import steps_of
-    from dfca.node.worker import few
+    from dfca.core.learning.deployment import steps_of
+    from dfca.node.work.worker import few
 
     client = exported.facts.client(number, 0, samples.train, exported.model)
     vector = steps_of(client).take(exported.vector, few(samples.train, client), steps)

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from dfca.base.errors import ConfigError
+from dfca.base.files import atomic_write, read_small
 from dfca.core.options import MOST_PERSONAL_STEPS
-from dfca.errors import ConfigError
-from dfca.files import atomic_write, read_small
 from dfca.node.task.problems import check
 from dfca.node.task.sections import Field, Section, digest_of
 
@@ -139,7 +139,7 @@ class LocalFacts(Section):
 
 
 class ElectionFacts(Section):
-    """How the members elect the models that clusters begin with (`core.election`)."""
+    """How the members elect the models that clusters begin with (`rules.election`)."""
 
     warmup_steps: int = Field(default=50, ge=1, le=1_000_000)
     level: Number = Field(default=0.001, gt=0, lt=0.5)
@@ -150,7 +150,7 @@ class ElectionFacts(Section):
 
 
 class MergingFacts(Section):
-    """How the members merge clusters that are not worth their data (`core.merging`)."""
+    """How the members merge clusters that are not worth their data (`rules.merging`)."""
 
     opens: int = Field(default=8, ge=2, le=36, description="clusters to begin with, at most one for 3 members")
     first: int = Field(default=10, ge=1, le=1_000_000, description="rounds before the first survey")
@@ -358,7 +358,7 @@ class Facts(Section):
     def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
         """Make the client that a `Worker` computes for: samples x (n, *shape), scaled, and y (n,)."""
         from dfca.core.client import Client
-        from dfca.core.local import LocalOptions
+        from dfca.core.learning.local import LocalOptions
 
         x, y = samples
         return Client(

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from dfca.errors import ConfigError, DataError, DfcaError, unknown
+from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
 from dfca.node.task.config import MODULE, Config, DataConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems

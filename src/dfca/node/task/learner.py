@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfca.core.local import infer, losses, lowest
-from dfca.core.params import FlatModel
+from dfca.base.errors import ConfigError, ModelError
+from dfca.core.learning.local import infer, losses, lowest
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import TASKS
 from dfca.core.rng import seeded
-from dfca.core.task import TASKS
-from dfca.errors import ConfigError, ModelError
 from dfca.models import known_factory, own_factory
 from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling

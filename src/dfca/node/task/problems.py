@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
+from dfca.base.validation import demand, section_of, show
 from dfca.node.task.sections import Section, checker
-from dfca.validation import demand, section_of, show
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dfca.errors import DataError
+from dfca.base.errors import DataError
 from dfca.node.task.config import DataConfig
 from dfca.node.task.csv_table import Table, Wanted, class_name, listed, read_csv, unreadable
 from dfca.node.task.problems import printable

@@ -22,8 +22,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from filelock import FileLock, Timeout
 
-from dfca.errors import ConfigError, DataError, RunError
-from dfca.files import atomic_write
+from dfca.base.errors import ConfigError, DataError, RunError
+from dfca.base.files import atomic_write
 from dfca.node.trust import records
 from dfca.node.trust.handshake import MAX_FACTS_BYTES
 from dfca.node.trust.identity import (

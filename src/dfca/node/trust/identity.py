@@ -19,8 +19,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dfca.errors import ConfigError, DataError, RunError
-from dfca.files import atomic_write, explain_write_errors, read_small
+from dfca.base.errors import ConfigError, DataError, RunError
+from dfca.base.files import atomic_write, explain_write_errors, read_small
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"

@@ -8,7 +8,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.trust.identity import is_device_id, short
 
 PREFIX = "dfca1"

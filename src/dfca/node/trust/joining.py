@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from dfca.errors import ConfigError, DfcaError
+from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.trust import records
 from dfca.node.trust.handshake import (
     MAX_FACTS_BYTES,

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from dfca.errors import ConfigError, DataError
-from dfca.files import atomic_write, read_small
+from dfca.base.errors import ConfigError, DataError
+from dfca.base.files import atomic_write, read_small
 from dfca.node.trust import records
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
 from dfca.node.trust.membership import Member, find_depths, find_members, find_notice

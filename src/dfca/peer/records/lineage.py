@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from dfca.core.merging import Merge, Plan
+from dfca.core.rules.merging import Merge, Plan
 
 
 class Entry(NamedTuple):
     """One election: its voters, the wave that held it, a digest of the models, and the clusters that these opened.
 
-    Or one survey (`core.merging`): those that took part, the wave, what it merged and which clusters without followers
+    Or one survey (`rules.merging`): those that took part, the wave, what it merged and which clusters without followers
     it closed; last: those that are left were numbered anew. slots: the clusters that are not what they were; where
     there are none it is a survey that changed nothing, and counts among those in a row that did not.
     """

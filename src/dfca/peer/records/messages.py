@@ -14,10 +14,10 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from torch import Tensor
 
-from dfca.core.election import Tally
-from dfca.core.merging import EXCESSES, Survey
-from dfca.core.personal import GRID, SWEEPS
-from dfca.core.relay import Offer
+from dfca.core.rules.election import Tally
+from dfca.core.rules.merging import EXCESSES, Survey
+from dfca.core.rules.personal import GRID, SWEEPS
+from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.peer.records.lineage import MOST_SLOTS, Entry, Lineage, is_entry, is_lineage
 
@@ -59,7 +59,7 @@ class Update(NamedTuple):
     """A model that the sender trained, in `message.round`; one of `parts` of that round.
 
     age_s: how long ago it was trained, when it leaves; freshness: by cluster, the newest round of a local update that
-    the sender knows of; offers: the copies that it would hand on (`core.relay`).
+    the sender knows of; offers: the copies that it would hand on (`rules.relay`).
     """
 
     message: Message
@@ -136,7 +136,7 @@ class Key(NamedTuple):
 class Call(NamedTuple):
     """What a by-election is for: the clusters that nobody trains, among so many; None for the election of a start.
 
-    closed: the clusters that are (`core.merging`). survey: it is for a survey of those that are open.
+    closed: the clusters that are (`rules.merging`). survey: it is for a survey of those that are open.
     """
 
     lost: tuple[int, ...]
@@ -219,7 +219,7 @@ class Stand(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """The candidate's model, and its own gain (`core.election.count`)."""
+    """The candidate's model, and its own gain (`rules.election.count`)."""
 
     key: Key
     turn: Natural
@@ -282,7 +282,7 @@ class Alarm(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """The sender's curve (`core.personal`), measured before round `due`, and what became of it by averaging.
+    """The sender's curve (`rules.personal`), measured before round `due`, and what became of it by averaging.
 
     cluster: what it deploys, -1 where it has no curve; degree: how many neighbours are alike, -1 before it knows;
     values: rows of the grid's length, the first of them after `first` sweeps. A server sends the mean of a cluster as

@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from dfca.core.election import ElectionOptions
 from dfca.core.exchange import Rules
 from dfca.core.options import MergeOptions, PersonalSteps
-from dfca.core.personal import release_round
+from dfca.core.rules.election import ElectionOptions
+from dfca.core.rules.personal import release_round
 from dfca.peer.records.staleness import Staleness
 
 ENDLESS = 2**50

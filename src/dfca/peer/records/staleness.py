@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
 
 StalenessKind = Literal["constant", "polynomial", "hinge"]
 STALENESS_KINDS: tuple[StalenessKind, ...] = ("constant", "polynomial", "hinge")

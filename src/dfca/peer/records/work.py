@@ -6,7 +6,7 @@ One that is no longer `peer.job` when it ends was cancelled, and its result is i
 `Score` may run beside it.
 
 The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
-out (`core.holdout`); else it takes all.
+out (`learning.holdout`); else it takes all.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Observe:
-    """Judge the models of clusters that are open on the samples that are held out (`core.merging.observe`).
+    """Judge the models of clusters that are open on the samples that are held out (`rules.merging.observe`).
 
     follows: the cluster that the peer trains; followers: how many train each of the clusters. The bank does not change
     until the job has ended. The result is an `Observation`.
@@ -78,7 +78,7 @@ class Observe:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measure the losses on held-out samples by the number of personal steps (`core.personal`) from the model that the
+    """Measure the losses on held-out samples by the number of personal steps (`rules.personal`) from the model that the
     peer would deploy; closed: the clusters that it would not. The bank does not change until the job has ended. The
     result is `OwnCurve`.
     """

@@ -9,7 +9,7 @@ goes down. Who has not warmed up when turns begin forwards everything and neithe
 should have come, begins the next attempt. Decided turns are a log; the longest log wins the root, and a parent sends
 its children the `Centre`s that they lack, so that a new attempt costs one turn.
 
-The rules of turns are those of `core.election`; sums are in fixed point, so any tree decides alike, as the synchronous
+The rules of turns are those of `rules.election`; sums are in fixed point, so any tree decides alike, as the synchronous
 simulator does in closed form.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.options import MergeOptions
+from dfca.core.rules.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
 from dfca.core.state import is_finite
 from dfca.peer.records.lineage import Entry, Lineage, digest_of, shared_length
 from dfca.peer.records.messages import (

@@ -1,8 +1,8 @@
-"""A peer's part in a survey (`core.merging`): one question on the spanning tree of a wave (`wave`).
+"""A peer's part in a survey (`rules.merging`): one question on the spanning tree of a wave (`wave`).
 
 The counts that come up with the wave say how many follow each cluster. Once `quorum` of the peers are between two
 rounds, the root sends the `Question` down, with the counts of all. Every peer draws by its own lot whether it observes
-(`core.merging.observes`); others, and those that are in the middle of a round, say which cluster they train, with how
+(`rules.merging.observes`); others, and those that are in the middle of a round, say which cluster they train, with how
 many samples. `Answer`s come up summed, and the root's `Result` goes down: an entry of the lineage, which every peer
 carries out on its own models. Part of a network decides nothing: those that voted on the lineage's clusters must be the
 half of it, and clusters that nobody seems to follow are closed only where as many are there.
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from operator import add as plus
 from typing import Any, NamedTuple
 
-from dfca.core.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
 from dfca.core.options import MergeOptions
+from dfca.core.rules.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
 from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.records.work import Observe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from dfca.core.election import ElectionOptions
+from dfca.core.rules.election import ElectionOptions
 from dfca.peer.records.messages import Call, Turn
 
 PASS = Turn(None, False)

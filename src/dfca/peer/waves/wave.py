@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dfca.core.election import ElectionOptions, lot
+from dfca.core.rules.election import ElectionOptions, lot
 from dfca.peer.records.lineage import Entry, Lineage
 from dfca.peer.records.messages import MOST_PEERS, Call, Count, Key, Probe, Refuse, Turn
 from dfca.peer.records.work import Warm

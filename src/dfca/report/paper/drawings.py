@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from dfca.report.axes import INK, plain
-from dfca.report.palette import CLUSTERS, cluster_colour
+from dfca.report.drawing.axes import INK, plain
+from dfca.report.drawing.palette import CLUSTERS, cluster_colour
+from dfca.report.drawing.plots import EDGE, marker_of
 from dfca.report.paper.cluster_map import ClusterMap
 from dfca.report.paper.theory import Mixing
-from dfca.report.plots import EDGE, marker_of
 
 COLUMNS = 4
 LABEL = 0.9  # inches before a row of samples

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from dfca import data
-from dfca.errors import DfcaError, RunError
+from dfca.base.errors import DfcaError, RunError
 from dfca.experiment.config import Config
-from dfca.report import plots
-from dfca.report.axes import Style, zoom_of
-from dfca.report.curves import Comparison, Curve, by_round, comparisons, curves_of
-from dfca.report.palette import CLUSTERS
+from dfca.report.drawing import plots
+from dfca.report.drawing.axes import Style, zoom_of
+from dfca.report.drawing.curves import Comparison, Curve, by_round, comparisons, curves_of
+from dfca.report.drawing.palette import CLUSTERS
+from dfca.report.drawing.plots import Drawing
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
-from dfca.report.plots import Drawing
 from dfca.report.rows import kind_of
 from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dfca.base.files import Stream, atomic_save, atomic_write, sha256, text_sha256
 from dfca.experiment.sweep import Trial
-from dfca.files import Stream, atomic_save, atomic_write, sha256, text_sha256
 
 KEPT = 2  # checkpoints of a running trial: the last one and the one before, in case the disk spoils the last
 

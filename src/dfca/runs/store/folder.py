@@ -37,11 +37,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import (
+    NO_LINKS,
+    Stream,
+    atomic_save,
+    atomic_write,
+    explain_write_errors,
+    remove_leftovers,
+    text_sha256,
+)
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial, trial_name
-from dfca.files import NO_LINKS, Stream, atomic_save, atomic_write, explain_write_errors, remove_leftovers, text_sha256
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS

@@ -16,7 +16,7 @@ SHARES = {"f1": "F1", "exact_match": "exact match", "token_accuracy": "token acc
 
 
 class ShownMetric(NamedTuple):
-    """The metric of a run, as `core.task.Metric.facts` wrote it."""
+    """The metric of a run, as `learning.task.Metric.facts` wrote it."""
 
     name: str = "accuracy"
     key: str = "accuracy"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
+from dfca.base.files import append_line, atomic_write
 from dfca.experiment.sweep import Trial, trial_name
-from dfca.files import append_line, atomic_write
 
 FOLDER, OLD = "metrics", "metrics.jsonl"
 

@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dfca.core.params import FlatModel
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import Stream
+from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
-from dfca.files import Stream
 from dfca.sim.metrics_table import plain_scores
 from dfca.sim.setting import Setting
 

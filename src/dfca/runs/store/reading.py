@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import text_sha256
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import merge, nest, trial_name
-from dfca.files import text_sha256
 from dfca.runs.store.folder import check_form, is_row
 from dfca.runs.store.histories import graphs, histories
 from dfca.runs.store.metric import metric_key

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.base.files import atomic_write, explain_write_errors
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import trial_name
-from dfca.files import atomic_write, explain_write_errors
 from dfca.runs.store.folder import RunFolder, head_of, is_row
 from dfca.runs.store.metric import metric_key
 from dfca.runs.store.metrics import FOLDER as METRICS

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.sim.events.world import Absence
 
 _STAY, _SWITCH = ("client", "begin_s", "end_s"), ("client", "time_s", "online")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfca.core.task import ACCURACY, Metric
+from dfca.core.learning.task import ACCURACY, Metric
 from dfca.peer.records.work import NOTES
 from dfca.sim.events.world import SERVER
 from dfca.sim.metrics_table import Metrics

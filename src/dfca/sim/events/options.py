@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.peer.records.staleness import Staleness
 
 if TYPE_CHECKING:

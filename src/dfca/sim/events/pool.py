@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
-from dfca.core.election import Parts, divide
-from dfca.core.merging import EXCESSES, Observation
-from dfca.core.params import initial
-from dfca.core.personal import GRID
+from dfca.core.learning.params import initial
 from dfca.core.rng import stream
+from dfca.core.rules.election import Parts, divide
+from dfca.core.rules.merging import EXCESSES, Observation
+from dfca.core.rules.personal import GRID
 from dfca.data.clients import ClientData
-from dfca.memory import explain_oom
 from dfca.peer.records.lineage import Clusters
 from dfca.peer.records.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Score, Train, Trained, Warm, WarmUp
-from dfca.sim.bank import Bank
-from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator
 from dfca.sim.events.books import Books
 from dfca.sim.events.world import SERVER
+from dfca.sim.local.bank import Bank
+from dfca.sim.local.engine import Needs, Task, TrainedChunk
+from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
 from dfca.sim.observing import observe_all
 from dfca.sim.personal import LastStep, measure_curves
-from dfca.sim.planned import quiet, work
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
 from dfca.sim.start import Start, take_parts

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dfca.errors import ConfigError, unknown
+from dfca.base.errors import ConfigError, unknown
 from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
 from dfca.sim.events.host import Done, PeerHost
 from dfca.sim.events.links import Parcel

@@ -29,9 +29,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dfca.core.merging import models_judged
-from dfca.core.personal import GRID
-from dfca.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError
+from dfca.core.rules.merging import models_judged
+from dfca.core.rules.personal import GRID
 from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
 from dfca.sim.events import books, links

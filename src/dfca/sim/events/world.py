@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
+from dfca.base.errors import ConfigError, unknown
 from dfca.core.rng import derive
-from dfca.errors import ConfigError, unknown
 
 SERVER = -1
 """The id of the server, where an algorithm has one."""

@@ -1,4 +1,4 @@
-"""The election of `core.election` for all clients at once: what every client concludes once all messages have arrived.
+"""The election of `rules.election` for all clients at once: what every client concludes once all messages have arrived.
 
 `peer.election` holds the same election by messages; tests say that both end alike.
 """
@@ -13,12 +13,12 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
 from dfca.core.rng import stream
+from dfca.core.rules.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
 from dfca.data.clients import ClientData
 from dfca.peer.records.messages import Call
-from dfca.sim.engine import Engine
 from dfca.sim.liars import Liars
+from dfca.sim.local.engine import Engine
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.shards import PIECE_BYTES, Shards, members_of
 from dfca.sim.start import take_parts
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
     """When an election ends: after `room` accepted candidates, or `patience` refused in a row.
 
     fill: accept by bids alone from then on, until there are so many. held: the centres that were held before
-    (`core.election.decide`). unasked: so many are accepted first, whatever the verdicts.
+    (`rules.election.decide`). unasked: so many are accepted first, whatever the verdicts.
     """
 
     room: int

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import networkx as nx
 import torch
 
-from dfca.core.election import ElectionOptions, no_votes
+from dfca.core.rules.election import ElectionOptions, no_votes
 from dfca.peer.records.messages import Bid, Call, Decision, Key, Open, Stand, Turn, Votes, scalars
 from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.election import Election

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dfca.core.exchange import robust_rule, share_rule, weight_rule
-from dfca.core.merging import Plan
-from dfca.core.mixing import Folder, Mixer, WeightedLinks, make_links
-from dfca.core.parts import Layout, cut
-from dfca.core.relay import MANY, MAX_AGE, NEVER, enough, lot
+from dfca.core.learning.parts import Layout, cut
 from dfca.core.rng import stream
-from dfca.core.robust import RECENT, RobustMixer, shift
+from dfca.core.rules.merging import Plan
+from dfca.core.rules.mixing import Folder, Mixer, WeightedLinks, make_links
+from dfca.core.rules.relay import MANY, MAX_AGE, NEVER, enough, lot
+from dfca.core.rules.robust import RECENT, RobustMixer, shift
 from dfca.metrics import Drift
 from dfca.sim.liars import Liars
 from dfca.sim.setting import Setting
@@ -52,8 +52,8 @@ class Exchange:
     """The messages of all rounds so far; every rank keeps the same books.
 
     edges (2, E): the graph as (receiver, sender) in order, each edge in both directions. traffic: what was sent.
-    stamps, origins, folded (m, N): what `core.relay` remembers of each copy. distances (m, N, RECENT): what
-    `core.robust` does, NaN where there is nothing yet.
+    stamps, origins, folded (m, N): what `rules.relay` remembers of each copy. distances (m, N, RECENT): what
+    `rules.robust` does, NaN where there is nothing yet.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Exchange:
         self.distances[slot] = float("nan")
 
     def merge_(self, plan: Plan, clients: Sequence[int]) -> None:
-        """Note what becomes of the copies of some clients where clusters are merged and closed (`core.merging`)."""
+        """Note what becomes of the copies of some clients where clusters are merged and closed (`rules.merging`)."""
         for into, closed, *_ in plan.merges:
             for known in (self.stamps, self.folded):
                 known[into, clients] = torch.maximum(known[into, clients], known[closed, clients])
@@ -253,7 +253,7 @@ class Exchange:
         return rounds
 
     def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> WeightedLinks:
-        """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `core.relay` says."""
+        """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `rules.relay` says."""
         links = make_links(self.edges, self.degrees, trainers, receivers, self.weights)
         if not sources:
             return links

@@ -1,4 +1,4 @@
-"""The surveys of `core.merging` for all clients at once: which clusters are worth their data, and who holds out samples
+"""Surveys (`rules.merging`) for all clients at once: which clusters are worth their data, and who holds out samples
 for it until when.
 
 What a survey sends is counted as one turn on a wave (`peer.election`): the sums up the tree, the decision down.
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.merging import (
+from dfca.core.options import MergeOptions
+from dfca.core.rules.merging import (
     EXCESSES,
     LATEST,
     Observation,
@@ -26,7 +27,6 @@ from dfca.core.merging import (
     unsettled,
     wait_after,
 )
-from dfca.core.options import MergeOptions
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import Asked, observe_all
 from dfca.sim.rounds.election_cost import ElectionCost

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dfca.core.mixing import blocks
-from dfca.errors import ConfigError, DfcaError, RankLost
-from dfca.sim.cores import share_out
+from dfca.base.errors import ConfigError, DfcaError, RankLost
+from dfca.core.rules.mixing import blocks
+from dfca.sim.local.cores import share_out
 from dfca.sim.rounds.watchdog import Watchdog
 from dfca.sim.shards import PIECE_BYTES, AgreedError, ExchangePlan, Mix, is_in, pieces
 

@@ -3,7 +3,7 @@
 Every client remembers its lowest loss so far. Where the loss of its best model stays above `ALARM` times that for
 `ROUNDS` rounds in a row, its distribution has changed to one that no model fits, and it calls an election. So does a
 cluster that nobody has trained for `ROUNDS` rounds. All clients then warm up a model anew and vote as at the start
-(`core.election`), with the k models that they hold as centres; only those that raised the alarm may stand, or everybody
+(`election`), with the k models that they hold as centres; only those that raised the alarm may stand, or everybody
 if a cluster was lost. An accepted candidate takes the place of a lost cluster, else it opens a new one.
 """
 
@@ -15,8 +15,8 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.election import ElectionOptions
-from dfca.core.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
+from dfca.core.rules.election import ElectionOptions
+from dfca.core.rules.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
 from dfca.peer.records.messages import Call
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate, Limits
 

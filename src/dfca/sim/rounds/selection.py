@@ -1,4 +1,4 @@
-"""The exchange of methods whose clients choose their peers (`core.choosing`), for all clients of a round at once."""
+"""The exchange of methods whose clients choose their peers (`rules.choosing`), for all clients of a round at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.choosing import Drawing, PeerChoice, Received
+from dfca.base.errors import ConfigError
 from dfca.core.rng import stream
-from dfca.errors import ConfigError
+from dfca.core.rules.choosing import Drawing, PeerChoice, Received
 from dfca.metrics import Drift
 from dfca.sim.rounds.exchange import Sent
 from dfca.sim.shards import PIECE_BYTES

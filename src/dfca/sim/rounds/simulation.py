@@ -19,18 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from dfca import metrics
+from dfca.base.errors import ConfigError
+from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.client import participates
-from dfca.core.merging import merge_
-from dfca.core.personal import release_round
+from dfca.core.rules.merging import merge_
+from dfca.core.rules.personal import release_round
 from dfca.data.clients import ClientData
-from dfca.errors import ConfigError
-from dfca.memory import explain_oom
-from dfca.sim.engine import Needs, Task, TrainedChunk
 from dfca.sim.evaluation import Evaluator, Scope
+from dfca.sim.local.engine import Needs, Task, TrainedChunk
+from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep
-from dfca.sim.planned import quiet, work
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
 from dfca.sim.rounds.exchange import Exchange, Sent
 from dfca.sim.rounds.merging import Merging

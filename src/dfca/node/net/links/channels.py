@@ -20,7 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from dfca.errors import ConfigError, DataError
+from dfca.base.errors import ConfigError, DataError
 from dfca.node.net.options import NetOptions, is_loopback, join_address, split_address
 from dfca.node.trust.identity import Identity, device_id
 from dfca.node.trust.roster import Roster

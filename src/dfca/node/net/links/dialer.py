@@ -13,7 +13,7 @@ import secrets
 from contextlib import suppress
 from typing import Any
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Backoff
 from dfca.node.net.links.link import REMOVED, Link, LinkDown, read_frame, write_frame

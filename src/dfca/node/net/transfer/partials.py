@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dfca.errors import RunError
+from dfca.base.errors import RunError
 
 PATTERN = re.compile(r"([0-9a-f]{64})-([a-z2-7]{16})\.part")
 KEEP_S = 86_400.0

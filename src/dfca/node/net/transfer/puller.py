@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dfca.errors import ConfigError
+from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer

@@ -1,0 +1,1 @@
+"""Models as flat vectors, their losses and local steps."""

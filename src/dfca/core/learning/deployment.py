@@ -1,0 +1,47 @@
+"""What one client deploys: the model that fits it best, or what its algorithm makes of all of them; and its curve.
+
+`sim.evaluation` and `sim.personal` do the same for all clients at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import Client, effective
+from dfca.core.learning.local import draw_batches, local_steps, losses, lowest, sample_losses
+from dfca.core.rng import stream
+from dfca.core.rules.personal import GRID, Pair, Personal
+
+
+def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = ()) -> tuple[int, Tensor]:
+    """Choose what a client deploys from a bank (m, P), by its samples: the cluster, and the model (P,)."""
+    means = losses(client.model, bank, *samples)
+    means[list(closed)] = torch.inf
+    informed = client.algorithm.informed and client.true_cluster is not None
+    cluster = client.true_cluster if informed and client.true_cluster is not None else lowest(means)
+    if client.algorithm.personal is None:
+        return cluster, bank[cluster]
+    vector = client.algorithm.personal(bank, sample_losses(client.model, bank, *samples))
+    for stage, options in enumerate(client.algorithm.finetuning.stages(client.local, len(samples[1]))):
+        batches = draw_batches(len(samples[1]), options, stream(client.seed, "batches", client.id, -1 - stage))
+        vector = local_steps(client.model, vector, *samples, options, batches)
+    return cluster, vector
+
+
+def measure(
+    client: Client, bank: Tensor, train: Pair, held: Pair, closed: Sequence[int] = ()
+) -> tuple[int, int, Tensor]:
+    """Measure the curve of personal steps: the cluster, how many samples are held out, and the losses (G,), NaN where
+    none are."""
+    cluster, vector = deploy(client, bank, train, closed)
+    if not len(held[1]):
+        return cluster, 0, torch.full((len(GRID),), torch.nan, dtype=torch.float64)
+    return cluster, len(held[1]), steps_of(client).curve(vector, train, held)
+
+
+def steps_of(client: Client) -> Personal:
+    """Make the personal steps of a client."""
+    return Personal(client.model, effective(client.local, client.algorithm), client.seed, client.id)

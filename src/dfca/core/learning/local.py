@@ -1,0 +1,330 @@
+"""What a client computes alone: the losses of its models and its local steps.
+
+F_client(theta, D_i) = 1/|D_i| sum_d L(theta, d), L the loss of the model's task: the cross entropy, or another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.core.learning.dense import (
+    Batch,
+    BatchOrder,
+    Descent,
+    Span,
+    dense_begin,
+    dense_end,
+    dense_outputs,
+    lower_,
+    take,
+)
+from dfca.core.learning.inputs import Samples as Inputs
+from dfca.core.learning.layers import Mode
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import softmax_residual
+from dfca.core.options import LocalOptions as LocalOptions
+
+
+def infer(model: FlatModel, vector: Tensor, x: Inputs, mode: Mode) -> Tensor:
+    """Run one model (P,) on x (n, *shape) -> (n, outputs); the running statistics in the vector stay as they are."""
+    if model.dense is not None and isinstance(x, Tensor):
+        return dense_outputs(model.dense, model.pieces(vector), x)
+    return model.run(model.pieces(vector.clone() if mode == "train" else vector), x, mode)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass that the first local step can go on from.
+
+    outputs (n, ...), or empty where nobody looked at them; tensors: of a network of linear layers, z_1
+    (`learning.dense`), which may be used up; of any other model, the leaves that its gradients belong to; rest: what is
+    averaged but not trained, after the pass (running statistics).
+    """
+
+    outputs: Tensor
+    tensors: Sequence[Tensor]
+    rest: Tensor | None = None
+
+
+def forward(model: FlatModel, vectors: Tensor, x: Inputs, look: bool = True) -> Forward:
+    """Run models on x as in a training step, and keep what its gradient needs; the vectors stay as they are.
+
+    vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape); look: whether the outputs are looked
+    at, or only the first step goes on from here.
+    """
+    if model.dense is not None and isinstance(x, Tensor):
+        with torch.no_grad():
+            pieces = model.pieces(vectors)
+            z = dense_begin(model.dense, pieces, x)
+            return Forward(dense_end(model.dense, pieces, z) if look else z[:0], [z])
+    own = vectors.clone()  # what a gradient needs must not change, and banks do
+    leaves = [piece.detach().requires_grad_() for piece in model.pieces(own)[: model.count]]
+    rest = vectors[model.trained :].clone()
+    return Forward(model.run([*leaves, *model.rest_pieces(rest)], x, "train"), leaves, rest)
+
+
+def sample_losses(model: FlatModel, vectors: Tensor, x: Inputs, y: Tensor, mode: Mode = "objective") -> Tensor:
+    """Compute L(theta_j, d) of each model on each sample: vectors (m, P), x (n, *shape), y (n, ...) -> (m, n)."""
+    with torch.no_grad():
+        outputs = (infer(model, vector, x, mode) for vector in vectors)
+        return torch.stack([model.task.loss(output, y) for output in outputs])
+
+
+def losses(model: FlatModel, vectors: Tensor, x: Inputs, y: Tensor) -> Tensor:
+    """Compute F_client of each model: vectors (m, P) -> (m,)."""
+    return sample_losses(model, vectors, x, y).mean(dim=1)
+
+
+def score(model: FlatModel, vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
+    """Score the deployed model by the metric of its task: vector (P,) -> ()."""
+    with torch.no_grad():
+        return model.task.metric.score(infer(model, vector, x, "score")[None], y[None])[0]
+
+
+def lowest(values: Tensor) -> int:
+    """Pick the index of the lowest loss: the lowest index on ties; NaN never wins against a number."""
+    numbers = [float("inf") if value != value else value for value in values.tolist()]
+    return numbers.index(min(numbers))
+
+
+def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator) -> Tensor | None:
+    """Draw the sample indices of each local step, (steps, batch), or None for full batches.
+
+    A sample comes again only when all others had their turn.
+    """
+    size = options.batch_of(samples)
+    if size is None:
+        return None
+    needed = options.steps * size
+    epochs = -(-needed // samples)
+    order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)] or [torch.empty(0).long()])
+    return order[:needed].view(options.steps, size)
+
+
+class TrainingSet(NamedTuple):
+    """What local steps are taken on: samples x (n, *shape), y (n, ...); batches (steps, b), None for full batches.
+
+    Stacked for C clients: x (C, n, *shape), y (C, n, ...), batches (C, steps, b), and shares (C, n), the weights of the
+    samples in the loss instead of 1/n. products (n, n): `inner_products` of x, where they are known. weights (n,), or
+    (C, n): how much each sample counts, the loss being the mean of w_d L(d). frozen: the tensors of the model that stay
+    as they are, by their places.
+    """
+
+    x: Inputs
+    y: Tensor
+    batches: Tensor | None = None
+    shares: Tensor | None = None
+    products: Tensor | None = None
+    weights: Tensor | None = None
+    frozen: frozenset[int] = frozenset()
+
+
+def local_steps(
+    model: FlatModel, vector: Tensor, x: Inputs, y: Tensor, options: LocalOptions, batches: Tensor | None = None
+) -> Tensor:
+    """Train a copy of one model: theta <- theta - gamma v, v <- momentum v + grad F_client(theta) + decay theta.
+
+    vector (P,), x (n, *shape), y (n, ...), batches (steps, b) or None for the full batch; returns (P,).
+    """
+    vector = vector.clone()
+    local_steps_(model, vector, TrainingSet(x, y, batches), options)
+    return vector
+
+
+def local_steps_(
+    model: FlatModel, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None = None
+) -> None:
+    """Train one model in place: `local_steps` without the copy.
+
+    A network of linear layers and ReLU may be stacked: vectors (C, P), and stacked data. begun: a forward pass of these
+    models on all these samples, which spares the first full-batch step its own.
+    """
+    if model.dense is not None and isinstance(data.x, Tensor):
+        _dense_steps_(model, vectors, data, options, begun)
+        return
+    (x, y, batches), mean_loss = data[:3], model.task.mean_loss
+    pieces, frozen = model.pieces(vectors)[: model.count], data.frozen
+    theta = [piece.detach().requires_grad_(place not in frozen) for place, piece in enumerate(pieces)]
+    moving = [piece for piece in theta if piece.requires_grad]
+    rest = vectors[model.trained :].clone()  # batch norm writes here, and must not touch what a gradient needs
+    rest_pieces = model.rest_pieces(rest)
+    if not moving:
+        return
+    velocity: Sequence[Tensor] | None = None
+    for step in range(options.steps):
+        if step == 0 and begun is not None and batches is None:
+            loss, leaves = mean_loss(begun.outputs, y), begun.tensors
+            if begun.rest is not None:
+                rest.copy_(begun.rest)
+        else:
+            x_step, y_step = (x, y) if batches is None else (x[batches[step]], y[batches[step]])
+            outputs, leaves = model.run([*theta, *rest_pieces], x_step, "train"), moving
+            if data.weights is None:
+                loss = mean_loss(outputs, y_step)
+            else:
+                weights = data.weights if batches is None else data.weights[batches[step]]
+                loss = (model.task.loss(outputs, y_step) * weights).mean()
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        velocity = descend_(moving, gradients, velocity, options)
+    if not frozen.intersection(range(model.count, len(model.names))):
+        vectors[model.trained :] = rest
+
+
+def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
+    """Describe steps in the span of the samples (`dense`), for this many of them; None where there are none."""
+    if model.dense is None or options.weight_decay:
+        return None
+    units, inputs = model.shapes[model.dense[0][0]]
+    return Span(samples, options.batch_of(samples), inputs, units, options.steps)
+
+
+def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
+    """Return whether the local steps of a model write its first layer only once, in the end (`dense`); known: the
+    inner products of the samples are."""
+    found = span(model, samples, options)
+    return found is not None and found.pays(known)
+
+
+class Samples(NamedTuple):
+    """The samples of C clients, and what stays known of them from round to round.
+
+    x (C, n, *shape), y (C, n); largest (C,), on the CPU: the largest |x| of each; products (C, n, n): `inner_products`,
+    or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    largest: Tensor
+    products: Tensor | None
+
+
+@torch.no_grad()
+def local_steps_in_place_(
+    model: FlatModel,
+    bank: Tensor,
+    rows: Tensor,
+    samples: Samples,
+    options: LocalOptions,
+    begun: Forward,
+    order: BatchOrder | None = None,
+) -> list[bool]:
+    """Train some rows (C,) of a bank (R, P) where they lie, for models that `spans`: nearly all of a model is its
+    first layer, so next to nothing is copied. begun: their forward passes; order: of mini-batches, in which x, y and
+    begun then are.
+
+    Returns whose steps are finite; the other models stay as they were.
+    """
+    assert model.dense is not None
+    first, lying = model.dense[0][0], model.pieces(bank)
+    own = [piece[:0] if place == first else piece[rows] for place, piece in enumerate(lying)]
+    down, batch = _descent(model, own, TrainingSet(samples.x, samples.y), options)
+    products, z = samples.products, begun.tensors[0]
+    if order is None:
+        total = down.above_(batch._replace(products=products), z, options.steps)
+    else:
+        if products is not None:
+            products = order.products(products)
+        batch, z = Batch(order.used(batch.x), order.used(batch.target), batch.share, products), order.used(z)
+        total = down.above_in_batches_(batch, z, order.rows)
+    safe = _surely_finite(total, samples.largest, options.learning_rate).tolist()
+    good = torch.ones(len(rows), dtype=torch.bool)
+    for place, tensor in enumerate(own):
+        if place != first:
+            good &= tensor.flatten(1).isfinite().all(dim=1).cpu()
+    fine: list[bool] = good.tolist()
+    for position, (row, delta, flat) in enumerate(zip(rows.tolist(), total, batch.x, strict=True)):
+        weight = lying[first][row]
+        if fine[position] and safe[position]:
+            lower_(weight, delta, flat, options.learning_rate)
+        elif fine[position]:
+            lower_(moved := weight.clone(), delta, flat, options.learning_rate)
+            fine[position] = bool(moved.isfinite().all())
+            if fine[position]:
+                weight.copy_(moved)
+    some = slice(None) if all(fine) else torch.tensor(fine, device=rows.device)
+    for place, tensor in enumerate(own):
+        if place != first:
+            lying[place][rows[some]] = tensor[some]
+    return fine
+
+
+def _surely_finite(total: Tensor, largest: Tensor, rate: float) -> Tensor:
+    """Return whose first layer `lower_` cannot make infinite, (C,) bool, without computing it.
+
+    total (C, n, h), largest |x| (C,). By Cauchy and Schwarz a weight moves by rate |total^T x| <= rate sqrt(n) largest
+    |total| at most; False for NaN.
+    """
+    length = torch.linalg.vector_norm(total, dim=(1, 2)).cpu().double()
+    limits = torch.finfo(total.dtype)
+    safe: Tensor = rate * total.shape[1] ** 0.5 * largest * length <= limits.max * limits.eps / 8
+    return safe
+
+
+@torch.no_grad()
+def _dense_steps_(
+    model: FlatModel, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None
+) -> None:
+    assert model.dense is not None
+    layers, pieces = model.dense, model.pieces(vectors)
+    down, whole = _descent(model, pieces, data, options)
+    samples, batches, weights = data.y.shape[vectors.dim() - 1], data.batches, data.weights
+    plain = not data.frozen and (weights is None or batches is None)
+    if plain and spans(model, samples, options, known=data.products is not None):
+        if batches is None:
+            z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
+            total = down.above_(whole, z, options.steps)
+        else:
+            order = BatchOrder.of(batches, samples)
+            whole = Batch(order.take(whole.x), order.take(whole.target), whole.share)
+            total = down.above_in_batches_(whole, dense_begin(layers, pieces, whole.x), order.rows)
+        lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
+        return
+    for step in range(options.steps):
+        batch = whole
+        if batches is not None:
+            chosen = batches.select(-2, step)
+            share: Tensor | float = 1 / chosen.shape[-1]
+            if weights is not None:
+                share = take(weights, chosen)[..., None] * share
+            batch = Batch(take(whole.x, chosen), take(whole.target, chosen), share)
+        known = step == 0 and begun is not None and batches is None
+        z = begun.tensors[0] if known and begun is not None else dense_begin(layers, pieces, batch.x)
+        down.step_(batch, z)
+
+
+def _descent(
+    model: FlatModel, pieces: Sequence[Tensor], data: TrainingSet, options: LocalOptions
+) -> tuple[Descent, Batch]:
+    """Prepare the steps of networks of linear layers, on all samples."""
+    assert model.dense is not None
+    assert isinstance(data.x, Tensor)
+    last = pieces[model.dense[-1][0]]
+    y, lead = data.y, last.dim() - 1
+    velocity = [torch.zeros_like(piece) for piece in pieces] if options.momentum else None
+    target = model.task.encode(y, lead, last.shape[-2], last.dtype)
+    share: Tensor | float = 1 / y.shape[lead - 1] if data.shares is None else data.shares[..., None]
+    if data.weights is not None:
+        share = data.weights[..., None] * share
+    rule = (options.learning_rate, options.momentum, options.weight_decay)
+    residual = model.task.residual or softmax_residual
+    down = Descent(model.dense, pieces, velocity, *rule, residual=residual, frozen=data.frozen)
+    return down, Batch(data.x.flatten(lead), target, share, data.products)
+
+
+def descend_(
+    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, options: LocalOptions
+) -> Sequence[Tensor]:
+    """Take one gradient step in place, with weight decay and heavy-ball momentum; returns the velocity."""
+    with torch.no_grad():
+        if options.weight_decay:
+            gradients = [g.add(t, alpha=options.weight_decay) for g, t in zip(gradients, theta, strict=True)]
+        if options.momentum and velocity is not None:
+            gradients = [g.add(v, alpha=options.momentum) for g, v in zip(gradients, velocity, strict=True)]
+        for tensor, gradient in zip(theta, gradients, strict=True):
+            tensor.sub_(gradient, alpha=options.learning_rate)
+    return gradients

@@ -1,0 +1,1 @@
+"""The mathematics of every decision, each written once."""

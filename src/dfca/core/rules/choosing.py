@@ -1,0 +1,98 @@
+"""Methods whose clients choose whom they average with: by how well the models of others do on their own data.
+
+In every round, after its local steps, client i
+  1. draws peers among those that it may ask, and receives their models theta_j                    draw
+  2. computes L_i(theta_j), the mean loss of each on its own training samples
+  3. theta_i <- w_0 theta_i + sum_j w_j theta_j, and remembers what it has learned of the others   merge
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dfca.base.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Among = Literal["any", "neighbours"]
+AMONG: tuple[Among, ...] = ("any", "neighbours")
+
+
+class Drawing(NamedTuple):
+    """What a client sees when it draws peers: who it is, the round, whom it may ask, what it remembers; random: opens
+    its random stream of this round."""
+
+    client: int
+    round: int
+    candidates: Sequence[int]
+    memory: Tensor
+    random: Callable[[], torch.Generator]
+
+
+class Received(NamedTuple):
+    """What a client has received from n peers: the losses of their models on its own samples (n,), what they remember
+    (n, w), and the numbers of samples, the client's own first (n + 1,)."""
+
+    client: int
+    round: int
+    peers: Sequence[int]
+    losses: Tensor
+    sizes: Tensor
+    memory: Tensor
+    memories: Tensor
+
+
+class Merge(NamedTuple):
+    """The weights of the client's own model and of the n received ones (n + 1,), and what it remembers now (w,)."""
+
+    weights: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True)
+class PeerChoice:
+    """How clients choose whom they average with.
+
+    among: "any" client, on an overlay beside the graph, or the "neighbours" in it; tells: whether what a peer remembers
+    comes with its model.
+    """
+
+    draw: Callable[[Drawing], Sequence[int]]
+    merge: Callable[[Received], Merge]
+    among: Among = "any"
+    tells: bool = False
+
+    def __post_init__(self) -> None:
+        if self.among not in AMONG:
+            raise unknown("peers", self.among, AMONG)
+
+    def ask(self, view: Drawing) -> list[int]:
+        """Call `draw`, and check what it returns.
+
+        Raises ConfigError where somebody is drawn twice, or is no candidate.
+        """
+        drawn = [int(peer) for peer in self.draw(view)]
+        if len(set(drawn)) < len(drawn) or not set(drawn) <= set(view.candidates):
+            raise ConfigError(
+                f"draw of a PeerChoice must return some of the candidates {list(view.candidates)}, each once, "
+                f"got {drawn}"
+            )
+        return drawn
+
+
+def draw_uniformly(view: Drawing, candidates: Sequence[int], many: int) -> list[int]:
+    """Draw so many of some candidates without replacement, or all of them."""
+    import torch
+
+    order = torch.randperm(len(candidates), generator=view.random())
+    return sorted(candidates[place] for place in order[:many].tolist())
+
+
+def by_samples(sizes: Tensor) -> Tensor:
+    """Weigh models by the numbers of samples behind them: (n + 1,), sum 1."""
+    known = sizes.double()
+    return known / known.sum()

@@ -1,0 +1,290 @@
+"""Farthest-first election of the k starting models, without a server, and with k found by the clients themselves.
+
+Every client i splits its samples into three parts, warms up one model theta_i on the first (all from the same start),
+and the clients elect centres one by one. L_i(theta) is the mean loss of theta on a held-out part of client i.
+
+  first centre   by lot: the smallest hash of (seed, id)                                   min-consensus on one scalar
+  bid            regret_i = min_c L_i(c) - L_i(theta_i) minus its standard error           max-consensus on one scalar
+  candidate m    the client with the largest bid; its theta_m is flooded along the graph   one model per client
+  vote           every client says which centre it follows, whether it prefers m, and on the third part of its samples,
+                 which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, summed
+  verdict        one client has the sums of all votes and decides (`decide` below)
+
+The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the
+clients into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came
+from noise in the second part, d_c on the third part knows nothing of it, and mean d_c is the same in both groups,
+whatever the quality of the two models. The candidate opens a new cluster only if for every c the movers' mean exceeds
+the stayers' by more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a
+cluster that has a centre already is accepted with probability `level`, the stated error rate; a client that is odd but
+alone never is.
+
+**Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): a vote counts at most one client. d_c
+is taken in units of the voter's own losses and clipped to [-1, 1], so that no sample outweighs another, and a vote
+counts at most MOST_SAMPLES samples; sums of a group of voters that so many clients cannot say (`is_sayable`) are not
+added. Up to ceil(LIAR_SHARE voters) more candidates may stand in vain before an election ends: liars bid as they like.
+A centre at which nobody stays is no obstacle, and a candidate that all but so many voters prefer is accepted: a liar
+that won the lot for the first centre has opened one that fits nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from operator import mul
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.base.errors import DataError
+from dfca.core.options import ElectionOptions as ElectionOptions
+
+SCALE = 2**32
+"""Sums of losses travel in units of 1 / SCALE."""
+LIMIT = 2**50
+"""The largest sum of one client: no client outweighs the others by a loss that exploded."""
+MOST_SAMPLES = 20
+"""Where votes are bounded, one of more samples counts as one of so many. Nobody can count the samples of another: with
+1000, one of 30 members that claims to have them (the others have 18) outvotes all that stay, and no cluster opens."""
+
+
+class Parts(NamedTuple):
+    """Indices of a client's samples: to warm up on, to bid and prefer with, to vote with."""
+
+    warm: Tensor
+    bid: Tensor
+    vote: Tensor
+
+
+class Vote(NamedTuple):
+    """What one client says of a candidate: a few scalars.
+
+    follows: the centre it follows; gain: how much lower the candidate's loss is on the bidding part; left: the regret
+    that would remain with the better of the two; samples, totals, squares: n, sum d_c, sum d_c^2 on the voting part.
+    """
+
+    follows: int
+    gain: float
+    left: float
+    samples: int
+    totals: tuple[float, ...]
+    squares: tuple[float, ...]
+
+
+class Tally(NamedTuple):
+    """The votes of some clients on a candidate, summed; sums of losses in fixed point, so that any order adds up alike.
+
+    movers: clients that prefer the candidate; samples, totals, squares: theirs, for every centre; followers: of every
+    centre, movers included; stay_*: the same sums over the followers of each centre that stay; unfit, unfit_*: the
+    followers of each centre that neither it nor the candidate fits, and the same sums over them.
+    """
+
+    voters: int
+    movers: int
+    samples: int
+    totals: tuple[int, ...]
+    squares: tuple[int, ...]
+    followers: tuple[int, ...]
+    stay_samples: tuple[int, ...]
+    stay_totals: tuple[int, ...]
+    stay_squares: tuple[int, ...]
+    unfit: tuple[int, ...]
+    unfit_samples: tuple[int, ...]
+    unfit_totals: tuple[int, ...]
+    unfit_squares: tuple[int, ...]
+
+
+class Verdict(NamedTuple):
+    """What everybody concludes from the votes; z is the smallest of the statistics, one per centre."""
+
+    accepted: bool
+    support: int
+    z: float
+
+
+def divide(samples: int, generator: torch.Generator) -> Parts:
+    """Split a client's samples 50 : 20 : 30, each part at least one.
+
+    Raises DataError below three samples.
+    """
+    if samples < 3:
+        raise DataError(f"the election needs at least 3 samples per client, got {samples}; use dfca-gi or dfca-li")
+    bidding, voting = max(1, samples // 5), max(1, samples * 3 // 10)
+    order = torch.randperm(samples, generator=generator)
+    return Parts(order[bidding + voting :], order[:bidding], order[bidding : bidding + voting])
+
+
+def lot(seed: int, client: int) -> int:
+    """Draw a client's lot for the first centre: the smallest wins. 48 bits, so that a float holds it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/lot/{client}".encode()).digest()[:6], "big")
+
+
+def bid(centres: Tensor, own: Tensor) -> float:
+    """Compute a client's bid: its regret minus one standard error, so that few samples do not shout.
+
+    centres (c, n) and own (n,) are losses per sample on the bidding part; the centre that it follows is the best of c.
+    A client whose own model is not finite bids minus infinity: it cannot be a centre.
+    """
+    regrets = centres[follows(centres)] - own
+    mean, error = _mean_and_error(regrets)
+    return mean - error if math.isfinite(mean - error) else -math.inf
+
+
+def follows(centres: Tensor) -> int:
+    """Find the centre that fits best: losses (c, n) -> the lowest mean, the lowest index on ties."""
+    means = centres.mean(dim=1).tolist()
+    numbers = [math.inf if value != value else value for value in means]
+    return numbers.index(min(numbers))
+
+
+def cast(
+    centres: Tensor,
+    own: Tensor,
+    candidate: Tensor,
+    centres_vote: Tensor,
+    candidate_vote: Tensor,
+    bounded: bool = False,
+) -> Vote:
+    """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part.
+
+    bounded: d_c / u_c clipped to [-1, 1], u_c the mean size of the losses of c and of the candidate. It is taken on the
+    voting part, which has no say in who prefers what, so that the error rate of the verdict stays.
+    """
+    centre = follows(centres)
+    before, after, alone = float(centres[centre].mean()), float(candidate.mean()), float(own.mean())
+    d = (centres_vote - candidate_vote).cpu().double()
+    samples, weight = d.shape[1], 1.0
+    if bounded:
+        sizes = centres_vote.abs().mean(dim=1) + candidate_vote.abs().mean()
+        unit = (sizes / 2).cpu().double().clamp_min(torch.finfo(torch.float64).tiny)
+        d = (d / unit[:, None]).clamp(-1, 1)
+        weight = min(1.0, MOST_SAMPLES / samples)
+        samples = min(samples, MOST_SAMPLES)
+    totals, squares = ((weight * each.sum(dim=1)).tolist() for each in (d, d.square()))
+    return Vote(centre, before - after, min(before, after) - alone, samples, tuple(totals), tuple(squares))
+
+
+def fixed(value: float) -> int:
+    """Write a sum in fixed point, in units of 1 / SCALE, at most LIMIT in size: integers add up alike in any order."""
+    return max(-LIMIT, min(LIMIT, round(value * SCALE)))
+
+
+def count(vote: Vote, gain: float) -> Tally:
+    """Count one client's vote on a candidate whose own gain is `gain`.
+
+    A client whose sums are not finite follows its centre and has no say. One that no model fits (what is left of its
+    regret is more than half of the candidate's gain) is counted apart.
+    """
+    centres = len(vote.totals)
+    followers = tuple(int(c == vote.follows) for c in range(centres))
+    counted = no_votes(centres)._replace(voters=1, followers=followers)
+    if not all(map(math.isfinite, (vote.gain, vote.left, *vote.totals, *vote.squares))):
+        return counted
+    totals, squares = tuple(map(fixed, vote.totals)), tuple(map(fixed, vote.squares))
+    unfit = vote.left > max(0.0, gain) / 2
+    if vote.gain > 0 and not unfit:
+        return counted._replace(movers=1, samples=vote.samples, totals=totals, squares=squares)
+    samples = (vote.samples,) * centres
+    samples, totals, squares = (tuple(map(mul, followers, each)) for each in (samples, totals, squares))
+    if unfit:
+        return counted._replace(unfit=followers, unfit_samples=samples, unfit_totals=totals, unfit_squares=squares)
+    return counted._replace(stay_samples=samples, stay_totals=totals, stay_squares=squares)
+
+
+def is_sayable(tally: Tally, clients: int) -> bool:
+    """Return whether so many clients with bounded votes can have said this."""
+    groups = [
+        (tally.movers, tally.samples, total, square) for total, square in zip(tally.totals, tally.squares, strict=True)
+    ]
+    groups += list(zip(tally.followers, tally.stay_samples, tally.stay_totals, tally.stay_squares, strict=True))
+    groups += list(zip(tally.unfit, tally.unfit_samples, tally.unfit_totals, tally.unfit_squares, strict=True))
+    if not (tally.voters <= clients and tally.movers <= tally.voters and sum(tally.followers) <= tally.voters):
+        return False
+    if any(unfit > followers for unfit, followers in zip(tally.unfit, tally.followers, strict=True)):
+        return False
+    for voters, samples, total, square in groups:
+        size = max(0, abs(total) - clients)  # each client has rounded once
+        enough = voters >= 0 and 0 <= samples <= MOST_SAMPLES * voters and 0 <= square <= samples * SCALE
+        if not enough or abs(total) > samples * SCALE or size * size > samples * SCALE * (square + clients):
+            return False
+    return True
+
+
+def no_votes(centres: int) -> Tally:
+    """Count nobody, where there are so many centres."""
+    nothing = (0,) * centres
+    return Tally(0, 0, 0, *[nothing] * 10)
+
+
+def add(one: Tally, other: Tally) -> Tally:
+    """Add the votes of two groups of clients."""
+    return Tally(*(_add(a, b) for a, b in zip(one, other, strict=True)))  # type: ignore[arg-type]
+
+
+def _add(a: int | tuple[int, ...], b: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+    assert isinstance(a, int)
+    assert isinstance(b, int)
+    return a + b
+
+
+def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -> Verdict:
+    """Decide whether a candidate, whose own gain is `gain`, opens a new cluster; tally: the votes of all clients.
+
+    For every centre c, Welch's statistic z over samples compares mean d_c of the movers and of the followers of c that
+    stay, against the normal quantile of 1 - level.
+
+    The first `held` centres are models that the clients were training when the election was called. One of them may fit
+    nobody: two halves that had elected apart train the only model of one of them, which then fits neither. Where nobody
+    stays at such a centre, the movers are compared with its followers that no model fits, if there are at least
+    `support` of them: who is which is settled on the bidding part, so that the error rate is `level` here too. Where
+    all its followers move, the candidate is of their kind, and training will do what it would. One that nobody follows
+    need not differ from the candidate. Where votes are bounded (above), the same is said of every centre at which
+    nobody stays.
+    """
+    apart = []
+    for c in range(len(tally.totals)):
+        group = (tally.stay_samples[c], tally.stay_totals[c], tally.stay_squares[c])
+        if options.bounded and c >= held and not tally.stay_samples[c]:
+            continue
+        if c < held:
+            if not tally.followers[c]:
+                continue
+            if not tally.stay_samples[c] and tally.unfit[c] >= options.support:
+                group = (tally.unfit_samples[c], tally.unfit_totals[c], tally.unfit_squares[c])
+        apart.append(_welch((tally.samples, tally.totals[c], tally.squares[c]), group))
+    bound = NormalDist().inv_cdf(1 - options.level)
+    z = min(apart, default=-math.inf)
+    wanted = options.bounded and tally.voters - tally.movers <= options.liars(tally.voters)
+    return Verdict(gain > 0 and tally.movers >= options.support and (z > bound or wanted), tally.movers, z)
+
+
+def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, held: int = 0) -> Verdict:
+    """Count the votes of all clients, of which one is the candidate's own, and decide."""
+    gain = votes[candidate].gain
+    total = no_votes(len(votes[candidate].totals))
+    for vote in votes:
+        total = add(total, count(vote, gain))
+    return decide(total, gain, options, held)
+
+
+def _welch(movers: tuple[int, int, int], stayers: tuple[int, int, int]) -> float:
+    """Compute z = (mean_1 - mean_2) / sqrt(var_1/n_1 + var_2/n_2) over samples; minus infinity without two groups."""
+    moments = []
+    for n, total, square in (movers, stayers):
+        if n < 2:
+            return -math.inf
+        mean = total / SCALE / n
+        variance = max(0.0, square / SCALE / n - mean * mean) * n / (n - 1)
+        moments.append((mean, variance / n))
+    (first, a), (second, b) = moments
+    return (first - second) / math.sqrt(a + b) if a + b > 0 else math.copysign(math.inf, first - second)
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    mean = float(values.mean())
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return mean, error

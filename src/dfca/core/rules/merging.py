@@ -1,0 +1,425 @@
+"""Which clusters are worth the data that they take away from the others, and the merging of those that are not.
+
+An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
+where clients have few samples. So more centres are elected than needed, and while training goes on the clients survey
+every few rounds which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i
+(`holdout`). With L_j(d, s) the loss below of model j of its bank on sample d, after s plain personal steps on its
+other samples, s = 0 or `steps`:
+
+  c_i(d)   = the open cluster that i would choose by H_i without d
+  right_i  = 1/|H_i| sum over d of  L_a(d, s) if c_i(d) = a,  L_b(d, s) if c_i(d) = b        i follows a; for every b
+  wrong_i  = 1/|H_i| sum over d of  L_b(d, s) if c_i(d) = a,  L_a(d, s) if c_i(d) = b
+  E_ab     = (min over s of the mean of wrong_i over the followers of a) - (the same of right_i)
+  B_ab     = (E_ab + E_ba) / 2
+  o_i      = max(LEAST_OPTIMISM, held-out - training loss of the model that i follows, after `steps` steps)
+  c        = mean over clusters j of n_j (mean of o_i over the followers of j) / 2
+  worth_ab = n_a n_b / (n_a + n_b) * B_ab / c                              n_j: training samples of the followers of j
+  A_ab     = the average of models a and b, weighted by their followers
+  G_ab     = (min over s of the mean over the followers of a of L_A(d, s)) - (the same of L_a(d, s)), d with c_i(d) = a
+  harm_ab  = (n_a G_ab + n_b G_ba) / (n_a + n_b)
+
+One model for both costs its n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a +
+n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps,
+for what a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`:
+where clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, for
+clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
+
+The worth is a forecast from models that are half trained: where a task is hard (47 letters in four rotations, 100
+samples per client) personal steps make up for a wrong model as long as the right one is no better, and c is large. So
+what is merged must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is.
+
+Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
+its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds until one merges nothing.
+
+Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
+followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
+(`rules.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
+nothing and leaves some alone is not the last; the next comes after twice as many rounds, and leaves none alone. Where
+the number of clusters is given they are merged down to it, until a by-election opens one more. Merging needs no message
+beyond the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes
+b. A closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
+gaps; a later election may open others.
+
+The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
+punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
+Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from operator import add as plus
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.core.learning.inputs import Samples
+from dfca.core.learning.local import infer, local_steps, sample_losses
+from dfca.core.learning.params import FlatModel
+from dfca.core.learning.task import NO_TOKEN, Task
+from dfca.core.options import LocalOptions
+from dfca.core.options import MergeOptions as MergeOptions
+from dfca.core.rng import derive
+from dfca.core.rules.election import SCALE, fixed
+
+SMALLEST_COST = 1e-9
+"""What one more model costs at least."""
+LEAST_OPTIMISM = 0.1
+"""Of losses within [0, 1]: where little is left to win, as under a strong skew of labels, a share of it is not worth a
+cluster."""
+BOUNDED = ("classes", "tokens", "labels")
+"""Targets that are judged by a loss within [0, 1]."""
+HARM = 0.009
+"""An average of two models must be worse than they are by less than this, of losses within [0, 1]."""
+TYPICAL_LOSS = 0.18
+"""Other losses are scaled so that the mean of a model's own and of its average's is this: the average may be worse by
+5 % of it."""
+EXCESSES = 6
+"""What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
+average of a and b, without and with steps, and that of a with them, each minus that of a without."""
+OF_OTHERS, OF_AVERAGES = 0, 3
+"""Where the three kinds begin that E_ab is made of, and those of G_ab."""
+OBSERVERS = 12
+"""So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
+does, where there are many, with a probability of e^-12."""
+LATEST = 0.75
+"""After this share of the rounds no survey is held: what is left trains on all samples."""
+UNFIT, FEWEST_UNFIT = 0.25, 2
+"""A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
+
+
+class Observation(NamedTuple):
+    """What one client says in a survey.
+
+    follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
+    that is open, in ascending order: all of the first kind, then all of the second, and so on; optimism: o_i. A
+    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`rules.revival`).
+    """
+
+    follows: int
+    samples: int
+    excess: tuple[float, ...] = ()
+    optimism: float = math.nan
+    unfit: bool = False
+
+
+class Survey(NamedTuple):
+    """What some clients say of the k clusters that are open, summed; losses in fixed point, so that any order of adding
+    gives the same.
+
+    slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
+    (k,): followers that have judged; excess (EXCESSES * k * k,): the sums over the voters of a, row by row, one kind
+    after the other; optimism (k,): the sum over the voters; unfit (k,): followers whose loss has risen.
+    """
+
+    slots: tuple[int, ...]
+    followers: tuple[int, ...]
+    samples: tuple[int, ...]
+    voters: tuple[int, ...]
+    excess: tuple[int, ...]
+    optimism: tuple[int, ...]
+    unfit: tuple[int, ...]
+
+
+class Merge(NamedTuple):
+    """Two clusters that become one: `closed` joins `into` with the weight `share`."""
+
+    into: int
+    closed: int
+    share: float
+    worth: float
+
+
+class Plan(NamedTuple):
+    """What a survey decides: which clusters are merged, and which have no followers and are closed."""
+
+    merges: tuple[Merge, ...] = ()
+    empty: tuple[int, ...] = ()
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """The clusters that are closed by it."""
+        return tuple(sorted((*self.empty, *(merge.closed for merge in self.merges))))
+
+
+def nothing(slots: Sequence[int]) -> Survey:
+    """Survey nobody, where these clusters are open."""
+    zeros = (0,) * len(slots)
+    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros, zeros)
+
+
+def count(slots: Sequence[int], said: Observation) -> Survey:
+    """Count what one client says; one whose numbers are not finite has no vote, and one that follows no open cluster
+    says nothing."""
+    empty = nothing(slots)
+    if said.follows not in slots:
+        return empty
+    place, k = slots.index(said.follows), len(slots)
+
+    def at(value: int) -> tuple[int, ...]:
+        return tuple(value if j == place else 0 for j in range(k))
+
+    counted = empty._replace(followers=at(1), samples=at(said.samples), unfit=at(int(said.unfit)))
+    if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
+        return counted
+    excess = [0] * (EXCESSES * k * k)
+    for kind in range(EXCESSES):
+        begin = (kind * k + place) * k
+        excess[begin : begin + k] = map(fixed, said.excess[kind * k : (kind + 1) * k])
+    return counted._replace(voters=at(1), excess=tuple(excess), optimism=at(fixed(said.optimism)))
+
+
+def add(one: Survey, other: Survey) -> Survey:
+    """Add what two groups of clients say of the same clusters."""
+    sums = (tuple(map(plus, a, b)) for a, b in zip(one[1:], other[1:], strict=True))
+    return Survey(one.slots, *sums)
+
+
+def total(slots: Sequence[int], said: Iterable[Observation]) -> Survey:
+    """Count what all clients say."""
+    found = nothing(slots)
+    for each in said:
+        found = add(found, count(slots, each))
+    return found
+
+
+def worths(survey: Survey) -> dict[tuple[int, int], float]:
+    """Compute the worth of every pair of clusters that have followers; 0 where nobody has anything to say for it."""
+    used = [place for place, many in enumerate(survey.followers) if many]
+    costs = [survey.samples[j] * survey.optimism[j] / SCALE / survey.voters[j] / 2 for j in used if survey.voters[j]]
+    cost = max(SMALLEST_COST, sum(costs) / len(costs)) if costs else SMALLEST_COST
+    found = {}
+    for a, b in combinations(used, 2):
+        sides = [_excess(survey, i, j) for i, j in ((a, b), (b, a)) if survey.voters[i]]
+        bias = sum(sides) / len(sides) if sides else 0.0
+        n, m = survey.samples[a], survey.samples[b]
+        found[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
+    return found
+
+
+def harms(survey: Survey) -> dict[tuple[int, int], float]:
+    """Compute the harm of merging every pair of clusters that have followers; 0 where nobody has anything to say."""
+    found = {}
+    for a, b in combinations([place for place, many in enumerate(survey.followers) if many], 2):
+        sides = [
+            (survey.samples[i], _excess(survey, i, j, OF_AVERAGES)) for i, j in ((a, b), (b, a)) if survey.voters[i]
+        ]
+        samples = max(1, sum(many for many, _ in sides))
+        found[survey.slots[a], survey.slots[b]] = sum(many * excess for many, excess in sides) / samples
+    return found
+
+
+def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
+    """Compute E_ab of the clusters at two places, or G_ab: the kinds of excess from the first on."""
+    k = len(survey.slots)
+    sums = (survey.excess[(kind * k + a) * k + b] for kind in range(first, first + 3))
+    plain, tuned, right = (each / SCALE / survey.voters[a] for each in sums)
+    return min(plain, tuned) - min(0.0, right)
+
+
+def decide(
+    survey: Survey,
+    options: MergeOptions,
+    clusters: int | None = None,
+    alone: Collection[int] = (),
+    grown: bool = False,
+) -> Plan:
+    """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
+    it; grown: a by-election has opened one since, which need not be merged for the number's sake.
+
+    Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged,
+    of pairs that merging does not harm if there are some; only they, for the worth of what comes of it is not known
+    yet. alone: clusters that are not merged now.
+    """
+    room = len(survey.slots) - (1 if clusters is None else clusters)
+    empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
+    empty = empty[len(empty) - max(0, min(room, len(empty))) :]
+    room -= len(empty)
+    samples = dict(zip(survey.slots, survey.samples, strict=True))
+    harm = harms(survey)
+    found = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(survey).items())
+    merges: list[Merge] = []
+    taken = set(alone)
+    for harmed, worth, (a, b) in found:
+        forced = clusters is not None and not grown and not merges
+        if len(merges) >= room or ((harmed or worth >= options.worth) and not forced):
+            break
+        if taken.isdisjoint((a, b)):
+            taken |= {a, b}
+            merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
+    return Plan(tuple(merges), tuple(empty))
+
+
+def unsettled(survey: Survey, clusters: int | None = None, quiet: int = 0) -> set[int]:
+    """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached, or
+    the survey before has merged nothing because of them."""
+    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
+    many = {slot for slot, unfit, followers in counts if unfit >= max(FEWEST_UNFIT, UNFIT * followers)}
+    return many if clusters is None and not quiet else set()
+
+
+def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
+    """Merge models in place: bank (m, ..., P). One that is not finite is left out."""
+    for into, closed, share, _ in merges:
+        kept, joining = bank[into], bank[closed]
+        merged = torch.lerp(kept, joining, share)
+        sound = joining.isfinite().all(dim=-1, keepdim=True)
+        kept.copy_(torch.where(sound, torch.where(kept.isfinite().all(dim=-1, keepdim=True), merged, joining), kept))
+
+
+def hide_closed(bank: Tensor, closed: Collection[int]) -> Tensor:
+    """Put the first model that is open in the place of those that are not, for whoever looks at all of them: (m, P)."""
+    if not closed:
+        return bank
+    found = bank.clone()
+    found[list(closed)] = bank[next(j for j in range(len(bank)) if j not in closed)]
+    return found
+
+
+def order_of(clusters: int, closed: Collection[int]) -> list[int]:
+    """Number clusters anew after the last survey: those that are open first. Returns which one becomes 0, 1, ..."""
+    return sorted(range(clusters), key=lambda j: (j in closed, j))
+
+
+def judge(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean loss that clusters are judged by: outputs (C, n, ...), y (C, n, ...) -> (C,) in double
+    precision; NaN where there are no samples."""
+    return judge_each(task, outputs, y).mean(dim=1)
+
+
+def judge_each(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the loss that clusters are judged by on every sample: (C, n, ...), (C, n, ...) -> (C, n)."""
+    if task.targets == "classes":
+        each = _brier(outputs, y)
+    elif task.targets == "tokens":
+        counts = y != NO_TOKEN
+        each = (_brier(outputs, y.clamp_min(0)) * counts).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
+    elif task.targets in ("labels", "numbers"):
+        values = outputs.double().sigmoid() if task.targets == "labels" else outputs.double()
+        each = (values.reshape(y.shape) - y).square()[..., None].flatten(2).mean(dim=2)
+    else:
+        each = task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+    return each.double()
+
+
+def observe(
+    model: FlatModel,
+    bank: Tensor,
+    slots: Sequence[int],
+    follows: int,
+    followers: Sequence[int],
+    train: tuple[Samples, Tensor],
+    held: tuple[Samples, Tensor],
+    local: LocalOptions,
+) -> Observation:
+    """Observe what one client says: bank (m, P); followers (k,): of the clusters; the samples that it trains with and
+    those that it holds out; local: its personal steps (`personal_steps`)."""
+    n = len(train[1])
+    if follows not in slots or not len(held[1]):
+        return Observation(follows, n)
+    place, vectors = slots.index(follows), bank[list(slots)]
+    shares = zip(vectors, shares_of(followers, place), strict=True)
+    averages = [torch.lerp(vectors[place], vector, share) for vector, share in shares]
+    tuned = [local_steps(model, vector, *train, local) for vector in vectors]
+    tuned_averages = [
+        tuned[j] if j == place else local_steps(model, vector, *train, local) for j, vector in enumerate(averages)
+    ]
+
+    def judged(vector: Tensor, x: Samples, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return judge_each(model.task, infer(model, vector, x, "score")[None], y[None])[0]
+
+    def judged_all(*models: Iterable[Tensor]) -> Tensor:
+        return torch.stack([torch.stack([judged(each, *held) for each in some]) for some in models])
+
+    losses, averaged = judged_all(vectors, tuned), judged_all(averages, tuned_averages)
+    chosen = choose_without(sample_losses(model, vectors, *held), place)
+    optimism = float(losses[1, place].mean() - judged(tuned[place], *train).mean())
+    excess = compare(losses, averaged, chosen, place, model.task)
+    return Observation(follows, n, excess, at_least(model.task, optimism))
+
+
+def shares_of(followers: Sequence[int], place: int) -> list[float]:
+    """Return by how much each cluster weighs in its average with the one at a place: (k,)."""
+    return [many / max(1, many + followers[place]) for many in followers]
+
+
+def models_judged(clusters: int) -> int:
+    """Count the models that take personal steps in an observation: those of all clusters, and the averages."""
+    return 2 * clusters - 1
+
+
+def choose_without(losses: Tensor, follows: int) -> Tensor:
+    """Choose a cluster for each sample, by the losses of all models on the others: (k, n) -> (n,), the lowest index on
+    ties. A single sample goes with what its client follows, and a model that is not finite somewhere is not chosen."""
+    k, n = losses.shape
+    if n == 1:
+        return torch.full((1,), follows)
+    sound = losses.isfinite().all(dim=1, keepdim=True)
+    others = torch.where(sound, losses.double().sum(dim=1, keepdim=True) - losses.double(), math.inf)
+    best = others == others.min(dim=0).values
+    return torch.where(best, torch.arange(k, device=losses.device)[:, None], k).min(dim=0).values.cpu()
+
+
+def differ(losses: Sequence[float], follows: int) -> tuple[float, ...]:
+    """Make the excess of a follower of one cluster to whom all its samples say the same, and personal steps nothing:
+    from the loss of every cluster; averages do no harm."""
+    wrong = tuple(loss - losses[follows] for loss in losses)
+    return (*wrong, *wrong, *(0.0,) * (4 * len(wrong)))
+
+
+def compare(losses: Tensor, averaged: Tensor, chosen: Tensor, follows: int, task: Task) -> tuple[float, ...]:
+    """Compute what a follower of one cluster says of every cluster: losses (2, k, n) without and with personal steps,
+    and those of the averages with its own; chosen (n,) -> the excess of an `Observation`."""
+    losses, averaged = losses.cpu(), averaged.cpu()
+    mine, theirs = (chosen == follows).double(), (chosen == torch.arange(losses.shape[1])[:, None]).double()
+    own = losses[:, follows : follows + 1]
+    right, wrong = (mine * own + theirs * losses).mean(dim=2), (mine * losses + theirs * own).mean(dim=2)
+    found = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
+    kept = chosen == follows if bool((chosen == follows).any()) else torch.ones_like(chosen, dtype=torch.bool)
+    plain, tuned = own[:, 0, kept].mean(dim=1)
+    merged = averaged[:, :, kept].mean(dim=2)
+    harm = torch.stack([merged[0], merged[1], tuned.expand_as(merged[0])]) - plain
+    if task.targets not in BOUNDED:  # by both losses, for a single one may be near 0 by luck
+        harm = 2 * TYPICAL_LOSS * harm / (merged.amin(dim=0) + torch.minimum(plain, tuned)).clamp_min(SMALLEST_COST)
+    found = torch.cat([found, harm])
+    found[:, follows] = 0.0
+    return tuple(found.flatten().tolist())
+
+
+def at_least(task: Task, optimism: float) -> float:
+    """Return o_i: of losses within [0, 1] at least LEAST_OPTIMISM; NaN stays."""
+    return LEAST_OPTIMISM if task.targets in BOUNDED and optimism < LEAST_OPTIMISM else optimism
+
+
+def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:
+    """Make the options of the personal steps before a model is judged: full batches, no momentum."""
+    return replace(local, steps=options.steps, batch_size=None, momentum=0.0)
+
+
+def _brier(outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute |p - onehot(y)|^2 / 2 = (1 - 2 p_y + |p|^2) / 2 with p = softmax(z): (..., classes), (...) -> (...)."""
+    p = outputs.double().softmax(dim=-1)
+    right = p.gather(-1, y[..., None])[..., 0]
+    return (1 - 2 * right + p.square().sum(dim=-1)) / 2
+
+
+def observes(seed: int, now: int, client: int, followers: int) -> bool:
+    """Draw whether a client takes personal steps in a survey after `now` rounds: by its own lot, and the number of
+    those that follow the same cluster, so that nobody has to be asked."""
+    return derive(seed, "survey", now, client) * followers < OBSERVERS << 32
+
+
+def wait_after(quiet: int, options: MergeOptions) -> int:
+    """Return how many rounds lie between two surveys, the first of them the last of so many that merged nothing."""
+    return 2 * options.every if quiet else options.every
+
+
+def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
+    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing;
+    alone: the clusters that it left alone."""
+    return bool(quiet and not alone) or now + wait_after(quiet, options) > LATEST * rounds

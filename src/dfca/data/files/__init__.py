@@ -1,0 +1,1 @@
+"""Data files: cache, downloads and the parsers of their formats."""

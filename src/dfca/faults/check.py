@@ -1,0 +1,94 @@
+"""Check a world, and take away what its failure does not need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from dfca.core.exchange import Rules
+from dfca.faults.run import FaultRun
+from dfca.faults.tiny import SIZE, Violation
+from dfca.faults.world import FaultWorld
+from dfca.peer.machine import Memory, drive
+from dfca.peer.peer import Peer
+
+
+def check_world(world: FaultWorld) -> str | None:
+    """Carry a world out; return what is wrong, None if nothing is."""
+    watched = world.number % world.peers if world.number % 5 == 0 else None
+    run = FaultRun(world, watched)
+    try:
+        run.run()
+        if watched is not None and not run.server:
+            replay(run, watched)
+    except Violation as violation:
+        return str(violation)
+    return None
+
+
+def replay(run: FaultRun, i: int) -> None:
+    """Drive the inputs of a peer's last life again: the same bits."""
+    peer, (_, options, life, saved) = run.peers[i], run.inputs[0]
+    bare = Rules(**{each.name: getattr(options.rules, each.name) for each in fields(Rules)})
+    twin = Peer(replace(options, rules=bare), Memory(SIZE, torch.float64), life, saved)
+    try:
+        list(drive(twin, [(now, what, *arguments) for what, arguments, now in run.inputs[1:]]))
+    except IndexError:
+        raise Violation(f"the replay of peer {i} asks for less work") from None
+    same = peer.bank is not None and twin.bank is not None and torch.equal(peer.bank, twin.bank)
+    if not same or peer.round != twin.round or getattr(peer, "lineage", None) != twin.lineage:
+        raise Violation(f"the replay of peer {i} gives other models")
+
+
+_KEPT = ("number", "algorithm", "aggregation", "clusters", "groups", "merges")
+"""What makes another world of it; peers and edges go together."""
+
+
+def shrink(world: FaultWorld, limit_s: float = 60.0) -> FaultWorld:
+    """Take away what the failure of a world does not need, for as long as there is something, and time."""
+    end, smaller = time.monotonic() + limit_s, True
+    while smaller:
+        smaller = False
+        for less in _smaller(world):
+            if time.monotonic() > end:
+                return world
+            if check_world(less):
+                world, smaller = less, True
+                break
+    return world
+
+
+def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
+    """List worlds with one thing less."""
+    last = world.peers - 1
+    if last > 1 and world.algorithm != "ifca":
+        yield without_peer(world, last)
+    bare = FaultWorld(world.number)
+    for name in (each.name for each in fields(FaultWorld)):
+        value, zero = getattr(world, name), getattr(bare, name)
+        if name in (*_KEPT, "peers", "edges") or value == zero:
+            continue
+        yield replace(world, **{name: zero})
+        if isinstance(value, tuple) and len(value) > 1:
+            fewer: Iterator[Any] = (value[:at] + value[at + 1 :] for at in range(len(value)))
+            yield from (replace(world, **{name: less}) for less in fewer)
+
+
+def without_peer(world: FaultWorld, peer: int) -> FaultWorld:
+    """Take away the last peer, with everything that happens to it."""
+    return replace(
+        world,
+        peers=world.peers - 1,
+        edges=tuple(edge for edge in world.edges if peer not in edge),
+        slow=tuple(each for each in world.slow if each[0] != peer),
+        late=tuple(each for each in world.late if each[0] != peer),
+        jumps=tuple(each for each in world.jumps if each[0] != peer),
+        crashes=tuple(each for each in world.crashes if each.peer != peer),
+        cuts=tuple(replace(cut, side=tuple(i for i in cut.side if i != peer)) for cut in world.cuts),
+        garbage=tuple(i for i in world.garbage if i != peer),
+        liars=tuple(i for i in world.liars if i != peer),
+    )

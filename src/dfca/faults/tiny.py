@@ -1,0 +1,133 @@
+"""The work of peers on tiny models, and rules that look at everything that is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.exchange import Rules
+from dfca.core.rng import stream
+from dfca.core.rules.election import divide
+from dfca.core.rules.merging import Observation, differ
+from dfca.core.rules.personal import GRID
+from dfca.core.state import ClientState, Message, is_finite
+from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.work import (
+    Curve,
+    Draw,
+    Job,
+    Losses,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Rest,
+    Score,
+    Train,
+    Trained,
+    Warm,
+)
+
+SIZE = 3
+"""Floats of a model."""
+
+
+class Violation(Exception):
+    """What is wrong in a world."""
+
+
+def origin(lineage: Lineage, cluster: int) -> Entry | None:
+    """Find the election that a cluster of a lineage comes from: the last that opened it."""
+    return next((entry for entry in reversed(lineage) if cluster in entry.slots), None)
+
+
+@dataclass(frozen=True)
+class CheckedRules(Rules):
+    """Rules that look at everything that is folded, beside the peer's own checks.
+
+    peer: returns the peer; made: by the identity of a model, the lineage that it was sent with, and the model.
+    """
+
+    peer: Callable[[], Any] = lambda: None
+    made: dict[int, tuple[Lineage, Tensor]] = field(default_factory=dict)
+
+    def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
+        """Check, then fold."""
+        self._check(message)
+        return super().receive_(state, message, weight)
+
+    def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
+        """Check all, then fold."""
+        for message, _ in messages:
+            self._check(message)
+        return super().fold_all_(state, messages)
+
+    def _check(self, message: Message) -> None:
+        peer = self.peer()
+        if not is_finite(message.model) or message.model.shape != (SIZE,):
+            raise Violation(f"peer {peer.id} folds a model that does not fit")
+        lineage = self.made.get(id(message.model))
+        if lineage is not None and isinstance(peer, Peer):
+            mine, theirs = origin(peer.lineage, message.cluster), origin(lineage[0], message.cluster)
+            if mine != theirs:
+                raise Violation(f"peer {peer.id} folds cluster {message.cluster} of another lineage")
+
+
+class TinyWork:
+    """The work of one peer on samples (n, SIZE) around a point: loss |theta - x|^2, steps towards the samples' mean."""
+
+    def __init__(self, seed: int, peer: int, group: int, start: str, models: int) -> None:
+        self.seed, self.peer, self.start, self.models = seed, peer, start, models
+        self.move_to(group)
+
+    def move_to(self, group: int) -> None:
+        """Hold samples of another group."""
+        spread = torch.randn(20, SIZE, generator=stream(self.seed, "samples", self.peer, group))
+        centre = 4.0 * torch.randn(SIZE, generator=stream(self.seed, "group", group))
+        self.x = (centre + 0.3 * spread).double()
+        self.mean = self.x.mean(dim=0)
+        self.variance = float((self.x - self.mean).square().sum(dim=1).mean())
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        """Do a job."""
+        if isinstance(job, Train):
+            assert bank is not None
+            cluster = self._nearest(bank, job.closed)
+            loss = float((bank[cluster] - self.mean).square().sum()) + self.variance
+            return Trained(cluster, True, torch.lerp(bank[cluster], self.mean, 0.5), loss, len(self.x))
+        if isinstance(job, Rest):
+            return None
+        if isinstance(job, Draw):
+            who = () if self.start == "shared" else (self.peer,)
+            drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
+            return torch.stack(drawn).double()
+        if isinstance(job, Observe):
+            assert bank is not None
+            losses = [float((bank[j] - self.mean).square().sum()) / 50 for j in job.slots]
+            excess = differ(losses, job.slots.index(job.follows))
+            return Observation(job.follows, len(self.x), excess, self.variance / 100)
+        if isinstance(job, Curve):
+            assert bank is not None
+            cluster = self._nearest(bank, job.closed)
+            moved = bank[cluster] + (self.mean - bank[cluster]) * (1 - 0.9 ** torch.tensor(GRID).double())[:, None]
+            return OwnCurve(cluster, len(self.x) // 5, _losses(moved, self.x[::5]).mean(dim=1))
+        if isinstance(job, Personalise):
+            return None
+        stage = () if job.stage is None else (job.stage,)
+        parts = divide(len(self.x), stream(self.seed, "parts", self.peer, *stage))
+        if isinstance(job, Score):
+            return Losses(_losses(job.models, self.x[parts.bid]), _losses(job.models, self.x[parts.vote]))
+        own = self.x[parts.warm].mean(dim=0)
+        return Warm(own, Losses(_losses(own[None], self.x[parts.bid]), _losses(own[None], self.x[parts.vote])))
+
+    def _nearest(self, bank: Tensor, closed: tuple[int, ...]) -> int:
+        losses = (bank - self.mean).square().sum(dim=1).tolist()
+        return min((j for j in range(len(bank)) if j not in closed), key=lambda j: losses[j])
+
+
+def _losses(models: Tensor, x: Tensor) -> Tensor:
+    return (models[:, None] - x[None]).square().sum(dim=2)

@@ -1,0 +1,1 @@
+"""What a node keeps on its disk."""

@@ -1,0 +1,136 @@
+"""The folder of a node: everything that it is, has and knows.
+
+node.toml                  its settings                  facts.json    what its swarm shares
+key.pem, certificate.pem   who it is                     roster.json   who belongs to the swarm
+state/                     its models (`store`)          partial/      models on their way here
+control.json               how to reach it while it runs status.json   its state when it was last seen
+node.log                   what it did                   lock          held while it runs
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dfca.base.errors import ConfigError, DataError, RunError
+from dfca.base.files import atomic_write, read_small, remove_leftovers
+from dfca.node.disk.save_file import STATE
+from dfca.node.disk.store import DiskStore
+from dfca.node.operate.control import LOCK
+from dfca.node.task.config import FILE as CONFIG_FILE
+from dfca.node.task.config import Config
+from dfca.node.task.facts import LARGEST, Facts
+from dfca.node.trust.identity import KEY_FILE, Identity, short
+from dfca.node.trust.roster import Roster
+
+FACTS = "facts.json"
+ROSTER = "roster.json"
+Checked = Mapping[str, str]
+"""The names of files and the SHA-256 of what was checked of them."""
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """A node's folder, read and checked: its parts fit each other."""
+
+    path: Path
+    config: Config
+    identity: Identity
+    facts: Facts
+    roster: Roster
+
+    @classmethod
+    def load(cls, path: Path, checked: Checked | None = None) -> NodeFolder:
+        """Read a folder. Raises DfcaError with a sentence where something is missing, damaged, or does not fit.
+
+        checked: the files whose content was checked before.
+        """
+        checked = checked or {}
+        config, identity = Config.load(path, checked.get(CONFIG_FILE)), Identity.load(path)
+        facts, roster = load_facts(path, checked.get(FACTS)), Roster.load(path / ROSTER)
+        if roster.swarm != facts.swarm_id or roster.root != facts.founder:
+            raise DataError(
+                f"{FACTS} and {ROSTER} in {path} are of two swarms ({short(facts.swarm_id)}, {short(roster.swarm)}); "
+                "restore both from the same copy, or pair this device again in an empty folder"
+            )
+        found = cls(path, config, identity, facts, roster)
+        found.check_member()
+        return found
+
+    def check_member(self) -> None:
+        """Refuse to go on where this device does not belong to the swarm (any more)."""
+        if self.roster.member(self.identity.id) is not None:
+            return
+        if self.roster.is_removed(self.identity.id):
+            raise ConfigError(
+                f"this device ({short(self.identity.id)}) was removed from the swarm {self.facts.name}; that is "
+                "final: make a new one in an empty folder and pair it, if it may come back"
+            )
+        raise ConfigError(
+            f"this device ({short(self.identity.id)}) is not in the roster of the swarm {self.facts.name}; restore "
+            f"{ROSTER}, or pair it again in an empty folder"
+        )
+
+    def store(self) -> DiskStore:
+        """Open the store of its models."""
+        return DiskStore(self.path / STATE)
+
+    def save_roster(self) -> None:
+        """Write the roster where it has changed."""
+        if self.roster.changed:
+            self.roster.save(self.path / ROSTER)
+
+    def lock(self) -> FileLock:
+        """Take the folder for this process. Raises RunError where another one has it."""
+        lock = FileLock(self.path / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InUse(
+                f"the node in {self.path} runs already; stop it first, or look at it with: dfca node status {self.path}"
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot write in {self.path}: {error.strerror}; make the folder writable") from error
+        remove_leftovers(self.path)
+        return lock
+
+
+class InUse(RunError):
+    """Another process runs this node."""
+
+    status = 2
+
+
+def prepare(path: Path) -> None:
+    """Make the folder of a new node, readable by its owner only. Raises ConfigError where there is something in it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = {entry.name for entry in os.scandir(path)}
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path}: {error.strerror}; choose another one") from error
+    if CONFIG_FILE in names or KEY_FILE in names:
+        raise ConfigError(f"there is a node in {path} already; choose another folder, or remove that one")
+    if names:
+        raise ConfigError(f"{path} is not empty ({sorted(names)[0]}); a node needs a folder of its own: choose another")
+
+
+def write(path: Path, config: Config, facts: Facts, roster: Roster) -> None:
+    """Write a new node; its settings come last, so that a folder with them is whole."""
+    atomic_write(path / FACTS, facts.to_bytes())
+    roster.save(path / ROSTER)
+    config.save(path)
+
+
+def load_facts(path: Path, checked: str | None = None) -> Facts:
+    """Read the facts of a node's swarm; checked: the SHA-256 of facts that were checked before."""
+    try:
+        data = read_small(path / FACTS, LARGEST)
+    except FileNotFoundError:
+        raise DataError(f"{path / FACTS} does not exist; restore it, or pair this device again") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path / FACTS}: {error.strerror}; restore it from any member") from error
+    return Facts.from_bytes(data, checked)

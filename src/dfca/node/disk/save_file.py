@@ -1,0 +1,86 @@
+"""The file of a save but for its models, which need torch: its header, its checksum, what it says. See `store`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dfca.base.files import open_regular
+
+FORM = 2
+"""Of the files; a change that older code cannot read raises it. Form 1, which is read too, had no warmed-up model."""
+MOST_HEADER_BYTES = 16 * 2**20
+STATE = "state"
+"""The folder of a node's saves."""
+
+
+class Damaged(Exception):
+    """A file that holds no save; the message says why."""
+
+
+def save_paths(folder: Path) -> tuple[Path, Path]:
+    """Return the files of the last two saves, written in turn. folder: `state/` of a node."""
+    return folder / "peer.0.safetensors", folder / "peer.1.safetensors"
+
+
+def last_save(folder: Path) -> dict[str, Any] | None:
+    """Return the round of the newest whole save, from which a start goes on, and when it was written; or None."""
+    found = []
+    for path in save_paths(folder):
+        with suppress(Damaged, OSError, KeyError, TypeError):
+            _, facts = read_facts(read_whole(path))
+            time = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+            found.append((facts["serial"], {"round": facts["saved"]["is"]["round"], "time": time}))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def read_whole(path: Path) -> bytearray:
+    """Read a file, which may be no link. Raises Damaged, or OSError where it cannot be read."""
+    try:
+        descriptor = open_regular(path, follow_links=False)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise Damaged(error.strerror) from None
+        raise
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        header = int.from_bytes(file.peek(8)[:8], "little")
+        if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory is taken for all of it
+            raise Damaged("it is cut off, or not a file of a node")
+        data = bytearray(size)
+        count = file.readinto(data)
+    return data[:count] if count != len(data) else data
+
+
+def read_facts(data: bytearray) -> tuple[int, dict[str, Any]]:
+    """Check a file; returns where its models begin, and what its header says. Raises Damaged."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or end > min(len(data), MOST_HEADER_BYTES):
+        raise Damaged("it is cut off")
+    try:
+        metadata = json.loads(data[8:end].decode())["__metadata__"]
+        text, expected = metadata["facts"], metadata["sha256"]
+        intact = digest(text, memoryview(data)[end:]) == expected
+        facts = json.loads(text)
+        form, _, _, _ = facts["form"], facts["serial"], facts["saved"], facts["bank"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Damaged("it is not a file of a node") from None
+    if not intact:
+        raise Damaged("its checksum does not fit: it is cut off or was changed")
+    if form not in (1, FORM):
+        raise Damaged(f"it was written by another version of dfca (form {form}, this one reads 1 to {FORM})")
+    return end, facts
+
+
+def digest(text: str, *data: bytes | memoryview) -> str:
+    """Return the SHA-256 of a header and the models behind it."""
+    found = hashlib.sha256(text.encode())
+    for part in data:
+        found.update(part)
+    return found.hexdigest()

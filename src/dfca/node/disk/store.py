@@ -1,0 +1,186 @@
+"""What a device keeps of its peer: two generations of one file; after a power cut the newest whole one is loaded.
+
+    state/peer.0.safetensors  peer.1.safetensors   the last two saves, written in turn
+    state/life.json                                the incarnation of the last start, written before anything is sent
+
+A file is safetensors: the bank (m, P), the warmed-up model (P,) where there is one, and in its metadata the other
+fields of `Saved` by name (`peer.packing`), a serial number, the version of the form, and a SHA-256 over all of it. A
+file that is cut, changed, or of another form is passed over, with a warning that says why; the other generation is
+loaded then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.base.errors import DfcaError, RunError
+from dfca.base.files import KINDS, NO_ROOM, read_small, replacing
+from dfca.node.disk.save_file import FORM, Damaged, digest, read_facts, read_whole, save_paths
+from dfca.peer.packing import Packer, Unpacker
+from dfca.peer.state import Saved
+
+TENSORS = ("bank", "own")
+"""The fields of `Saved` that are tensors, as they follow one another in a file."""
+_TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
+
+
+class CannotSave(RunError):
+    """The disk did not take a save; what was saved before is kept."""
+
+
+@dataclass
+class DiskStore:
+    """The saves of one node. warnings: what was wrong with files that were passed over.
+
+    written_bytes, seconds: what all saves of this life have cost together; saves: how many there were.
+    """
+
+    folder: Path
+    warnings: list[str] = field(default_factory=list)
+    saves: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+    _serial: int = 0
+
+    def load(self) -> Saved | None:
+        """Return the newest save that is whole, or None where there is none.
+
+        Raises RunError where the folder cannot be read, or holds saves of a newer form only.
+        """
+        found: list[tuple[int, Saved]] = []
+        for path in save_paths(self.folder):
+            try:
+                found.append(read_save(path))
+            except FileNotFoundError:
+                continue
+            except (Damaged, DfcaError) as error:
+                self.warnings.append(f"{path.name} is passed over: {error}")
+            except OSError as error:
+                raise RunError(f"cannot read {path}: {error.strerror}; make the file readable for this user") from error
+        if not found:
+            return None
+        self._serial, saved = max(found, key=lambda pair: pair[0])
+        return saved
+
+    def save(self, saved: Saved) -> None:
+        """Put a save on the disk, in place of the older of the two; it is durable when this returns.
+
+        Raises CannotSave; both files are then as they were.
+        """
+        begin = time.perf_counter()
+        path = save_paths(self.folder)[(self._serial + 1) % 2]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            size = 0
+            with replacing(path) as file:
+                for part in _parts(saved, self._serial + 1):
+                    file.write(part)
+                    size += len(part)
+        except OSError as error:
+            raise _explain(error, self.folder) from error
+        self._serial += 1
+        self.saves += 1
+        self.written_bytes += size
+        self.seconds += time.perf_counter() - begin
+
+    def next_life(self, saved: Saved | None) -> int:
+        """Begin the next incarnation: one more than any before, on the disk before this returns.
+
+        Where nobody knows how many there were, because files are damaged, it is the time in seconds: more than any.
+        Raises CannotSave.
+        """
+        path = self.folder / "life.json"
+        lives = [saved.incarnation] if saved is not None else []
+        try:
+            lives.append(int(json.loads(read_small(path, 1024))["incarnation"]))
+        except FileNotFoundError:
+            if saved is None and self.warnings:
+                lives.append(int(time.time()))
+        except (OSError, ValueError, KeyError, TypeError):
+            self.warnings.append(f"{path.name} is passed over: it is not readable")
+            lives.append(int(time.time()))
+        life = max(lives, default=-1) + 1
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(json.dumps({"incarnation": life}).encode())
+        except OSError as error:
+            raise _explain(error, self.folder, "then start the node again") from error
+        return life
+
+    def clean(self) -> None:
+        """Remove what a process that was killed has left half written; a folder in a save's place is moved aside."""
+        with suppress(OSError):
+            for leftover in self.folder.glob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
+        for path in save_paths(self.folder):
+            if path.is_dir() and not path.is_symlink():  # a save could never take its place
+                aside = path.with_name(f"{path.name}.{time.time_ns()}.aside")
+                with suppress(OSError):
+                    path.rename(aside)
+                    self.warnings.append(f"{path.name} was a folder and is {aside.name} now")
+
+
+def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
+    """Yield a file piece by piece, without a copy of the bank."""
+    given = {name: getattr(saved, name) for name in TENSORS}
+    tensors = {name: each.detach().cpu().contiguous() for name, each in given.items() if each is not None}
+    forms = {name: [KINDS[str(each.dtype)], list(each.shape)] for name, each in tensors.items()}
+    bare = Packer().pack(replace(saved, bank=None, own=None))
+    facts = {"form": FORM, "serial": serial, **dict.fromkeys(TENSORS), **forms, "saved": bare}
+    text = json.dumps(facts, separators=(",", ":"), sort_keys=True)
+    data = [each.reshape(-1).view(torch.uint8).numpy().data for each in tensors.values()]
+    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)}}
+    begin = 0
+    for (name, (kind, shape)), part in zip(forms.items(), data, strict=True):
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, begin + part.nbytes]}
+        begin += part.nbytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield len(encoded).to_bytes(8, "little") + encoded
+    yield from data
+
+
+def read_save(path: Path) -> tuple[int, Saved]:
+    """Read a file of a store: its serial number, and the save. Raises Damaged, or OSError where it cannot be read."""
+    data = read_whole(path)
+    end, facts = read_facts(data)
+    shapes = {name: facts.get(name) for name in TENSORS}
+    return facts["serial"], replace(Unpacker({}).unpack(facts["saved"]), **_tensors(data, end, shapes))
+
+
+def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, Tensor]:
+    """Cut the tensors out of a file, without a copy; together they are all of it."""
+    found = {}
+    for name, form in shapes.items():
+        if form is not None:
+            dtype, shape = _TYPES[form[0]], form[1]
+            if len(data) - begin < prod(shape) * dtype.itemsize:
+                raise Damaged("its size is not that of its models")
+            found[name] = torch.frombuffer(data, dtype=dtype, offset=begin, count=prod(shape)).view(*shape)
+            begin += prod(shape) * dtype.itemsize
+    if begin != len(data):
+        raise Damaged("its size is not that of its models")
+    return found
+
+
+def _explain(error: OSError, folder: Path, then: str = "the node goes on by itself") -> CannotSave:
+    if error.errno in NO_ROOM:
+        return CannotSave(
+            f"no space left for the models in {folder} ({error.strerror}); the last save is kept and nothing newer is "
+            f"sent: free some space, {then}"
+        )
+    return CannotSave(
+        f"cannot write the models in {folder}: {error.strerror or error}; the last save is kept and nothing newer is "
+        f"sent: make the folder writable, {then}"
+    )

@@ -1,0 +1,1 @@
+"""How a node does the work that its peer asks for."""

@@ -1,0 +1,149 @@
+"""The work of one participant: what its peer asks for, computed by the definitions of `core`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfca.core.client import Client, effective
+from dfca.core.learning.deployment import deploy, measure, steps_of
+from dfca.core.learning.local import local_steps, sample_losses
+from dfca.core.learning.params import initial
+from dfca.core.rng import seeded, stream
+from dfca.core.rules.election import Parts, divide
+from dfca.core.rules.merging import Observation, observe, personal_steps
+from dfca.core.rules.personal import Pair
+from dfca.core.state import ClientState
+from dfca.peer.records.work import (
+    Curve,
+    Draw,
+    Job,
+    Losses,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Rest,
+    Score,
+    Train,
+    Trained,
+    Warm,
+    WarmUp,
+)
+
+MOST_PERSONAL_SAMPLES = 4096
+"""Personal steps are full-batch steps: on a device with more samples they are taken on so many of them."""
+
+
+@dataclass
+class Worker:
+    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
+
+    memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
+    client with the samples that it does not hold out, and with those that it does, once a job is for them. personal:
+    what came of the last step; held: samples on which it is picked, where they are none of the client's.
+    """
+
+    client: Client
+    memory: Tensor | None = None
+    models: int = 0
+    seen: Client | None = None
+    unseen: Client | None = None
+    personal: Tensor | None = None
+    held: Pair | None = None
+
+    def __post_init__(self) -> None:
+        """Leave it to the jobs which samples they are for."""
+        self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        """Do a job; returns its result."""
+        if isinstance(job, Train):
+            assert bank is not None
+            return self._train(job, bank)
+        if isinstance(job, WarmUp):
+            return self._warm_up(job)
+        if isinstance(job, Score):
+            return self._losses(job, job.models)
+        if isinstance(job, Observe):
+            assert bank is not None
+            return self._observe(job, bank)
+        if isinstance(job, Draw):
+            return self.client.start().bank
+        if isinstance(job, Curve):
+            assert bank is not None
+            train, held = self.client.divided() if self.held is None else ((self.client.x, self.client.y), self.held)
+            return OwnCurve(*measure(self.client, bank, few(train, self.client), held, job.closed))
+        if isinstance(job, Personalise):
+            assert bank is not None
+            samples = few((self.client.x, self.client.y), self.client)
+            deployed = deploy(self.client, bank, samples, job.closed)[1]
+            self.personal = steps_of(self.client).take(deployed, samples, job.steps)
+            return None
+        assert isinstance(job, Rest)
+        return None
+
+    def _train(self, job: Train, bank: Tensor) -> Trained:
+        client = self._client(job.held_out)
+        if self.memory is None or len(bank) != self.models:
+            self.memory, self.models = client.first_memory(len(bank)), len(bank)
+        looks = self.unseen if job.unseen and self.unseen is not None and len(self.unseen.y) else client
+        view = looks.view(replace(ClientState.of(bank, self.memory), round=job.round, closed=job.closed))
+        choice = client.algorithm.decide(view)
+        model = client.train(bank, choice, job.round)
+        self.memory = self.memory if choice.memory is None else choice.memory
+        losses = view.losses.nan_to_num(nan=float("inf"))
+        lowest = float(losses.min()) if len(losses) else float("inf")
+        return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest, len(client.y))
+
+    def _observe(self, job: Observe, bank: Tensor) -> Observation:
+        seen, merging = self._client(held_out=True), self.client.algorithm.merging
+        assert self.unseen is not None
+        assert merging is not None  # else nobody surveys
+        local = personal_steps(effective(seen.local, seen.algorithm), merging)
+        with seeded(seen.seed, "noise", seen.id, -1):
+            held = self.unseen.x, self.unseen.y
+            return observe(seen.model, bank, job.slots, job.follows, job.followers, (seen.x, seen.y), held, local)
+
+    def _warm_up(self, job: WarmUp) -> Warm:
+        """Train a model from the common start; one that diverges is the start itself."""
+        client, parts = self._client(job.held_out), self._parts(job)
+        begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
+        own, x, y = begin, client.x[parts.warm], client.y[parts.warm]
+        for stage, options in enumerate(client.algorithm.election.warmup(effective(client.local, client.algorithm))):
+            with seeded(client.seed, "noise", client.id, -1 - stage):
+                own = local_steps(client.model, own, x, y, options)
+        own = own if bool(torch.isfinite(own).all()) else begin
+        return Warm(own, self._losses(job, own[None]))
+
+    def _losses(self, job: WarmUp | Score, models: Tensor) -> Losses:
+        client, parts = self._client(job.held_out), self._parts(job)
+        bid, vote = (
+            sample_losses(client.model, models, client.x[rows], client.y[rows]) for rows in (parts.bid, parts.vote)
+        )
+        return Losses(bid, vote)
+
+    def _parts(self, job: WarmUp | Score) -> Parts:
+        client, when = self._client(job.held_out), () if job.stage is None else (job.stage,)
+        return divide(len(client.y), stream(client.seed, "parts", client.id, *when))
+
+    def _client(self, held_out: bool) -> Client:
+        """Return the client with all samples, or with those that it does not hold out."""
+        if not held_out:
+            return self.client
+        if self.seen is None:
+            (x, y), (unseen_x, unseen_y) = self.client.divided()
+            self.seen, self.unseen = replace(self.client, x=x, y=y), replace(self.client, x=unseen_x, y=unseen_y)
+        return self.seen
+
+
+def few(samples: Pair, client: Client) -> Pair:
+    """Draw the samples that personal steps are taken on, where there are too many."""
+    x, y = samples
+    if len(y) <= MOST_PERSONAL_SAMPLES:
+        return samples
+    drawn = torch.randperm(len(y), generator=stream(client.seed, "personal", client.id))
+    rows = drawn[:MOST_PERSONAL_SAMPLES].to(y.device)
+    return x[rows], y[rows]

@@ -1,0 +1,1 @@
+"""Figures: colours, axes, curves, plots."""

@@ -1,0 +1,190 @@
+"""Axes of figures: bounds that cut nothing off, ticks, names beside the lines, and where a closer look is due.
+
+What is INK or FAINT here takes the page's colours in an `<svg>` element (`plots.to_svg`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from dfca.report.drawing.curves import Curve
+
+INK = "#010101"  # stands for the page's text colour
+FAINT = "#020202"  # stands for the page's colour of thin lines
+
+FAR = 0.1  # of the whole: a line that ends so far below the next one stretches the axis
+CROWDED = 0.5  # a closer look is due where most lines end within this part of the range of all
+FLAT = 0.02  # of the whole: lines that lie within it look the same from close by
+Dash = str | tuple[int, tuple[float, ...]]
+
+
+class Style(NamedTuple):
+    """How an algorithm is drawn, the same in every figure."""
+
+    colour: str
+    dash: Dash
+    hatch: str = ""  # of bars, where several have one colour
+
+
+class LineEnd(NamedTuple):
+    """Where a line ends, in the units of the axes."""
+
+    name: str
+    x: float
+    y: float
+
+
+class Zoom(NamedTuple):
+    """A part of an axis, in its units, and the lines that end outside of it."""
+
+    low: float
+    high: float
+    outside: tuple[str, ...]
+
+    def inside(self, series: Mapping[str, Curve]) -> dict[str, Curve]:
+        """Return the lines that end inside."""
+        return {name: curve for name, curve in series.items() if name not in self.outside}
+
+
+def with_room(names: Iterable[str], height: float = 4.0) -> tuple[Figure, Axes]:
+    """Make axes of one size, with room for the longest name at their right."""
+    right = max(1.75, 0.7 + 0.085 * max(map(len, names), default=0))
+    width = 0.8 + 3.85 + right
+    figure = Figure(figsize=(width, height))
+    return figure, figure.add_axes((0.8 / width, 0.13, 3.85 / width, 0.84))
+
+
+def zoom_of(series: Mapping[str, Curve]) -> Zoom | None:
+    """Return the range, in percent, of the later half of most lines, where a few low ones stretch the axis; or None.
+
+    The few are less than half of the lines; without them the ends span at most CROWDED of what they span with them.
+    """
+    ends = sorted((float(curve.mean[-1]), name) for name, curve in series.items() if np.isfinite(curve.mean[-1]))
+    if len(ends) < 3:
+        return None
+    span = ends[-1][0] - ends[0][0]
+    for few in range(1, (len(ends) - 1) // 2 + 1):
+        if ends[-1][0] - ends[few][0] <= CROWDED * span and ends[few][0] - ends[few - 1][0] > max(0.25 * span, FAR):
+            outside = tuple(name for _, name in ends[:few])
+            later = [
+                float(mean)
+                for name, curve in series.items()
+                if name not in outside
+                for x, mean in zip(curve.x, curve.mean, strict=True)
+                if np.isfinite(mean) and x >= 0.5 * curve.x[-1]
+            ]
+            if max(later) - min(later) < FLAT:
+                return None
+            low, high = 100 * min(later), 100 * max(later)
+            edge = max(0.5, 0.08 * (high - low))
+            return Zoom(max(0.0, low - edge), min(100.5, high + edge), outside)
+    return None
+
+
+def look_closer(axes: Axes, zoom: Zoom) -> None:
+    """Show a part of the axis; nothing is drawn outside of it."""
+    axes.set_ylim(zoom.low, zoom.high)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    for line in axes.lines:
+        line.set_clip_on(True)
+
+
+def plain(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Leave what is needed to read values: ticks, thin grid lines, labels."""
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.grid(axis=grid, color=FAINT, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=11)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(INK)
+        axis.label.set_fontsize(11)
+
+
+def log_axis(axes: Axes, ticks: int) -> None:
+    """Mark powers of ten, and where there are few of them also 2 and 5, with plain numbers."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,), numticks=ticks))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def percent_axis(axes: Axes) -> None:
+    """Bound an axis in percent by tens; never beyond 0..100."""
+    low, high = axes.get_ylim()
+    low, high = max(0.0, 10 * np.floor(low / 10)), min(100.0, 10 * np.ceil(high / 10))
+    axes.set_ylim(low - 0.5, high + 0.5) if high > low else axes.set_ylim(low - 5, low + 5)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+
+
+def values_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Mark the values themselves on the x axis, as far as their numbers do not touch."""
+    low, high = values[0], values[-1]
+    if low > 0 and high > 10 * low:
+        axes.set_xscale("log")
+        places = np.log(values)
+        axes.set_xlim(low / (high / low) ** 0.03, high)
+    else:
+        places = np.asarray(values)
+        axes.set_xlim(low - 0.03 * (high - low), high)
+    ticks: list[float] = []
+    for value, place in zip(values, places, strict=True):
+        last = places[values.index(ticks[-1])] if ticks else -np.inf
+        if place - last >= 0.09 * (places[-1] - places[0]):
+            ticks.append(value)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def label_ends(
+    axes: Axes, ends: Sequence[LineEnd], style: Mapping[str, Style], notes: Sequence[tuple[str, float]] = ()
+) -> None:
+    """Write the names beside the axes in the order of the ends, each after a sample of its line, none over another.
+
+    A thin line leads from the end of a line at the right edge to its name; a line that stops earlier has a dot where it
+    stops. notes: texts at heights of their own, such as a target.
+    """
+    last = axes.get_xlim()[1]
+    transform = axes.transScale + axes.transLimits
+    entries: list[tuple[float, str, LineEnd | None]] = []
+    entries += [(float(transform.transform((end.x, end.y))[1]), end.name, end) for end in ends]
+    entries += [(float(transform.transform((last, y))[1]), text, None) for text, y in notes]
+    entries.sort(key=lambda entry: entry[:2])
+    inch = 1 / (axes.get_position().width * axes.figure.get_figwidth())  # type: ignore[union-attr]
+    free: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
+    gap = 0.21 / (axes.get_position().height * axes.figure.get_figheight())  # type: ignore[union-attr]
+    for height, (at, text, end) in zip(move_apart([entry[0] for entry in entries], gap), entries, strict=True):
+        begin, stop = 1 + 0.17 * inch, 1 + 0.43 * inch
+        if end is None:
+            axes.plot([1.0, begin], [at, height], color=INK, lw=0.5, alpha=0.6, **free)
+            axes.text(begin + 0.04 * inch, height, text, va="center", color=INK, fontsize=9.5, **free)
+            continue
+        colour, dash, _ = style[text]
+        if end.x >= last * (1 - 1e-9):
+            axes.plot([1.0, begin], [at, height], color=colour, lw=0.6, alpha=0.8, **free)
+        elif 0 <= at <= 1:
+            axes.plot([end.x], [end.y], marker="o", ms=4, color=colour, zorder=4)
+        axes.plot([begin, stop], [height, height], color=colour, linestyle=dash, lw=1.7, **free)
+        axes.text(stop + 0.06 * inch, height, text, va="center", color=INK, fontsize=11, **free)
+
+
+def move_apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending heights apart to at least `gap`, as little as possible: those in conflict keep their middle."""
+    groups: list[list[float]] = []  # [middle, members]
+    for height in heights:
+        groups.append([height, 1])
+        while len(groups) > 1:
+            (below, m), (above, n) = groups[-2], groups[-1]
+            if above - below >= gap * (m + n) / 2:
+                break
+            groups[-2:] = [[(below * m + above * n) / (m + n), m + n]]
+    apart = [middle + gap * (i - (n - 1) / 2) for middle, n in groups for i in range(int(n))]
+    shift = max(0.0, -apart[0]) - max(0.0, apart[-1] - 1)
+    return [height + shift for height in apart]

@@ -1,0 +1,92 @@
+"""Small multiples: one measure of a sweep in many small figures of the same axes, one per point or choice of keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dfca.experiment.sweep import label_of
+from dfca.report.drawing import plots
+from dfca.report.drawing.axes import Dash, Style
+from dfca.report.drawing.curves import ByRound, Comparison, Curve, Scale, by_round, curves_of
+from dfca.report.drawing.plots import Drawing
+from dfca.runs.store.metric import metric_of_run
+from dfca.runs.store.reading import Run
+
+MOST = 24  # panels: beyond, nobody looks at each
+DASH_ARRAYS: Mapping[Dash, str] = {"--": "6 3", ":": "1.5 2.5", "-.": "7 2 1.5 2"}
+
+
+class Multiple(NamedTuple):
+    """Small figures of one measure; the title of each says where it holds."""
+
+    label: str
+    caption: str
+    panels: list[Drawing]
+
+
+def grouped(comparisons: Iterable[Comparison]) -> dict[str, dict[str, list[Comparison]]]:
+    """Group comparisons by the key that they are drawn against, then by the measure."""
+    made: dict[str, dict[str, list[Comparison]]] = {}
+    for each in comparisons:
+        made.setdefault(each.key, {}).setdefault(each.measure.label, []).append(each)
+    return made
+
+
+def against_multiples(
+    key: str, by_measure: Mapping[str, Sequence[Comparison]], style: Mapping[str, Style]
+) -> list[Multiple]:
+    """Draw each measure against a key, one panel per choice of the other keys."""
+    return [
+        _multiple(
+            ByRound("", label, same[0].measure.caption, same[0].measure.scale),
+            [(label_of(each.others), each.curves) for each in same],
+            style,
+            key,
+        )
+        for label, same in by_measure.items()
+    ]
+
+
+def by_round_multiples(run: Run, style: Mapping[str, Style]) -> list[Multiple]:
+    """Draw the measures by round, one panel per point; none where there are too many points, or one evaluation each."""
+    points: Sequence[Mapping[str, Any]] = run.summary["points"]
+    made = []
+    for measure in by_round(metric_of_run(run.summary)) if len(points) <= MOST else ():
+        panels = [(str(point["label"]), curves_of(run.at(point), measure.key)) for point in points]
+        if shown := [(title, series) for title, series in panels if series]:
+            made.append(_multiple(measure, shown, style, "round"))
+    return made
+
+
+def _multiple(
+    measure: ByRound,
+    panels: Sequence[tuple[str, Mapping[str, Curve]]],
+    style: Mapping[str, Style],
+    against: str,
+) -> Multiple:
+    bounds = _bounds([series for _, series in panels], measure.scale)
+    drawn = [
+        Drawing(f"panel-{number}", "", plots.draw_panel(series, style, against, bounds, measure.scale), title)
+        for number, (title, series) in enumerate(panels[:MOST])
+    ]
+    left_out = f" The first {MOST} of {len(panels)} are shown." if len(panels) > MOST else ""
+    return Multiple(measure.label, measure.caption + left_out, drawn)
+
+
+def _bounds(panels: Sequence[Mapping[str, Curve]], scale: Scale) -> tuple[float, float]:
+    """Return bounds that cut no line and no band off; of percentages by tens."""
+    values = [
+        value
+        for series in panels
+        for curve in series.values()
+        for mean, std in zip(curve.mean, curve.std or [0.0] * len(curve.mean), strict=True)
+        for value in (mean - std, mean + std)
+        if math.isfinite(value)
+    ]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if scale == "number":
+        edge = 0.06 * (high - low) or 0.5
+        return low - edge, high + edge
+    return max(0.0, 10 * (100 * low // 10)) - 1.0, min(100.0, 10 * -(-100 * high // 10)) + 1.0

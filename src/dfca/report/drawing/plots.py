@@ -1,0 +1,299 @@
+"""Figures with matplotlib: curves with a band, bars, graphs of clients; as SVG for a page or as files.
+
+`to_svg` makes an `<svg>` element that needs nothing beside it: text is text, ids are its own, and what is black here
+takes the colour of the page's text, so that one page reads on a light and on a dark screen. `save` writes the same
+figure as PNG, SVG and PDF. No pyplot, no global figure. Tables and formats import none of this: matplotlib costs a
+second of start-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from dfca.report.drawing import palette
+from dfca.report.drawing.axes import (
+    FAINT,
+    INK,
+    LineEnd,
+    Style,
+    Zoom,
+    label_ends,
+    log_axis,
+    look_closer,
+    percent_axis,
+    plain,
+    values_axis,
+    with_room,
+)
+from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.palette import CLUSTERS, cluster_colour
+
+FAINT_ON_PAPER = "#d9dde2"
+EDGE = palette.GREY  # edges of graphs: readable on light and dark, also where they are pixels
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+VECTOR_EDGES = 500  # beyond, edges are pixels: a page of eight graphs stays small
+VECTOR_NODES = 300
+
+
+class Drawing(NamedTuple):
+    """A figure with its name as a file, what to read from it, and a title where several stand side by side."""
+
+    name: str
+    caption: str
+    figure: Figure
+    title: str = ""
+
+
+def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[str, bool]) -> dict[str, Style]:
+    """Return for every algorithm its colour, and a line that shows who it talks to.
+
+    Solid: neighbours; dashed: a server; dotted: the bounds (nobody, or the true clusters are known).
+    """
+    given: dict[str, Style] = {}
+    for name, colour in palette.algorithm_colours(algorithms).items():
+        bound = informed.get(name, False) or via.get(name) == "nobody"
+        dash = ("-." if informed.get(name, False) else ":") if bound else "--" if via.get(name) == "server" else "-"
+        given[name] = Style(colour, dash)
+    return given
+
+
+def draw_curves(
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    label: str,
+    scale: Literal["percent", "number", "log"] = "percent",
+    against: str = "round",
+    zoom: Zoom | None = None,
+) -> Figure:
+    """Draw a measure by round, one labelled line per algorithm with a band of one standard deviation.
+
+    Against a key of the config the values are marked, and beyond a factor of ten between them the axis is logarithmic.
+    With a zoom only its part of the axis is drawn, and only the lines that end there.
+    """
+    series = series if zoom is None else zoom.inside(series)
+    figure, axes = with_room(series)
+    ends = _fill(axes, series, style, scale, against)
+    axes.set_xlabel(against)
+    axes.set_ylabel(label)
+    if zoom is not None:
+        look_closer(axes, zoom)
+    label_ends(axes, ends, style)
+    return figure
+
+
+def draw_panel(
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    against: str,
+    bounds: tuple[float, float],
+    scale: Literal["percent", "number"] = "percent",
+) -> Figure:
+    """Draw one of several small figures of one measure; all of them have the same bounds, none has names."""
+    figure = Figure(figsize=(3.3, 2.5))
+    axes = figure.add_axes((0.14, 0.19, 0.82, 0.78))
+    _fill(axes, series, style, scale, against)
+    axes.set_ylim(*bounds)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.set_xlabel(against)
+    return figure
+
+
+def _fill(
+    axes: Axes,
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    scale: Literal["percent", "number", "log"],
+    against: str,
+) -> list[LineEnd]:
+    """Draw the lines and set up both axes; returns where the lines end."""
+    by_round = against == "round"
+    ends = draw_lines(axes, series, style, "amount" if scale == "log" else scale, marked=not by_round)
+    if scale == "log":
+        axes.set_yscale("log")
+        log_axis(axes, 9)
+    elif scale == "percent":
+        percent_axis(axes)
+    if by_round:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        axes.set_xlim(0, max((end.x for end in ends), default=1) or 1)
+    else:
+        values_axis(axes, sorted({float(x) for curve in series.values() for x in curve.x}))
+    plain(axes)
+    return ends
+
+
+def draw_lines(
+    axes: Axes,
+    series: Mapping[str, Curve],
+    style: Mapping[str, Style],
+    scale: Literal["percent", "number", "amount"],
+    marked: bool,
+) -> list[LineEnd]:
+    """Draw the lines, with their bands but for amounts, which are positive; return the name and the end of each."""
+    factor = 100 if scale == "percent" else 1
+    ends = []
+    for name, curve in series.items():
+        x, mean = np.asarray(curve.x, float), factor * np.asarray(curve.mean, float)
+        shown = np.isfinite(mean) & (mean > 0) if scale == "amount" else np.isfinite(mean)
+        if not shown.any():
+            continue
+        x, mean, (colour, dash, _) = x[shown], mean[shown], style[name]
+        dots: dict[str, Any] = {"marker": "o", "ms": 4, "clip_on": False} if marked or len(x) <= 2 else {}
+        axes.plot(x, mean, color=colour, linestyle=dash, lw=1.7, zorder=3, **dots)
+        if curve.std is not None and scale != "amount":
+            std = factor * np.asarray(curve.std, float)[shown]
+            low, high = mean - std, mean + std
+            if scale == "percent":
+                low, high = np.clip(low, 0, 100), np.clip(high, 0, 100)
+            axes.fill_between(x, low, high, color=colour, alpha=0.11, lw=0, zorder=2)
+        ends.append(LineEnd(name, float(x[-1]), float(mean[-1])))
+    return ends
+
+
+def draw_bars(values: Mapping[str, float], style: Mapping[str, Style], label: str, write: Mapping[str, str]) -> Figure:
+    """Draw one horizontal bar per algorithm, the value written at its end."""
+    figure = Figure(figsize=(6.4, 0.75 + 0.34 * len(values)))
+    height = figure.get_figheight()
+    names = list(values)
+    left = max(1.15, 0.2 + 0.085 * max(map(len, names), default=0)) / figure.get_figwidth()
+    axes = figure.add_axes((left, 0.52 / height, 0.86 - left, 1 - 0.6 / height))
+    axes.barh(names, [values[name] for name in names], color=[style[name].colour for name in names], height=0.62)
+    for position, name in enumerate(names):
+        axes.annotate(
+            write[name], (values[name], position), (4, 0), textcoords="offset points", va="center", color=INK, size=11
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, max([*values.values(), 1e-9]) * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel(label)
+    plain(axes, grid="x")
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def networks(
+    positions: np.ndarray,
+    edges: Sequence[Sequence[int]],
+    colourings: Sequence[tuple[Sequence[int], Sequence[bool] | None]],
+) -> list[str]:
+    """Draw the same graph once for each colouring: clients coloured by cluster (-1: grey), some ringed.
+
+    positions (N, 2); edges: pairs of clients; a colouring: clusters (N,) and which clients have a ring (N,).
+    The links are drawn once, in the first picture, and the others show them too: all go into one page.
+    """
+    low, high = positions.min(0), positions.max(0)
+    width, height = high - low
+    spread = max(float(width), float(height)) or 1.0
+    xy = (positions - (low + high) / 2) / spread
+    half = max(0.28, min(0.56, 0.5 * float(height) / spread + 0.06))  # no empty space above and below a wide graph
+    links = _links(xy, np.asarray(edges, dtype=np.int64).reshape(-1, 2), half)
+    name = f"links-{hashlib.sha256(links.encode()).hexdigest()[:8]}"
+    pictures: list[str] = []
+    for clusters, ringed in colourings:
+        figure = _clients(xy, clusters, ringed, half)
+        opening, end, rest = to_svg(figure, salt=f"{name} {len(pictures)}").partition(">")
+        shared = f'<use href="#{name}"/>' if pictures else f'<g id="{name}">{links}</g>'
+        pictures.append(opening + end + shared + rest)
+    return pictures
+
+
+def _links(xy: np.ndarray, pairs: np.ndarray, half: float) -> str:
+    """Draw the links, without the `<svg>` around them."""
+    figure, axes = _canvas(half)
+    many = len(pairs) > VECTOR_EDGES
+    alpha = 0.6 if not many else max(0.04, 0.6 * (VECTOR_EDGES / len(pairs)) ** 0.75)
+    lines = LineCollection(list(xy[pairs]), colors=EDGE, linewidths=0.4 if many else 0.7, alpha=alpha, rasterized=many)
+    axes.add_collection(lines)
+    svg = to_svg(figure)
+    return svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+
+
+def _clients(xy: np.ndarray, clusters: Sequence[int], ringed: Sequence[bool] | None, half: float) -> Figure:
+    figure, axes = _canvas(half)
+    size = float(np.clip(3600 / len(xy), 9, 70))
+    of = np.asarray(clusters, dtype=np.int64)
+    for cluster in np.unique(of).tolist():
+        x, y = xy[of == cluster].T
+        look: dict[str, Any] = {
+            "color": cluster_colour(cluster),
+            "marker": marker_of(cluster),
+            "rasterized": len(xy) > VECTOR_NODES,
+        }
+        axes.scatter(x, y, s=size, linewidths=0, **look)
+    if ringed is not None and any(ringed):
+        x, y = xy[np.asarray(ringed, dtype=bool)].T
+        axes.scatter(x, y, s=size * 2.4 + 12, facecolors="none", edgecolors=INK, linewidths=1.1)
+    return figure
+
+
+def _canvas(half: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(3.2, 3.2 * half / 0.56))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(-0.56, 0.56)
+    axes.set_ylim(-half, half)
+    axes.axis("off")
+    return figure, axes
+
+
+def marker_of(cluster: int) -> str:
+    """Return the marker of a cluster: a disc, and other shapes where the colours come round again."""
+    return MARKERS[max(cluster, 0) // len(CLUSTERS) % len(MARKERS)]
+
+
+def to_svg(figure: Figure, salt: str = "") -> str:
+    """Write a figure as an `<svg>` element to put into a page; a salt makes the ids of equal figures differ."""
+    _take_literally(figure)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "path.simplify_threshold": 0.2}):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, dpi=170, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s(xmlns(:\w+)?|width|height|version)="[^"]*"', "", text, count=5)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r"(font:[^;\"]*?px)[^;\"]*", r"\1 system-ui, sans-serif", text)
+    text = text.replace(INK, "currentColor").replace(FAINT, "var(--line, #ccc)")
+    own = hashlib.sha256((salt + text).encode()).hexdigest()[:8]  # two figures of one page must not share an id
+    text = re.sub(r'\bid="', f'id="f{own}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1f{own}-", text)
+    return text.strip()
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure beside each other as PNG, SVG and PDF; the same figure makes the same bytes."""
+    _take_literally(figure)
+    for axes in figure.axes:
+        axes.tick_params(grid_color=FAINT_ON_PAPER)
+    written = []
+    options: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
+    options["pdf"] = {"metadata": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dfca", "pdf.fonttype": 42}):
+        for kind, extra in options.items():
+            path = stem.with_name(f"{stem.name}.{kind}")
+            figure.savefig(path, format=kind, facecolor="white", bbox_inches="tight", pad_inches=0.05, **extra)
+            written.append(path)
+    return written
+
+
+def _take_literally(figure: Figure) -> None:
+    """Show a `$` in a name as it is: matplotlib would read what is between two of them as a formula."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)

@@ -1,0 +1,234 @@
+"""The figures of runs in virtual time: courses, measures against the number that varies, joiners, ages, timelines.
+
+VirtualResults (a run folder or a file of results) -> sections of drawings -> the page, `figures/` of the folder, docs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dfca.report.drawing.axes import Style, zoom_of
+from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.palette import CLUSTERS, GREY
+from dfca.report.drawing.plots import Drawing
+from dfca.report.rows import kind_of, mean_std
+from dfca.report.virtual.plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
+from dfca.report.virtual.summary import Axis, Row, VirtualResults, finished, rows_of, variants
+from dfca.runs.store.metric import ShownMetric, metric_of_run
+
+FEW = 4  # values of the axis whose courses are drawn
+OLDEST = 8  # the last bar of the ages
+GRID = 200
+JOINER_STYLES = {
+    "late joiners": Style(CLUSTERS[4], "-"),
+    "the others": Style(CLUSTERS[0], "-"),
+    "95 % of them": Style(GREY, ":"),
+}
+
+
+class VirtualMeasure(NamedTuple):
+    """What is drawn against the number that varies: a key of the rows, how it is written, and the name of the file."""
+
+    key: str
+    label: str
+    scale: Literal["percent", "number", "amount"]
+    name: str
+    caption: str
+
+
+def _measures(metric: ShownMetric) -> tuple[VirtualMeasure, ...]:
+    label = f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else "")
+    scale: Literal["percent", "number"] = "percent" if metric.percent else "number"
+    own = VirtualMeasure(
+        metric.key, label, scale, metric.key.replace("_", "-"), f"{metric.capitalised} at the end of the run."
+    )
+    return (MEASURES[0], own, *MEASURES[1:])
+
+
+MEASURES = (
+    VirtualMeasure(
+        "time_to_target_s",
+        "virtual s to the target",
+        "amount",
+        "target",
+        "Virtual time until the mean score was first seen at the target.",
+    ),
+    VirtualMeasure(
+        "idle_share",
+        "idle share (%)",
+        "percent",
+        "idle",
+        "The part of a client's time in which it did not train, the mean over clients.",
+    ),
+    VirtualMeasure(
+        "megabytes_to_target",
+        "MB to the target",
+        "amount",
+        "megabytes",
+        "What all clients, and the server, had sent when the target was first seen.",
+    ),
+)
+
+
+def virtual_drawings(results: VirtualResults) -> dict[str, list[Drawing]]:
+    """Draw everything there is to draw, by section: over_time, against, joiners, ages, timelines."""
+    names = results.variants
+    style = styles_of(names, [name for name in names if kind_of(name.split()[0]).via == "server"])
+    return {
+        "over_time": list(_over_time(results, style)),
+        "against": list(_against(results, style)),
+        "joiners": list(_joiners(results)),
+        "ages": list(_ages(results, style)),
+        "timelines": list(_timelines(results)),
+    }
+
+
+def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+    """Draw the score against virtual time, and against traffic."""
+    axis, metric = results.axis, metric_of_run(results.summary)
+    for value in axis.values if len(axis.values) <= FEW else _some(axis.values):
+        title, tail = (f"{axis.key} = {value:g}", f"-{value:g}") if axis.key else ("", "")
+        marks = _marks(results.head(value), metric)
+        for x, label, name, what in (
+            ("time_s", "virtual time (s)", "time", "virtual time"),
+            ("megabytes", "MB sent per client", "traffic", "what a client has sent"),
+        ):
+            found = {each: _mean_course(rows_of(results.courses, axis, value, each), x) for each in results.variants}
+            series = {each: curve for each, curve in found.items() if curve is not None}
+            if series:
+                shown = [mark for mark in marks if x == "time_s" or mark.begin is None]
+                figure = draw_courses(series, style, label, shown, metric)
+                yield Drawing(f"{name}{tail}", f"{metric.capitalised} against {what}.", figure, title)
+                if metric.percent and (zoom := zoom_of(series)) is not None:
+                    figure = draw_courses(series, style, label, shown, metric, zoom)
+                    caption = f"A closer look, without {', '.join(zoom.outside)}: {metric.name} against {what}."
+                    yield Drawing(f"{name}{tail}-closer", caption, figure, title)
+
+
+def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> Curve | None:
+    """Return mean and deviation over seeds on a common grid; between evaluations the last one counts."""
+    pairs = []
+    for course in group:
+        known = [(a, b) for a, b in zip(course[x], course[y], strict=True) if b is not None]
+        if known:
+            pairs.append(np.asarray(known, float).T)
+    if not pairs:
+        return None
+    if all(len(pair[0]) == len(pairs[0][0]) and np.allclose(pair[0], pairs[0][0]) for pair in pairs):
+        grid = pairs[0][0]
+    else:
+        grid = np.linspace(max(p[0][0] for p in pairs), min(p[0][-1] for p in pairs), GRID)
+    table = np.array([b[np.searchsorted(a, grid + 1e-9, side="right") - 1] for a, b in pairs])
+    std = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
+    return Curve(grid.tolist(), table.mean(axis=0).tolist(), std)
+
+
+def _marks(head: Row, metric: ShownMetric) -> list[Mark]:
+    marks = []
+    clock = head.get("clock", {})
+    target = clock.get("target_accuracy", clock.get("target"))
+    if target is not None:
+        text = f"{100 * target:g} %" if metric.percent else f"{target:g}"
+        marks.append(Mark(f"target {text}", height=target))
+    world, until_s = head.get("world", {}), head.get("clock", {}).get("until_s")
+    for each in world.get("partitions", ()):
+        marks.append(Mark("apart", begin=each["begin_s"], end=each["end_s"] or until_s))
+    joins = sorted({each["at_s"] for each in world.get("late_joiners", ())})
+    return marks + [Mark("join", begin=at_s) for at_s in joins[:1]]
+
+
+def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+    """Draw the measures of the finished trials against the number that varies."""
+    axis = results.axis
+    rows = [
+        {**row, "megabytes_to_target": _in_megabytes(row.get("bytes_to_target"))} for row in finished(results.summary)
+    ]
+    for measure in _measures(metric_of_run(results.summary)) if axis.key else ():
+        found = {each: _curve(rows_of(rows, axis, variant=each), axis, measure) for each in results.variants}
+        series = {each: curve for each, curve in found.items() if curve.x}
+        if any(len(curve.x) > 1 for curve in series.values()):
+            tried = {each: {axis.at(row) for row in rows_of(rows, axis, variant=each)} for each in results.variants}
+            never = [each for each in results.variants if len(found[each].x) < len(tried[each])]
+            missing = f" Not drawn where a run never got there: {', '.join(never)}." if never else ""
+            figure = draw_against(series, style, axis.key, measure.label, measure.scale)
+            yield Drawing(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
+
+
+def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> Curve:
+    """Return the means at the values of the axis that all runs have: a mean over those that got there would flatter."""
+    found = []
+    for value in axis.values:
+        group = rows_of(rows, axis, value)
+        complete = all(row.get(measure.key) is not None for row in group)
+        mean, std = mean_std(group, measure.key) if complete else (None, None)
+        if mean is not None and (measure.scale != "amount" or mean > 0):
+            found.append((value, mean, std or 0.0))
+    return Curve(*zip(*found, strict=True)) if found else Curve((), ())
+
+
+def _in_megabytes(sent: float | None) -> float | None:
+    return None if sent is None else sent / 1e6
+
+
+def _joiners(results: VirtualResults) -> Iterator[Drawing]:
+    """Draw how late joiners catch up."""
+    axis, value, metric = results.axis, results.axis.values[-1], metric_of_run(results.summary)
+    factor = 0.95 if metric.higher_is_better else 1 / 0.95
+    for name in results.variants:
+        group = [course for course in rows_of(results.courses, axis, value, name) if "joiners" in course]
+        late, others = _mean_course(group, "time_s", "joiners"), _mean_course(group, "time_s", "others")
+        if late is None or others is None:
+            continue
+        near = Curve(others.x, [factor * mean for mean in others.mean])
+        series = dict(zip(JOINER_STYLES, (late, others, near), strict=True))
+        joins = [each["at_s"] for each in results.head(value)["world"]["late_joiners"]]
+        figure = draw_courses(series, JOINER_STYLES, "virtual time (s)", [Mark("join", begin=min(joins))], metric)
+        caption = (
+            f"Mean {metric.name} of the clients that join late, each with the models that it took from its neighbours."
+        )
+        yield Drawing(f"joiners-{_slug(name)}", caption, figure, name)
+
+
+def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+    """Draw how old the folded models are."""
+    axis, rows = results.axis, finished(results.summary)
+    value = axis.values[-1]
+    series = {}
+    for name in results.variants:
+        counts: dict[int, float] = {}
+        for row in rows_of(rows, axis, value, name) if kind_of(name.split()[0]).via == "neighbours" else ():
+            for age, number in (row.get("staleness") or {}).items():
+                whole = min(OLDEST, int(float(age)))
+                counts[whole] = counts.get(whole, 0) + number
+        if total := sum(counts.values()):
+            series[name] = {age: number / total for age, number in counts.items()}
+    if series:
+        where = f" at {axis.key} = {value:g}" if axis.key else ""
+        unit = results.head(value).get("clock", {}).get("staleness", {}).get("unit", "updates")
+        unit = "local updates of the receiver since" if unit == "updates" else unit
+        caption = f"How old models are when they are folded{where}: 0 is as new as the receiver's own."
+        yield Drawing("ages", caption, draw_ages(series, style, OLDEST, unit))
+
+
+def _timelines(results: VirtualResults) -> Iterator[Drawing]:
+    """Draw the timelines at the middle value of the axis."""
+    axis = results.axis
+    for table in rows_of(results.timelines, axis, results.middle) if results.variants else ():
+        name = variants([table], axis)[0]
+        where = f", {axis.key} = {results.middle:g}" if axis.key else ""
+        title = f"{name}{where}, seed {table['seed']}"
+        caption = f"{len(table['lanes'])} lanes from {table['begin_s']:g} s to {table['end_s']:g} s."
+        yield Drawing(f"timeline-{_slug(name)}", caption, draw_lanes(table), title)
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-").replace("=", "-")
+
+
+def _some(values: Sequence[float]) -> list[float]:
+    """Choose FEW values, the first and the last among them."""
+    places = np.linspace(0, len(values) - 1, FEW).round().astype(int)
+    return [values[place] for place in dict.fromkeys(places.tolist())]

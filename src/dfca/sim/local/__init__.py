@@ -1,0 +1,1 @@
+"""How the local work of a simulation is executed."""

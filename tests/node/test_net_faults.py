@@ -1,0 +1,362 @@
+"""What breaks is noticed, repaired and resumed: cuts, stalls, crashes, starvation, members that go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+from net_world import FAST, SIZE, SWARM, Device, World, make_device, until, update, world
+
+from dfca.base.errors import ConfigError
+from dfca.node.net.links.channels import make_channel
+from dfca.node.net.options import NetOptions, Swarm
+from dfca.node.net.transport import GrpcTransport
+from dfca.node.trust.identity import Identity
+from dfca.node.wire.frames import READ
+from dfca.peer.records.messages import Nothing, Served
+
+LARGE = Swarm(SWARM, 500_000)  # 2 MB
+SLOW = 2e6
+
+
+def partial_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "partial").iterdir())
+
+
+async def half_read(found: World, reader: int) -> None:
+    """Wait until the reader has a good part of the model."""
+
+    def got() -> int:
+        neighbours = found.devices[reader].transport.status()["neighbours"].values()
+        return sum(pull["got"] for each in neighbours for pull in each["pulls"])
+
+    await until(lambda: 3e5 < got() < 1.9e6)
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, reader: int) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+            await until(found.connected)
+            source, sink = found.devices[1 - reader], found.devices[reader]
+            proxy = found.proxies[1 - reader]
+            proxy.bytes_per_s = SLOW
+            source.transport.send(sink.number, update(3, size=LARGE.size))
+            await half_read(found, reader)
+            for each in found.proxies:
+                each.cut()
+            proxy.bytes_per_s = None
+            await until(lambda: sink.node.messages)
+            assert sink.node.events.count(("disconnected", source.number)) == 1
+            (model,) = (m.message.model for _, m in sink.node.messages)
+            assert torch.equal(model, torch.full((LARGE.size,), 3.0))
+            status = sink.transport.status()
+            assert status["resumed_bytes"] > 2e5
+            read = status["neighbours"][source.identity.id]["bytes_in"]
+            assert read < 2e6 + 3e5  # nothing twice but the chunk that was cut
+            await until(lambda: source.transport.status()["cached_bytes"] == 0)
+            assert partial_bytes(sink.identity.folder) == 0
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+            await until(found.connected)
+            source, sink = found.devices
+            found.proxies[0].bytes_per_s = SLOW
+            source.transport.send(sink.number, update(3, size=LARGE.size))
+            await half_read(found, 1)
+            await sink.transport.stop()
+            found.proxies[0].bytes_per_s = None
+            successor = make_device(sink.identity, sink.roster, sink.identity.folder, FAST, LARGE)
+            address = await successor.transport.start()
+            found.devices[1] = successor
+            successor.roster.announce(sink.identity, [address])
+            successor.transport.open(successor.node)
+            await until(lambda: successor.node.messages)
+            assert successor.transport.status()["resumed_bytes"] > 2e5
+
+    asyncio.run(run())
+
+
+def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+            await until(found.connected)
+            source, sink = found.devices
+            found.proxies[0].bytes_per_s = SLOW
+            source.transport.send(sink.number, update(3, size=LARGE.size))
+            await half_read(found, 1)
+            for each in found.proxies:
+                each.refusing = True
+                each.cut()
+            await until(lambda: not sink.node.up() and partial_bytes(sink.identity.folder))
+            (path,) = (sink.identity.folder / "partial").iterdir()
+            path.write_bytes(bytes(path.stat().st_size))  # zeros, as after a power cut
+            for each in found.proxies:
+                each.refusing, each.bytes_per_s = False, None
+            await until(lambda: sink.node.messages)
+            assert sink.transport.status()["refused"] == {}
+
+    asyncio.run(run())
+
+
+def test_a_message_that_must_arrive_is_lost_with_its_link_and_an_update_is_not(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+            await until(found.connected)
+            source, sink = found.devices
+            found.proxies[0].bytes_per_s = SLOW
+            source.transport.send(sink.number, Served(1, torch.ones(2, LARGE.size)))
+            source.transport.send(sink.number, update(3, size=LARGE.size))
+            await asyncio.sleep(0.2)
+            for each in found.proxies:
+                each.cut()
+            found.proxies[0].bytes_per_s = None
+            await until(lambda: sink.node.messages)
+            await asyncio.sleep(0.2)
+            assert [type(m).__name__ for _, m in sink.node.messages] == ["Update"]
+            assert sink.node.messages[0][1].age_s > 0.2  # it has waited
+            assert sink.node.events.count(("disconnected", source.number)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_dead_neighbour_is_noticed_within_five_seconds_at_both_ends(tmp_path: Path) -> None:
+    """Five seconds in which the event loop runs."""
+    noticed: dict[int, float] = {}
+
+    def note_end(device: Device, start: float) -> None:
+        original = device.node.disconnected
+
+        def disconnected(neighbour: int) -> None:
+            noticed[device.number] = device.transport._local.now() - start
+            original(neighbour)
+
+        device.node.disconnected = disconnected  # type: ignore[method-assign]
+
+    default = NetOptions()
+    impatient = replace(
+        FAST, heartbeat_s=0.2, least_silence_s=default.least_silence_s, most_silence_s=default.most_silence_s
+    )
+
+    async def run() -> None:
+        async with world(tmp_path, 2, impatient, proxied=True) as found:
+            await until(found.connected)
+            await asyncio.sleep(0.7)  # a few heartbeats
+            for device in found.devices:
+                note_end(device, device.transport._local.now())
+            for proxy in found.proxies:
+                proxy.stall()
+            await until(lambda: not any(device.node.up() for device in found.devices))
+            assert len(noticed) == 2
+            assert max(noticed.values()) < 5
+            for proxy in found.proxies:
+                proxy.cut()
+                proxy.resume()
+            await until(found.connected)
+
+    asyncio.run(run())
+
+
+def test_a_node_that_starved_distrusts_its_own_clock_and_keeps_its_links(tmp_path: Path) -> None:
+    quick = replace(FAST, heartbeat_s=0.1, least_silence_s=2.0, most_silence_s=2.0)
+
+    async def run() -> None:
+        async with world(tmp_path, 2, quick) as found:
+            await until(found.connected)
+            await asyncio.sleep(0.2)
+            time.sleep(2.5)  # the event loop does not run: neither of the two hears the other
+            await asyncio.sleep(0.5)
+            found.devices[0].transport.send(found.devices[1].number, Nothing(1))
+            await until(lambda: found.devices[1].node.messages)
+            assert all(("disconnected", d.number) not in e.node.events for d in found.devices for e in found.devices)
+            assert found.devices[0].transport.status()["starved_s"] > 1.5
+
+    asyncio.run(run())
+
+
+def test_one_model_for_all_neighbours_is_encoded_once_and_forgotten_when_all_have_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 3) as found:
+            await until(found.connected)
+            first, *others = found.devices
+            message = update(1)
+            for other in others:
+                first.transport.send(other.number, message)
+            await until(lambda: all(other.node.messages for other in others))
+            assert first.transport.status()["packed"] == 1
+            await until(lambda: first.transport.status()["cached_bytes"] == 0)
+
+    asyncio.run(run())
+
+
+# Members come and go.
+
+
+def test_a_removed_member_is_cut_off_at_once_and_cannot_come_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 3) as found:
+            await until(found.connected)
+            first, second, third = found.devices
+            third.roster.merge = lambda received: []  # type: ignore[method-assign]
+            first.roster.remove(first.identity, third.identity.id)
+            assert first.node.up() == {second.number}  # in the same moment
+            await until(lambda: second.node.up() == {first.number})
+            await until(lambda: not third.node.up())
+            # It does not believe it, and tries with all its might.
+            assert third.roster.member(first.identity.id) is not None
+            await asyncio.sleep(2.0)
+            assert third.node.up() == set()
+            assert first.node.up() == {second.number}
+            assert first.node.neighbours[-1] == (second.number,)
+            first.transport.send(second.number, Nothing(1))
+            await until(lambda: second.node.messages)
+            # It has been shown the removal, and is a stranger to TLS from now on.
+            assert third.identity.certificate not in first.roster.certificates()
+            channel = make_channel(third.identity, first.identity.id, first.identity.certificate, first.address, False)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_stream(READ)(b"").read()
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            await channel.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_removed_member_is_shown_the_removal_and_nothing_else(tmp_path: Path, away: bool) -> None:
+    """Over its link, or where it dials after it was away: the signed records, and no others since."""
+
+    async def run() -> None:
+        async with world(tmp_path, 3) as found:
+            await until(found.connected)
+            first, second, third = found.devices
+            if away:
+                await third.transport.stop()
+                await until(lambda: len(first.node.up()) == len(second.node.up()) == 1)
+            first.roster.remove(found.founder, third.identity.id)
+            later = Identity.create(tmp_path / "later")
+            first.roster.introduce(found.founder, later.certificate, "later")
+            if away:
+                await third.transport.start()
+                third.transport.open(third.node)
+            await until(lambda: third.roster.is_removed(third.identity.id))
+            assert third.roster.member(later.id) is None
+            if away:  # of all that dialled, only the removed one was refused
+                assert {"member"} == set(first.transport.status()["refused"]) | set(
+                    second.transport.status()["refused"]
+                )
+            await until(lambda: not third.transport._neighbours.links)
+            assert third.transport.status()["neighbours"] == {}
+
+    asyncio.run(run())
+
+
+def test_a_new_member_is_introduced_by_gossip(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2) as found:
+            await until(found.connected)
+            first, second = found.devices
+            identity = Identity.create(tmp_path / "new")
+            first.roster.introduce(found.founder, identity.certificate, "new")
+            new = make_device(identity, first.roster.copy(), tmp_path / "new", FAST, Swarm(SWARM, SIZE))
+            address = await new.transport.start()
+            found.devices.append(new)
+            new.roster.announce(identity, [address])
+            new.transport.open(new.node)
+            await until(found.connected)
+            await until(lambda: len({device.roster.digest() for device in found.devices}) == 1)
+            assert second.roster.member(identity.id).addresses == (address,)  # type: ignore[union-attr]
+            assert second.node.neighbours[-1] == tuple(sorted((first.number, new.number)))
+
+    asyncio.run(run())
+
+
+def test_the_ring_closes_over_a_dead_member_and_opens_when_it_is_back(tmp_path: Path) -> None:
+    ring = replace(FAST, degree=2, dead_after_s=1.0)
+
+    async def run() -> None:
+        async with world(tmp_path, 4, ring) as found:
+            numbers = [device.number for device in found.devices]
+
+            def linked(i: int) -> set[int]:
+                return {numbers.index(number) for number in found.devices[i].node.up()}
+
+            await until(lambda: [linked(i) for i in range(4)] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}])
+            gone = found.devices[1]
+            await gone.transport.stop()
+            await until(lambda: [linked(i) for i in (0, 2, 3)] == [{2, 3}, {0, 3}, {0, 2}])
+            assert numbers[1] not in found.devices[0].node.neighbours[-1]
+            back = make_device(gone.identity, gone.roster, gone.identity.folder, ring, Swarm(SWARM, SIZE))
+            address = await back.transport.start()
+            back.roster.announce(gone.identity, [address])
+            back.transport.open(back.node)
+            found.devices[1] = back
+            await until(lambda: [linked(i) for i in range(4)] == [{1, 3}, {0, 2}, {1, 3}, {0, 2}])
+
+    asyncio.run(run())
+
+
+def test_named_neighbours_are_dialled_and_whoever_dials_is_accepted(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 3, replace(FAST, neighbours=("d1",))) as found:
+            numbers = [device.number for device in found.devices]
+            up = [{numbers[1]}, {numbers[0], numbers[2]}, {numbers[1]}]
+            await until(lambda: [device.node.up() for device in found.devices] == up)
+            assert found.devices[1].node.neighbours[-1] == tuple(sorted((numbers[0], numbers[2])))
+
+    asyncio.run(run())
+
+
+def test_a_neighbour_that_cannot_be_reached_back_loses_updates_and_keeps_its_link(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, proxied=True) as found:
+            await until(found.connected)
+            dialler, listener = found.devices  # models are read from the dialler on a connection to it
+            found.proxies[0].refusing = True
+            dialler.transport.send(listener.number, update(1))
+            dialler.transport.send(listener.number, Nothing(1))
+            await until(lambda: listener.transport.status()["refused"].get("unreachable"))
+            await until(lambda: dialler.transport.status()["cached_bytes"] == 0)
+            assert [m for _, m in listener.node.messages] == [Nothing(1)]
+            assert found.connected()
+            found.proxies[0].refusing = False
+            dialler.transport.send(listener.number, update(2))
+            await until(lambda: len(listener.node.messages) == 2)
+
+    asyncio.run(run())
+
+
+# Listening.
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 1) as found:
+            device = found.devices[0]
+            port = int(device.address.rpartition(":")[2])
+            options = NetOptions(host="127.0.0.1", port=port)
+            other = GrpcTransport(device.identity, device.roster, Swarm(SWARM, SIZE), options, tmp_path)
+            with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port}: the port is in use"):
+                await other.start()
+
+    asyncio.run(run())
+
+
+def test_plain_text_on_loopback_where_it_is_asked_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, 2, replace(FAST, insecure=True)) as found:
+            await until(found.connected)
+            one, two = found.devices
+            one.transport.send(two.number, update(1))
+            await until(lambda: two.node.messages)
+
+    asyncio.run(run())

@@ -1,0 +1,184 @@
+"""When a neighbour counts as dead, and how long a node waits: on clocks that are numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfca.base.errors import ConfigError
+from dfca.core.state import Message
+from dfca.node.net.links.deadlines import Backoff, Deadline
+from dfca.node.net.links.detector import Detector, SteadyClock
+from dfca.node.net.links.link import Link
+from dfca.node.net.options import NetOptions, join_address, split_address
+from dfca.node.net.transfer.offers import Offer
+from dfca.node.net.transfer.sender import Sender
+from dfca.node.wire import wire_pb2 as pb
+from dfca.peer.records.messages import Update
+
+
+def beats(detector: Detector, times: list[float]) -> Detector:
+    for time in times:
+        detector.beat(time)
+    return detector
+
+
+def test_regular_heartbeats_allow_little_silence_irregular_ones_more() -> None:
+    regular = beats(Detector(0.0, 2.5, 4.5), [float(i) for i in range(40)])
+    irregular = beats(Detector(0.0, 2.5, 4.5), [i + (0.9 if i % 2 else 0.0) for i in range(40)])
+    assert regular.allowed_s == 2.5
+    assert 2.5 < irregular.allowed_s <= 4.5
+    assert not regular.is_dead(39 + 2.5)
+    assert regular.is_dead(39 + 2.6)
+
+
+@given(st.lists(st.floats(0, 100, allow_nan=False), min_size=1, max_size=30))
+def test_whatever_came_before_the_dead_are_noticed_within_five_seconds(gaps: list[float]) -> None:
+    now, detector = 0.0, Detector(0.0, 2.5, 4.5)
+    for gap in gaps:
+        now += gap
+        detector.beat(now)
+    assert not detector.is_dead(now + 2.4)
+    assert detector.is_dead(now + 4.75)
+
+
+def test_time_in_which_the_event_loop_starved_is_nobodys_silence() -> None:
+    clock = SteadyClock(0.25, now=0.0)
+    detector = Detector(0.0, 2.5, 4.5)
+    clock.tick(0.25)
+    detector.beat(clock.read(0.25))
+    assert clock.read(30.0) == pytest.approx(0.6)  # the tick due at 0.5 did not come
+    assert not detector.is_dead(clock.read(30.0))
+    clock.tick(30.0)
+    assert clock.lost_s == pytest.approx(29.4)
+    assert not detector.is_dead(clock.read(30.2))
+    for i in range(20):
+        clock.tick(30.0 + 0.25 * (i + 1))
+    assert detector.is_dead(clock.read(35.0))  # from then on its silence counts
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=40))
+def test_the_steady_clock_never_runs_backwards_nor_faster_than_time(steps: list[tuple[float, bool]]) -> None:
+    now, clock = 0.0, SteadyClock(0.25, now=0.0)
+    last = clock.read(now)
+    for step, ticks in steps:
+        now += step
+        if ticks:
+            clock.tick(now)
+        assert last - 1e-9 <= clock.read(now) <= last + step + 1e-9
+        last = clock.read(now)
+
+
+def test_a_deadline_follows_what_was_observed_and_doubles_when_missed() -> None:
+    deadline = Deadline(1.5, 10.0)
+    assert deadline.seconds == 5.0
+    for _ in range(20):
+        deadline.observe(0.1)
+    assert deadline.seconds == 1.5
+    deadline.miss()
+    assert deadline.seconds == 3.0
+    for _ in range(50):
+        deadline.miss()
+    assert deadline.seconds == 10.0
+    deadline.observe(0.1)
+    assert deadline.seconds == 1.5
+    for _ in range(60):
+        deadline.observe(4.0)
+    assert 4.0 < deadline.seconds < 5.0
+
+
+def test_pauses_double_up_to_a_bound_with_jitter() -> None:
+    backoff = Backoff(0.5, 8.0, random.Random(1))
+    pauses = [backoff.next() for _ in range(8)]
+    for pause, span in zip(pauses, (0.5, 1, 2, 4, 8, 8, 8, 8), strict=True):
+        assert span / 2 <= pause <= span
+    assert len(set(pauses)) == 8
+    backoff.reset()
+    assert backoff.next() <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("192.0.2.1:7447", ("192.0.2.1", 7447)), ("[fe80::1]:80", ("fe80::1", 80)), ("a.b:1", ("a.b", 1))],
+)
+def test_addresses_are_split_and_joined(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+    assert join_address(*parts) == address
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:0", "host:65536", "fe80::1:80", "host:٣"])
+def test_what_is_no_address_is_refused_with_a_sentence(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"address"):
+        split_address(address)
+
+
+def test_plain_text_is_for_loopback_only() -> None:
+    assert NetOptions(host="127.0.0.1", insecure=True).insecure
+    assert NetOptions(host="::1", insecure=True).insecure
+    with pytest.raises(ConfigError, match=r"loopback only, got host \"0.0.0.0\""):
+        NetOptions(insecure=True)
+    with pytest.raises(ConfigError, match=r"degree must be at least 2"):
+        NetOptions(degree=1)
+
+
+class OneBeat:
+    """A stream with one heartbeat, and then nothing for ever."""
+
+    def __init__(self) -> None:
+        self.frames = [pb.Frame(heartbeat=pb.Heartbeat(number=1)).SerializeToString()]
+
+    async def read(self) -> Any:
+        if not self.frames:
+            await asyncio.Event().wait()
+        return self.frames.pop()
+
+    async def write(self, message: bytes) -> None:
+        return
+
+
+def test_neighbours_that_stop_answering_are_not_waited_for() -> None:
+    """They read an update in 10 ms each time; then two of three are dead, long before their silence is noticed."""
+
+    async def scenario() -> None:
+        now = 0.0
+        streams = {member: OneBeat() for member in "abc"}
+        links = {member: Link(member, 1, streams[member], NetOptions(), lambda: now, True) for member in "abc"}
+        local: Any = SimpleNamespace(options=SimpleNamespace(cache_bytes=1000), now=lambda: now)
+        swarm: Any = SimpleNamespace(dtype=torch.float32, encoding="float32")
+        sender = Sender(local, swarm, links, ThreadPoolExecutor(1))
+
+        def announce() -> None:
+            for member, link in links.items():
+                offer = Offer(member, b"x", Update(Message(1, 0, 1, 2, torch.zeros(2)), 1), 0, 0, now)
+                sender.offers.add(offer, b"data")
+                assert sender._make_announce(link, offer)
+
+        for _ in range(20):
+            announce()
+            now += 0.01
+            for link in links.values():
+                sender.received(link, link.announced)
+                link._asked_at = None  # as any frame does, below
+        announce()
+        assert sender.unread() == 3
+        now += 0.04
+        assert sender.unread() == 3
+        now += 0.02
+        assert sender.unread() == 0
+        reading = asyncio.ensure_future(links["a"]._read(lambda frame: None))
+        await asyncio.sleep(0)
+        assert sender.unread() == 1  # slow, but alive
+        announce()
+        assert sender.unread() == 1  # the dead do not count anew with every round
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    asyncio.run(scenario())

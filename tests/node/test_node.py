@@ -1,0 +1,261 @@
+"""Real nodes over the network in memory: they compute what the simulators do, and survive what they must."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from conftest import make_toy_setting, make_toy_split
+from test_merging import make_world
+from torch import Tensor
+
+from dfca.algorithms import ALGORITHMS
+from dfca.core.options import ElectionOptions
+from dfca.core.rules.personal import GRID
+from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
+from dfca.node.node import MemoryStore, Node
+from dfca.node.work.worker import Worker
+from dfca.peer.machine import Machine, Memory
+from dfca.peer.peer import Peer
+from dfca.peer.records.lineage import Entry
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import (
+    Curve,
+    Job,
+    Losses,
+    Note,
+    Observe,
+    OwnCurve,
+    Personalise,
+    Score,
+    Train,
+    Trained,
+    Warm,
+    WarmUp,
+)
+from dfca.peer.server import Server, ServerClient
+from dfca.peer.state import VERSION, Saved, State
+from dfca.sim.events.host import peer_options
+from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.simulation import neighbours_of
+from dfca.sim.events.world import SERVER
+from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.setting import Setting
+from dfca.testing import make_clients
+
+
+def options_of(setting: Setting) -> list[PeerOptions]:
+    return peer_options(setting, ClientPool(setting, dry=False), neighbours_of(setting), rounds=setting.rounds)
+
+
+def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> dict[int, Node]:
+    """Make a node for every client of a setting, and for the server where there is one."""
+    algorithm, clients = setting.algorithm, make_clients(setting)
+    nodes = {}
+    for options in options_of(setting):
+        i = options.id
+        worker = Worker(clients[max(0, i)])
+
+        def duration(job: Job) -> float:
+            if isinstance(job, Observe):
+                return float(len(job.slots) * setting.local.steps)
+            if isinstance(job, Curve | Personalise):
+                return 200.0 if isinstance(job, Curve) else float(job.steps)
+            steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
+            return float(steps)
+
+        memory = Memory(options.size, options.dtype)
+        kind: type[Machine] = Peer
+        if algorithm.exchange == "server":
+            kind = Server if i == SERVER else ServerClient
+        machine = kind(options, memory)
+        nodes[i] = Node(machine, worker, network.transport(i), MemoryStore(), duration if timed else None)
+    return nodes
+
+
+def network_of(setting: Setting) -> MemoryNetwork:
+    if setting.algorithm.exchange == "server":
+        return MemoryNetwork((SERVER, i) for i in range(setting.clients))
+    return MemoryNetwork(setting.graph.edges if setting.algorithm.exchange == "gossip" else ())
+
+
+def run_all(nodes: dict[int, Node], loop: asyncio.AbstractEventLoop) -> None:
+    async def everybody() -> None:
+        await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 10_000)
+        for node in nodes.values():
+            node.stop()
+
+    try:
+        loop.run_until_complete(everybody())
+    finally:
+        loop.close()
+
+
+def assert_banks(setting: Setting, nodes: dict[int, Node]) -> None:
+    simulation = Simulation(setting)
+    for _ in range(setting.rounds):
+        simulation.step()
+    for i, node in nodes.items():
+        bank = node.machine.bank
+        assert bank is not None
+        if setting.algorithm.exchange == "server":
+            torch.testing.assert_close(bank, simulation.banks[:, 0], rtol=1e-9, atol=1e-11)
+        else:
+            torch.testing.assert_close(bank, simulation.banks[: len(bank), i], rtol=1e-9, atol=1e-11)
+            assert node.machine.assignment == simulation.assignments[i]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if ALGORITHMS[name]().peers is None])
+def test_nodes_in_memory_equal_the_synchronous_simulator(algorithm: str) -> None:
+    setting = make_toy_setting(algorithm, rounds=3)
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+
+
+def test_nodes_in_memory_warm_up_with_momentum_as_the_synchronous_simulator_does() -> None:
+    setting = make_toy_setting("dfca-fi", rounds=2)
+    election = ElectionOptions(warmup_steps=8, warmup_momentum=0.9)
+    setting = replace(setting, algorithm=replace(setting.algorithm, election=election))
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+
+
+@pytest.mark.parametrize("aggregation", ["batch", pytest.param("sequential", marks=pytest.mark.slow)])
+def test_nodes_in_memory_merge_clusters_as_the_synchronous_simulator_does(aggregation: str) -> None:
+    setting = make_world(personal_steps=0, dtype=torch.float64, rounds=12, aggregation=aggregation)
+    nodes = make_nodes(setting, network_of(setting))
+    run_all(nodes, VirtualTimeLoop())
+    assert_banks(setting, nodes)
+    lineages = {node.machine.lineage for node in nodes.values() if isinstance(node.machine, Peer)}
+    ((_, *surveys),) = lineages
+    assert any(survey.merges for survey in surveys)
+    assert surveys[-1].last
+
+
+def test_nodes_with_threads_equal_it_too_where_everybody_waits_for_all() -> None:
+    setting = make_toy_setting("dfca-gi", rounds=3)
+    nodes = make_nodes(setting, network_of(setting), timed=False)
+    run_all(nodes, asyncio.new_event_loop())
+    assert_banks(setting, nodes)
+
+
+def test_a_cut_link_heals_and_two_halves_agree() -> None:
+    setting = make_toy_setting(
+        "dfca-fi", rounds=40, aggregation="sequential", split=make_toy_split(clients=6), graph=nx.path_graph(6)
+    )
+    network = network_of(setting)
+    nodes = make_nodes(setting, network)
+
+    async def cut_and_heal() -> None:
+        network.cut(2, 3)
+        await asyncio.sleep(70)
+        assert len({node.machine.lineage for node in nodes.values()}) == 2  # type: ignore[attr-defined]
+        network.heal(2, 3)
+
+    async def everybody() -> None:
+        await asyncio.gather(cut_and_heal(), *(node.run() for node in nodes.values()))
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(everybody())
+    loop.close()
+    assert len({node.machine.lineage for node in nodes.values()}) == 1  # type: ignore[attr-defined]
+
+
+def test_a_job_that_fails_ends_its_node_with_its_error() -> None:
+    class Broken:
+        def run(self, job: Job, bank: Tensor | None) -> Any:
+            raise ValueError("no samples")
+
+    setting = make_toy_setting("local", rounds=1)
+    options = options_of(setting)[0]
+    peer = Peer(options, Memory(options.size, options.dtype))
+
+    async def one() -> None:
+        node = Node(peer, Broken(), MemoryNetwork(()).transport(0))
+        try:
+            await node.run()
+        finally:
+            node.stop()
+
+    with pytest.raises(ValueError, match="no samples"):
+        asyncio.run(one())
+
+
+def test_a_note_that_cannot_be_taken_ends_its_node_with_the_error() -> None:
+    """Nobody awaits the task of a job: an error in what comes after it left the node waiting for ever."""
+    setting = make_toy_setting("local", rounds=3)
+    options = options_of(setting)[0]
+    peer = Peer(options, Memory(options.size, options.dtype))
+
+    def refuse(note: Note) -> None:
+        if note.kind == "finish":
+            raise KeyError("number")
+
+    async def one() -> None:
+        node = Node(peer, Worker(make_clients(setting)[0]), MemoryNetwork(()).transport(0), note=refuse)
+        try:
+            await asyncio.wait_for(node.run(), 30)
+        finally:
+            assert isinstance(node.failure, KeyError)
+            node.stop()
+
+    with pytest.raises(KeyError, match="number"):
+        asyncio.run(one())
+
+
+def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost() -> None:
+    setting = make_toy_setting("dfca-gi", rounds=8, aggregation="sequential")
+    network = network_of(setting)
+    nodes = make_nodes(setting, network)
+    killed, rounds = nodes[2], list[int]()
+
+    async def kill_and_restart() -> None:
+        await asyncio.sleep(3.5 * setting.local.steps)
+        killed.stop()
+        saved, options = killed._store.saved, killed.machine.options  # type: ignore[union-attr]
+        assert saved is not None
+        rounds.extend([saved.round, killed.machine.round])
+        peer = Peer(options, Memory(options.size, options.dtype), incarnation=1, saved=saved)
+        successor = Node(peer, killed._work, network.transport(2), MemoryStore(), killed._duration)
+        await asyncio.sleep(0.25 * setting.local.steps)
+        nodes[2] = successor
+        await successor.run(late=True)
+
+    async def everybody() -> None:
+        await asyncio.gather(kill_and_restart(), *(node.run() for node in list(nodes.values())))
+
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(everybody())
+    loop.close()
+    assert rounds == [3, 3]
+    assert killed.machine.round == 3
+    assert [node.machine.round for node in nodes.values()] == [8] * 6
+    assert not any(node.machine.refused for node in nodes.values())
+
+
+def test_who_had_no_vote_looks_whether_the_models_fit_again_after_twice_the_time() -> None:
+    """A model that two kinds of devices pull to and fro fits by chance: looked at once, it was kept for ever."""
+    setting = make_toy_setting("dfca", rounds=100, aggregation="sequential")
+    options = options_of(setting)[0]
+    bank = torch.zeros(1, options.size, dtype=options.dtype)
+    saved = Saved(VERSION, options.seed, 0, 0, (Entry(4, 1, 1, 0, 0, (0,)),), bank, voted=False)
+    peer = Peer(options, Memory(options.size, options.dtype), 1, saved)
+    now, looks, model = 0.0, list[int | None](), bank[0]
+    losses = Losses(torch.full((2, 5), 0.1), torch.full((2, 5), 0.1))
+    peer.begin(now, late=True)
+    while peer.state is not State.DONE and now < 1000:
+        now += 1.0
+        results = {Train: Trained(0, True, model, 0.1, 5), WarmUp: Warm(model, losses), Score: losses}
+        for job in peer.ready().work:
+            looks += [job.stage] if isinstance(job, WarmUp) else []
+            result = OwnCurve(0, 0, torch.zeros(len(GRID))) if isinstance(job, Curve) else results.get(type(job))
+            peer.finished(job, result, now)
+        peer.wake(now)
+    assert peer.round == 100
+    assert looks == [10, 20, 40, 80]

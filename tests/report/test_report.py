@@ -1,0 +1,763 @@
+"""Tables of hand-made numbers, and the pages of real, tiny runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from rich.console import Console
+
+from dfca.base.errors import RunError
+from dfca.report import findings, formats, rows, tables
+from dfca.report.drawing import plots
+from dfca.report.drawing.axes import Style, move_apart, values_axis, zoom_of
+from dfca.report.drawing.curves import Curve, curve_of, curves_of
+from dfca.report.page import write_report
+from dfca.report.paper.cluster_map import match_clusters
+from dfca.report.results import load_results, save_results, stored_run
+from dfca.report.setting import about_algorithm
+from dfca.report.wording import percent
+from dfca.runs.store import reading
+from dfca.runs.store.metric import ACCURACY
+from dfca.runs.store.reading import Run, load_run
+
+ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
+
+
+def row(algorithm: str, seed: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "accuracy": accuracy,
+        "all_models_accuracy": None,
+        "cluster_accuracy": None,
+        "live_clusters": 1,
+        "clusters": 2,
+        "models": 1,
+        "rounds": 5,
+        "seconds": 2.0,
+        "bytes_sent": 4_000_000,
+        "finished": True,
+        **more,
+    }
+
+
+SUMMARY: dict[str, Any] = {
+    "clients": 4,
+    "experiment": "hand-made",
+    "scale": "desk",
+    "runs": [
+        row("dfca-gi", 0, 0.90, cluster_accuracy=1.0, models=2, live_clusters=2),
+        row("dfca-gi", 1, 0.80, cluster_accuracy=0.5, models=2, live_clusters=1),
+        row("ifca", 0, 0.95, cluster_accuracy=1.0, models=2, live_clusters=2),
+        row("dfedavgm", 0, 0.70),
+        row("dfedavgm", 1, 0.10, finished=False),
+        row("local", 0, 0.99, bytes_sent=0),
+        row("fedspd", 0, 0.30, models=2, live_clusters=2, cluster_accuracy=0.5, finished=False),
+        row("oracle", 0, 1.0, models=2, live_clusters=2),
+    ],
+}
+
+
+# --- tables
+
+
+def test_rows_by_hand() -> None:
+    by_name = {each["algorithm"]: each for each in rows.summary_rows(SUMMARY)}
+    gi = by_name["dfca-gi"]
+    assert gi["accuracy_mean"] == pytest.approx(0.85)
+    assert gi["accuracy_std"] == pytest.approx(math.sqrt(0.005))
+    assert (gi["lost"], gi["lost_runs"], gi["runs"], gi["partial"]) == ("1 of 2", 1, 2, False)
+    assert gi["megabytes_per_client"] == 1.0
+    assert by_name["dfedavgm"]["accuracy_mean"] == 0.70, "an unfinished run is not in the mean"
+    assert (by_name["dfedavgm"]["runs"], by_name["dfedavgm"]["unfinished"]) == (1, 1)
+    assert by_name["dfedavgm"]["lost"] == "–", "one model cannot lose a cluster"
+    assert by_name["dfedavgm"]["accuracy_std"] is None
+    assert (by_name["fedspd"]["partial"], by_name["fedspd"]["accuracy_mean"]) == (True, 0.30)
+    best = {name: each["best"] for name, each in by_name.items() if each["best"]}
+    assert best == {"dfca-gi": ("accuracy",)}, "no server, no bound, nothing unfinished; no rival in cluster accuracy"
+
+
+def test_megabytes_need_the_number_of_clients() -> None:
+    assert rows.summary_rows({**SUMMARY, "clients": None})[0]["megabytes_per_client"] is None
+    assert rows.summary_rows({**SUMMARY, "clients": 8})[0]["megabytes_per_client"] == 0.5
+
+
+def printed(width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        for table in formats.terminal_tables(SUMMARY, width=width):
+            console.print(table)
+        console.print("\n".join(tables.notes(SUMMARY)))
+    return capture.get()
+
+
+def test_terminal_table() -> None:
+    text = printed(100)
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "85.0 ± 7.1" in lines["dfca-gi"]
+    assert "1 of 2" in lines["dfca-gi"]
+    assert "1 + 1" in lines["dfedavgm"]
+    assert "fedspd*" in lines
+    assert "* not finished: the numbers so far" in text
+    assert "oracle knows the true clusters" in text
+
+
+@pytest.mark.parametrize("width", [100, 80, 60])
+def test_the_terminal_table_is_never_cut(width: int) -> None:
+    text = printed(width)
+    assert "…" not in text
+    assert "85.0 ± 7.1" in text
+
+
+def test_bold_in_markdown() -> None:
+    lines = formats.markdown(SUMMARY).splitlines()
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus local | right cluster % | lost a cluster |")
+    assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | −9.0 | 75.0 ± 35.4 | 1 of 2 | 2 |")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+# --- differences
+
+
+def seeds_of(name: str, scores: list[float], **more: Any) -> list[dict[str, Any]]:
+    return [row(name, seed, score, **more) for seed, score in enumerate(scores)]
+
+
+COMPARED: dict[str, Any] = {
+    "clients": 4,
+    "runs": [
+        *seeds_of("dfca", [0.90, 0.80, 0.85, 0.95, 0.88], momentum=0.9, diverged_clients=0),
+        *seeds_of("ifca", [0.81, 0.70, 0.76, 0.84, 0.78], momentum=0.0, diverged_clients=0),
+        *seeds_of("local", [0.91, 0.79, 0.86, 0.94, 0.88], momentum=0.0, diverged_clients=0),
+        *seeds_of("dfedavgm", [0.2, 0.1, 0.3, 0.2, 0.2], momentum=0.9, diverged_clients=4)[:3],
+        *seeds_of("dfedavgm", [0.2] * 5, momentum=0.9, diverged_clients=0)[3:],
+        *seeds_of("ifca, momentum 0.9", [0.83, 0.72, 0.79, 0.86, 0.80], momentum=0.9, diverged_clients=0),
+    ],
+}
+
+
+def test_differences_are_paired_by_seed() -> None:
+    found = {each["algorithm"]: each for each in rows.summary_rows(COMPARED)}
+    difference = found["ifca"]["compared"].difference
+    # d = -0.09, -0.10, -0.09, -0.11, -0.10: mean -0.098, s = 0.00837, t(4) = 2.776, half = 0.0104
+    assert difference.mean == pytest.approx(-0.098)
+    assert difference.half == pytest.approx(0.0104, abs=1e-4)
+    assert found["ifca"]["accuracy_std"] > 0.05, "what the seeds do is ten times as much"
+    assert found["dfca"]["compared"] is None
+    lines = formats.markdown(COMPARED).splitlines()
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca ± 95 % | lost a cluster |")
+    assert lines[3].startswith("| ifca | server | 77.8 ± 5.3 | −9.8 ± 1.0† |")
+    assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.2 |")
+
+
+def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> None:
+    text = "\n".join(tables.notes(COMPARED))
+    assert (
+        "† beyond chance (95 %, Holm over 4 comparisons): worse than dfca: ifca, dfedavgm ‡, "
+        '"ifca, momentum 0.9"; not told apart from dfca: local'
+    ) in text
+    assert "‡ diverged: dfedavgm in 3 of 5 seeds" in text
+    assert 'momentum in training: 0.9 dfca, dfedavgm, "ifca, momentum 0.9"; 0 ifca, local\n' in text
+    assert 'momentum alone: "ifca, momentum 0.9" minus ifca +2.2 ± 0.6' in text
+    assert "| dfedavgm ‡ |" in formats.markdown(COMPARED)
+    assert "clustering alone" not in text, "what diverged shows nothing"
+
+
+def test_the_last_step_is_told_from_momentum_and_clustering() -> None:
+    stepped = seeds_of("dfedavgm + last step", [0.8, 0.7, 0.9], momentum=0.9)
+    after = [{**each, "accuracy_before_personal": each["accuracy"] - 0.05} for each in stepped]
+    plain = seeds_of("dfedavgm", [0.7, 0.6, 0.8], momentum=0.0)
+    best = [{**each, "accuracy_before_personal": 0.9} for each in seeds_of("dfca", [0.9, 0.82, 0.98], momentum=0.9)]
+    text = "\n".join(tables.notes({"clients": 4, "runs": [*after, *plain, *best]}))
+    assert "clustering alone: dfca minus dfedavgm + last step +10.0 ± 5.0" in text, "the same momentum and last step"
+    assert "the personal last step alone: dfedavgm + last step +5.0 ± 0.0; dfca 0.0 ± 19.9" in text
+    assert "momentum alone" not in text, "the two differ in the last step too"
+
+
+def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
+    facts = {"name": "RMSE", "key": "rmse", "higher_is_better": False, "percent": False}
+
+    def scored(name: str, scores: list[float]) -> list[dict[str, Any]]:
+        made = seeds_of(name, [0.0] * len(scores), metric=facts)
+        return [{**each, "rmse": score, "all_models_rmse": score} for each, score in zip(made, scores, strict=True)]
+
+    summary = {"clients": 4, "runs": [*scored("dfca", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
+    text = formats.markdown(summary)
+    assert "+0.205 ± 0.012†" in text
+    assert "worse than dfca: local" in text
+    assert "+ is more RMSE, which is worse" in text
+
+
+def test_of_a_sweep_every_point_has_its_comparisons() -> None:
+    points = [point({"clients": number}) for number in (12, 24)]
+    runs = []
+    for each, gap in zip(points, (0.1, 0.0), strict=True):
+        for name, off in (("dfca", 0.0), ("ifca", gap)):
+            scores = [0.9 - off, 0.8 - 1.1 * off, 0.85 - 0.9 * off]
+            runs += seeds_of(name, scores, digest=each["digest"], cluster_accuracy=1.0)
+    summary = {"experiment": "swept", "scale": "desk", "points": points, "runs": runs}
+    table = tables.result_tables(summary)[1]
+    assert (table.title, table.columns) == ("accuracy %: minus dfca ± 95 %", ["clients", "ifca"])
+    assert [[cell.text for cell in each] for each in table.rows] == [["12", "−10.0 ± 2.5†"], ["24", "0.0 ± 0.0"]]
+    assert "worse than dfca: ifca at 1 of 2 points; all else is not told apart" in "\n".join(tables.notes(summary))
+    numbers = formats.comma_separated(summary).splitlines()
+    assert numbers[0].endswith("paired_difference,paired_half_interval,paired_p,paired_seeds,verdict")
+    assert numbers[2].endswith(",3,worse")
+
+
+def test_old_runs_that_diverged_are_known_by_their_loss() -> None:
+    old = [*seeds_of("dfca", [0.9, 0.8], train_loss=0.1), *seeds_of("dfedavgm", [0.2, 0.3], train_loss=4.7e10)]
+    found = {each["algorithm"]: each["diverged_runs"] for each in rows.summary_rows({"clients": 4, "runs": old})}
+    assert found == {"dfca": 0, "dfedavgm": 2}
+    few = seeds_of("dfca", [0.9], diverged_clients=1)
+    assert rows.summary_rows({"clients": 40, "runs": few})[0]["diverged_runs"] == 0, "one client of forty"
+
+
+def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
+    kind = rows.kind_of("mine")
+    assert (kind.via, kind.informed) == ("neighbours", False)
+    assert rows.kind_of("ifca").via == "server"
+    assert rows.kind_of("oracle").informed
+    assert rows.kind_of("local").via == "nobody"
+    assert rows.kind_of("ifca, momentum 0.9").via == "server"
+
+
+# --- sweeps
+
+
+def point(at: dict[str, Any], **more: Any) -> dict[str, Any]:
+    label = ", ".join(f"{key}={value}" for key, value in at.items())
+    facts = {"algorithms": ["dfca", "ifca"], "seeds": [0, 1], "clients": 4, "clusters": 2, "rounds": 5}
+    return {"point": at, "label": label, "digest": label, **facts, **more}
+
+
+def sweep_summary(*points: dict[str, Any]) -> dict[str, Any]:
+    runs = [
+        row(name, seed, accuracy, cluster_accuracy=1.0 - 0.5 * seed, models=2, live_clusters=2, digest=each["digest"])
+        for each in points
+        for name, accuracy in (("dfca", 0.9), ("ifca", 0.8))
+        for seed in (0, 1)
+    ]
+    return {"experiment": "swept", "scale": "desk", "points": list(points), "runs": runs}
+
+
+ONE_KEY = sweep_summary(point({"clients": 12}), point({"clients": 24}))
+TWO_KEYS = sweep_summary(
+    point({"topology.p": 0.1, "share": "all"}), point({"topology.name": "ring", "share": "all"}, auto=True)
+)
+
+
+def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
+    assert formats.markdown(ONE_KEY).splitlines()[:6] == [
+        "**accuracy %**",
+        "",
+        "| clients | dfca | ifca |",
+        "| --- | ---: | ---: |",
+        "| 12 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
+        "| 24 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
+    ]
+    titles = [table.title for table in tables.result_tables(ONE_KEY)]
+    assert titles == [
+        "accuracy %",
+        "accuracy %: minus dfca ± 95 %",
+        "right cluster %",
+        "all clusters found",
+        "MB per client",
+    ]
+    assert tables.result_tables(ONE_KEY)[3].rows[0][1].text == "1 of 2"
+
+
+def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
+    (table,) = tables.result_tables(TWO_KEYS)
+    assert table.columns[:4] == ["topology.p", "topology.\nname", "share", "algorithm"]
+    texts = [[cell.text for cell in each][:4] for each in table.rows]
+    assert texts == [
+        ["0.1", "", "all", "dfca"],
+        ["", "", "", "ifca"],
+        ["", "ring", "all", "dfca"],
+        ["", "", "", "ifca"],
+    ]
+    k = table.columns.index("k found")
+    assert [[cell.text for cell in each][k : k + 2] for each in table.rows][2:] == [["2", "2 of 2"], ["–", "–"]]
+
+
+@pytest.mark.parametrize("width", [100, 80, 70])
+@pytest.mark.parametrize("summary", [ONE_KEY, TWO_KEYS])
+def test_tables_leave_columns_out_before_they_are_cut(summary: dict[str, Any], width: int) -> None:
+    assert max(table.width for table in tables.result_tables(summary, width=width)) <= width
+
+
+def test_on_a_narrow_terminal_every_point_has_its_own_table() -> None:
+    titles = [table.title for table in tables.result_tables(TWO_KEYS, width=80)]
+    assert titles == ["topology.p=0.1, share=all", "topology.name=ring, share=all"]
+
+
+def test_what_is_not_asked_for_any_more_is_left_out() -> None:
+    left = rows.summary_rows({**ONE_KEY, "points": ONE_KEY["points"][:1]})
+    assert {each["label"] for each in left} == {"clients=12"}
+    assert reading.count_trials(ONE_KEY) == (8, 8)
+
+
+def test_numbers_as_comma_separated_values() -> None:
+    lines = formats.comma_separated(ONE_KEY).splitlines()
+    assert lines[0].startswith("clients,algorithm,runs,unfinished,failed,accuracy_mean,accuracy_std,")
+    assert lines[1].startswith("12,dfca,2,0,0,0.9,0.0,")
+    assert len({line.count(",") for line in lines}) == 1
+    assert formats.comma_separated(SUMMARY).splitlines()[1].startswith("dfca-gi,2,0,0,0.85")
+
+
+def test_latex_is_escaped() -> None:
+    text = formats.latex(SUMMARY)
+    assert r"algorithm & talks to & accuracy \% & minus local & right cluster \% & lost a cluster & runs" in text
+    assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & $-$9.0 & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
+    assert text.count(r"\toprule") == 1
+
+
+def test_failures_are_in_the_notes() -> None:
+    failed = {"algorithm": "ifca", "seed": 3, "digest": "clients=12", "finished": False, "error": "no room"}
+    summary = {**ONE_KEY, "runs": [*ONE_KEY["runs"], failed]}
+    assert "8 of 9 runs are finished" in tables.notes(summary)
+    assert "failed: ifca, seed 3: no room" in tables.notes(summary)
+    assert rows.summary_rows(summary)[1]["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "axis"), [((12, 24, 120), "linear"), ((0.02, 0.1, 0.5), "log"), ((0, 10, 100), "linear")]
+)
+def test_the_axis_of_a_key_is_logarithmic_beyond_a_factor_of_ten(values: tuple[float, ...], axis: str) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    values_axis(axes, values)
+    assert axes.get_xscale() == axis
+    assert set(axes.get_xticks()) <= set(values)
+
+
+def test_results_as_one_file(tmp_path: Path, run_folder: Path) -> None:
+    path = tmp_path / "results" / "quickstart.json"
+    run = load_run(run_folder)
+    save_results(run, path)
+    again = load_results(path)
+    assert formats.markdown(again) == formats.markdown(run.summary) == formats.markdown(stored_run(path).summary)
+    assert path.stat().st_size < 20_000
+    assert (again["config"], again["environment"]["device"]) == (run.config, "cpu")
+    assert again["means"][0]["accuracy_mean"] == rows.summary_rows(run.summary)[0]["accuracy_mean"]
+    for text in ("{", "[]", '{"dfca_results": 99, "runs": []}'):
+        path.write_text(text)
+        with pytest.raises(RunError, match=r"give a run folder or a file that `dfca report RUN --save FILE` wrote$"):
+            load_results(path)
+
+
+# --- the page
+
+
+class Page(HTMLParser):
+    """Collect ids, references and open tags."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "use", "path", "rect", "image"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.handle_startendtag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        self.tags.add(tag)
+        self.ids += [value for key, value in attributes if key == "id"]
+        self.references += [value for key, value in attributes if key in ("href", "src", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+Changes = Callable[..., Path]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Changes:
+    """Copy a run folder and change its files: functions of what they hold, by name."""
+
+    def copy(folder: Path, **changes: Callable[[Any], Any]) -> Path:
+        out = tmp_path / "run"
+        shutil.copytree(folder, out)
+        (out / "report.html").unlink()
+        summary = json.loads((out / "summary.json").read_text())
+        summary = changes.get("summary", lambda value: value)(summary | {"config_sha256": None})
+        (out / "summary.json").write_text(json.dumps(summary))
+        for key, name in (("config", "config.toml"), ("topology", "topology.json")):
+            if key in changes:
+                (out / name).write_text(changes[key]((out / name).read_text()))
+        if "metrics" in changes:
+            text = "".join(json.dumps(line) + "\n" for line in load_run(folder).metrics)
+            put_metrics(out, changes["metrics"](text))
+        return out
+
+    return copy
+
+
+def put_metrics(folder: Path, text: str) -> None:
+    """Write the metrics of all trials into one file."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        shutil.rmtree(folder / "metrics")
+        path = folder / "metrics" / "all.jsonl"
+        path.parent.mkdir()
+    path.write_text(text)
+
+
+def page_of(folder: Run | Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_table_and_needs_nothing_beside_it(run_folder: Path) -> None:
+    text = (run_folder / "report.html").read_text(encoding="utf-8")
+    for each in rows.summary_rows(json.loads((run_folder / "summary.json").read_text())):
+        assert percent(each["accuracy_mean"], each["accuracy_std"]) in text
+    for heading in ("In short", "Results", "By round", "What the clients hold", "Who found whom", "What was run"):
+        assert f"<h2>{heading}</h2>" in text
+    page = Page(text)
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids)), "two figures share an id"
+    assert all((each.startswith("#") and each[1:] in page.ids) or each.startswith("data:") for each in page.references)
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "script" not in page.tags
+    assert "not finished" not in text
+    assert "8 clients, 2 hidden groups of data, 4 rounds, 5 algorithms, 2 random seeds, on <b>digits</b>." in text
+    assert "Half of the <code>&lt;8&gt;</code> clients" in text
+    assert len(text) < 300_000
+
+
+def test_the_page_is_the_same_for_the_same_run_and_reads_it_once(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, run = (run_folder / "report.html").read_text(), load_run(run_folder)
+    monkeypatch.setattr(reading, "_read", lambda path: pytest.fail(f"{path} is read again"))
+    assert page_of(run) == before
+
+
+def test_an_unfinished_run_says_so(run_folder: Path, changed: Changes) -> None:
+    def stop(summary: dict[str, Any]) -> dict[str, Any]:
+        kept = [
+            row
+            for row in summary["runs"]
+            if row["algorithm"] != "local" and (row["algorithm"], row["seed"]) != ("ifca", 1)
+        ]
+        return summary | {"runs": kept}
+
+    folder = changed(run_folder, summary=stop, metrics=lambda text: text + '{"algorithm": "local", "se')  # killed
+    text = page_of(folder)
+    assert "<b>This run is not finished:</b> 7 of 10 runs are done." in text
+    assert "ifca seed 1 at round 4" in text
+    assert '<tr class="partial"><td class="words">local*</td>' in text
+    assert "<td>1 + 1</td>" in text
+    assert Page(text).open == []
+    assert load_run(folder).algorithms == ALGORITHMS
+
+
+def test_a_run_that_has_only_begun(run_folder: Path, changed: Changes) -> None:
+    text = page_of(changed(run_folder, summary=lambda value: value | {"runs": []}, metrics=lambda _: ""))
+    assert "No round has been evaluated yet." in text
+    assert "0 of 10 runs are done" in text
+
+
+def test_a_run_whose_true_clusters_nobody_knows(run_folder: Path, changed: Changes) -> None:
+    unknown = ("cluster_accuracy", "adjusted_rand_index", "all_models_accuracy")
+
+    def forget(record: dict[str, Any]) -> dict[str, Any]:
+        return record | {key: None for key in unknown if key in record}
+
+    def lines(text: str) -> str:
+        return "".join(json.dumps(forget(json.loads(line))) + "\n" for line in text.splitlines())
+
+    def graphs(text: str) -> str:
+        return json.dumps({seed: graph | {"clusters": None} for seed, graph in json.loads(text).items()})
+
+    def summary(value: dict[str, Any]) -> dict[str, Any]:
+        return value | {"runs": [forget(row) for row in value["runs"]]}
+
+    text = page_of(changed(run_folder, summary=summary, metrics=lines, topology=graphs)).split("<h2>Words</h2>")[0]
+    assert "those of the first one" in text
+    assert "true groups" not in text
+    assert "right cluster" not in text
+    assert "</i>cluster 2</span>" in text
+
+
+def test_a_large_graph_keeps_the_page_small() -> None:
+    graph = nx.gnp_random_graph(320, 0.05, seed=0)
+    places = np.random.default_rng(0).normal(size=(320, 2))
+    clusters = [client % 4 for client in graph]
+    drawn = plots.networks(places, list(graph.edges), [(clusters, None)] * 3)
+    assert sum(map(len, drawn)) < 500_000
+
+
+EVIL = "<script>alert(1)"
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "theory", "virtual"])
+def test_text_of_the_user_cannot_become_markup(kind: str, changed: Changes, request: pytest.FixtureRequest) -> None:
+    """Titles, names of algorithms, data and versions are escaped on every kind of page."""
+
+    def summary(value: dict[str, Any]) -> dict[str, Any]:
+        value = json.loads(json.dumps(value).replace('"dfca-gi"', json.dumps(EVIL)))
+        for point in value.get("points", ()):
+            point["label"] += EVIL
+        failed = {**value["runs"][0], "seed": 77, "finished": False, "error": EVIL}
+        return value | {"experiment": EVIL, "scale": EVIL, "runs": [*value["runs"], failed]}
+
+    def config(text: str) -> str:
+        text = re.sub("^(title|description) = .*$", "", text, flags=re.MULTILINE).replace('"dfca-gi"', f'"{EVIL}"')
+        return f'title = "{EVIL}"\ndescription = "`{EVIL}`"\n' + text.replace('"digits"', f'"{EVIL}"')
+
+    source: Path = request.getfixturevalue(f"{kind}_folder")
+    folder = changed(
+        source, summary=summary, config=config, metrics=lambda text: text.replace('"dfca-gi"', f'"{EVIL}"')
+    )
+    (folder / "environment.json").write_text(json.dumps({"dfca": EVIL, EVIL: [{EVIL: EVIL}]}))
+    text = page_of(folder)
+    assert "<script" not in text
+    assert "<title>&lt;script&gt;alert(1) – dfca report</title>" in text
+    assert "<code>&lt;script&gt;alert(1)</code>" in text
+    assert text.count("&lt;script&gt;alert(1)") > 15
+    assert Page(text).open == []
+
+
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "summary.json", "metrics", "topology.json"])
+def test_a_missing_file_is_named_in_one_sentence(run_folder: Path, changed: Changes, name: str) -> None:
+    folder = changed(run_folder)
+    if name == "metrics" and not (folder / name).exists():
+        name = "metrics.jsonl"
+    shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    with pytest.raises(RunError) as caught:
+        write_report(folder)
+    assert str(caught.value) == (
+        f"{folder} is not a complete run folder: {name} is missing; run the same `dfca run` command again"
+    )
+
+
+def test_damaged_files_are_named(run_folder: Path, changed: Changes) -> None:
+    folder = changed(run_folder)
+    with pytest.raises(RunError, match="is not a run folder: there is no such directory"):
+        write_report(folder / "nowhere")
+    put_metrics(folder, "{broken\n{}\n")
+    with pytest.raises(RunError, match=r"\.jsonl, line 1, is not a line of metrics"):
+        write_report(folder)
+    put_metrics(folder, "")
+    with pytest.raises(RunError, match="lacks lines of metrics: dfca-gi, seed 0, has 0 of 2"):
+        write_report(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["runs"] = [{key: value for key, value in each.items() if key != "lines"} for each in summary["runs"]]
+    (folder / "summary.json").write_text(json.dumps(summary))  # as version 0.2 wrote it
+    for name, text, sentence in (
+        ("topology.json", '{"0": {}}', "files of another version or edited by hand"),
+        ("summary.json", "[]", "summary.json must hold a JSON object, got list"),
+        ("summary.json", "{", "summary.json is not valid JSON"),
+    ):
+        (folder / name).write_text(text)
+        with pytest.raises(RunError, match=re.escape(sentence)):
+            write_report(folder)
+
+
+# --- sweeps as pages
+
+
+def test_the_page_of_a_sweep_also_while_it_runs(sweep_folder: Path, changed: Changes) -> None:
+    page = (sweep_folder / "report.html").read_text()
+    assert "<h2>Against topology.p</h2>" in page
+    assert "<h3>topology.p=0.9</h3>" in page
+    assert "2 points (topology.p), 12 clients" in page
+    assert "Who found whom" not in page
+    half = changed(
+        sweep_folder,
+        summary=lambda value: value | {"runs": value["runs"][:1]},
+        metrics=lambda text: "".join(text.splitlines(keepends=True)[:5]),
+    )
+    made = {(row["label"], row["algorithm"]): row for row in rows.summary_rows(load_run(half).summary)}
+    first, second = (load_run(half).summary["runs"][i] for i in (0, 1))
+    assert (first["finished"], second["finished"]) == (True, False)
+    assert any(row["partial"] or row["unfinished"] for row in made.values())
+    assert "1 of 8 runs are done" in page_of(half)
+
+
+def test_a_point_of_a_sweep_has_its_own_config(sweep_folder: Path) -> None:
+    run = load_run(sweep_folder)
+    parts = [run.at(point) for point in run.summary["points"]]
+    assert [part.config["topology"]["p"] for part in parts] == [0.1, 0.9]
+    assert not any(part.swept or "grid" in part.config for part in parts)
+    assert parts[1].seeds == [0, 1]
+    unreadable = replace(run, config_text="clients = -1")
+    assert unreadable.at(run.summary["points"][1]).config["topology"]["p"] == 0.9
+
+
+# --- numbers and drawing
+
+
+def test_curves_are_means_over_the_finished_runs(run_folder: Path) -> None:
+    run = load_run(run_folder)
+    curve = curve_of(run, "dfca-gi", "accuracy")
+    assert curve is not None
+    assert list(curve.x) == [2, 4]
+    last = [line["accuracy"] for line in run.metrics if line["algorithm"] == "dfca-gi" and line["round"] == 4]
+    assert curve.mean[-1] == pytest.approx(np.mean(last))
+    assert curve.std is not None
+    assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
+    assert curve_of(run, "local", "cluster_accuracy") is None
+    half = [row | {"finished": row["seed"] == 1} for row in run.summary["runs"]]
+    mine = [line for line in run.metrics if line["algorithm"] == "dfca-gi" and line["seed"] == 1]
+    partly = curve_of(replace(run, summary=run.summary | {"runs": half}), "dfca-gi", "accuracy")
+    assert partly == ([2, 4], [line["accuracy"] for line in mine], None)
+
+
+def test_one_evaluation_is_no_curve(run_folder: Path) -> None:
+    run = load_run(run_folder)
+    assert set(curves_of(run, "accuracy")) == set(ALGORITHMS)
+    assert curves_of(replace(run, metrics=[line for line in run.metrics if line["round"] == 4]), "accuracy") == {}
+
+
+def test_matching_by_hand() -> None:
+    assert match_clusters([2, 2, 0, 0, 1], [0, 0, 1, 1, 2]).tolist() == [0, 0, 1, 1, 2]
+    assert match_clusters([0, 0, 0, 0, 1], [0, 0, 1, 1, 1]).tolist() == [0, 0, 0, 0, 1]
+    assert match_clusters([0, 1, 2, 2], [0, 0, 1, 1]).tolist() in ([0, -1, 1, 1], [-1, 0, 1, 1])
+
+
+def test_labels_are_moved_apart_and_stay_in_the_axes() -> None:
+    heights = move_apart([0.1, 0.5, 0.51, 0.99, 1.0], 0.06)
+    assert np.diff(heights).min() >= 0.06 - 1e-12
+    assert heights[0] == pytest.approx(0.1, abs=0.06)
+    assert max(heights) <= 1 + 1e-12
+    assert np.mean(heights[1:3]) == pytest.approx(0.505, abs=0.06)
+
+
+def test_an_algorithm_looks_the_same_whatever_else_is_drawn() -> None:
+    few = plots.styles(["ifca"], {"ifca": "server"}, {})
+    many = plots.styles(["mine", "ifca", "yours"], {"ifca": "server"}, {})
+    assert few["ifca"] == many["ifca"]
+    assert many["ifca"].dash == "--"
+    assert many["mine"].colour != many["yours"].colour
+
+
+def test_the_ringed_clients_are_drawn_beyond_the_links_of_one_graph() -> None:
+    places = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    first, second = plots.networks(places, [[0, 1]], [([0, 1, 0], None), ([0, 1, 1], [False, False, True])])
+    name = re.search(r'<g id="(links-\w+)"', first)
+    assert name is not None
+    assert f'<use href="#{name[1]}"/>' in second
+    assert "currentColor" in second
+    assert "currentColor" not in first
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
+    names = [r"my$_{5}$", r"$\wrong", r"$\frac$"]
+    style = {name: Style("#000000", "-") for name in names}
+    curves = {name: Curve([1.0, 2.0], [0.1 * i, 0.5]) for i, name in enumerate(names)}
+    for figure in (
+        plots.draw_curves(curves, style, "accuracy"),
+        plots.draw_bars(dict.fromkeys(names, 1.0), style, "MB", dict.fromkeys(names, "1")),
+    ):
+        assert all(f">{name}<" in plots.to_svg(figure) for name in names)
+        assert [path.suffix for path in plots.save(figure, tmp_path / "figure")] == [".png", ".svg", ".pdf"]
+
+
+def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
+    lines = {"dfca": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
+    series = {name: Curve([5, 10], mean) for name, mean in lines.items()}
+    style = plots.styles(series, {}, {})
+    low, high = plots.draw_curves(series, style, "accuracy (%)").axes[0].get_ylim()
+    assert low <= 10
+    assert high >= 92
+    zoom = zoom_of(series)
+    assert zoom is not None
+    assert zoom.outside == ("lost",)
+    closer = plots.draw_curves(series, style, "accuracy (%)", zoom=zoom)
+    assert closer.axes[0].get_ylim() == (zoom.low, zoom.high)
+    names = {text.get_text() for text in closer.axes[0].texts}
+    assert names == {"dfca", "ifca", "local"}
+    drawn = [line for line in closer.axes[0].lines if line.get_transform() == closer.axes[0].transData]
+    assert {line.get_color() for line in drawn} == {style[name].colour for name in names}, "one that is left out"
+    assert all(line.get_clip_on() for line in drawn), "a dot below the axis lies over the text of the page"
+
+
+def test_long_names_of_bars_stay_inside_the_figure() -> None:
+    names = ["dfca", "dfedavgm + last step", "a.long.module:with_a_long_function"]
+    figure = plots.draw_bars(
+        dict.fromkeys(names, 1.0), plots.styles(names, {}, {}), "MB", dict.fromkeys(names, "1,234")
+    )
+    FigureCanvasAgg(figure).draw()
+    texts = [*figure.axes[0].get_yticklabels(), *figure.axes[0].texts]
+    assert all(text.get_window_extent().x0 >= 0 for text in texts)
+    assert all(text.get_window_extent().x1 <= figure.bbox.x1 for text in texts)
+
+
+def test_flat_lines_need_no_closer_look() -> None:
+    means = {"a": 1.0, "b": 1.0, "lost": 0.5}
+    assert zoom_of({name: Curve([1, 2], [mean, mean]) for name, mean in means.items()}) is None
+
+
+def test_lines_that_end_close_together_need_no_closer_look() -> None:
+    means = {"a": 0.95, "b": 0.94, "c": 0.91, "d": 0.905}
+    assert zoom_of({name: Curve([1, 2], [0.1, mean]) for name, mean in means.items()}) is None
+
+
+def test_the_labels_of_lines_never_overlap_also_where_lines_stop_early() -> None:
+    series = {f"own {i}": Curve([1, 2 + i % 3], [0.5, 0.9]) for i in range(8)}
+    axes = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)").axes[0]
+    places = sorted(text.get_position()[1] for text in axes.texts)
+    assert len(places) == 8
+    assert np.diff(places).min() >= 0.055
+
+
+def test_the_page_lists_what_the_command_line_changed(tmp_path: Path, run_folder: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["changes"] = [{"key": "topology.p", "value": 0.4, "instead_of": 0.3}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report(folder).read_text()
+    assert "<code>topology.p</code> 0.4 (instead of 0.3)" in page
+
+
+def test_the_page_describes_an_algorithm_with_options_by_these(run_folder: Path) -> None:
+    config = {"algorithm": {"dfca, plain": {"momentum": 0.0, "personal": {"steps": 0}}, "dfca-fi": {"support": 3}}}
+    run = replace(load_run(run_folder), config=config)
+    assert about_algorithm(run, "dfca, plain") == "dfca with momentum 0.0, personal steps 0."
+    assert about_algorithm(run, "dfca").startswith("What we recommend: ")
+    assert about_algorithm(run, "dfca-fi").endswith(". Here with support 3.")
+    assert about_algorithm(run, "mine:mine") == "Not one of dfca's own algorithms."
+
+
+def test_a_sweep_in_short() -> None:
+    def row(label: str, rate: float, algorithm: str, accuracy: float, via: str = "neighbours") -> dict[str, Any]:
+        head = {"label": label, "point": {"rate": rate}, "algorithm": algorithm, "via": via, "informed": False}
+        known = {"partial": False, "accuracy_mean": accuracy, "metric": ACCURACY, "compared": None}
+        return {**head, **known, "runs": 3, "lost_runs": 1 if algorithm == "b" else 0}
+
+    table = [row("rate=1", 1, "a", 0.5), row("rate=1", 1, "b", 0.6), row("rate=2", 2, "a", 0.9)]
+    table += [row("rate=2", 2, "b", 0.8), row("rate=2", 2, "server", 0.99, "server")]
+    found = findings.sweep_findings(table, ["rate"])
+    assert (found["winner"]["algorithm"], found["winner"]["label"]) == ("a", "rate=2"), "a server is no rival"
+    assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
+    assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55))]
+    assert found["lost_runs"] == [("b", 2, 6)]

@@ -1,0 +1,331 @@
+"""The Python API: arguments as strict as the command line's, comparisons, virtual time, warnings, pickles, export."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from conftest import make_toy_model, make_toy_split
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import dfca
+from dfca.api.exporting import holders
+from dfca.base.errors import ConfigError, ModelError
+from dfca.contracts import ContractError, check_algorithm
+from dfca.core.algorithm import Algorithm, Choice
+from dfca.sim.events.world import World
+
+QUICK: dict[str, Any] = {"rounds": 2, "clusters": 2, "topology": "ring", "evaluate_every": 1, "steps": 1}
+
+
+def quick(algorithm: Any = "dfca-gi", **changes: Any) -> Any:
+    return dfca.simulate(make_toy_model, make_toy_split(), algorithm, **QUICK | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rounds": 2.5}, "rounds must be an integer, got 2.5"),
+        ({"rounds": True}, "rounds must be an integer, got true"),
+        ({"rounds": 0}, "rounds must be >= 1, got 0"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"seed": [0, 0]}, "seed must not repeat a value, got 0 2 times"),
+        ({"seed": []}, "seed is an empty list; give at least 1"),
+        ({"algorithm": ["ifca", "ifca"]}, "algorithm must not repeat a value, got 'ifca' 2 times"),
+        ({"algorithm": 3}, 'algorithm must be a name such as "dfca", an Algorithm, or a list of these, got 3'),
+        ({"algorithm": lambda: 3}, "algorithm is a function that must return an Algorithm, got int"),
+        ({"learning_rate": float("inf")}, "learning_rate must be a finite number, got Infinity"),
+        ({"learning_rate": "0.1"}, 'learning_rate must be a number, got "0.1"'),
+        ({"batch_size": "half"}, 'batch_size must be "full" or an integer, got "half"'),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"clusters": 2.0}, 'clusters must be "auto" or an integer, got 2.0'),
+        ({"clusters": 7}, "clusters must be in 1..6 (the number of clients), got 7"),
+        ({"participation": 1.5}, "participation must be > 0 and <= 1, got 1.5"),
+        ({"rounds": 0, "steps": -1}, "2 problems: (1) rounds must be >= 1, got 0; (2) steps must be >= 0, got -1"),
+        ({"device": "gpu"}, 'device must be "cpu", "cuda", "cuda:N", "mps" or "auto", got "gpu"'),
+        ({"topology": nx.path_graph(["a", "b"])}, "as integers, got the node 'a'"),
+        ({"topology": 3}, 'topology must be a name such as "ring"'),
+        ({"topology": lambda clients, seed: 1 / 0}, "topology is a function that failed with ZeroDivisionError"),
+        ({"topology": lambda clients, seed: 3}, "topology is a function that must return a networkx graph, got int"),
+        ({"world": "wify"}, 'unknown world "wify"; did you mean "wifi"?'),
+        ({"world": {"link": {"latency": 1}}}, 'world: unknown key in [link] "latency"; did you mean "latency_s"?'),
+        ({"world": 3}, 'world must be a name such as "wifi"'),
+        ({"clock": {"until_s": 1}}, "clock needs a world"),
+        ({"world": "ideal", "clock": {"until": 1}}, 'clock: unknown key "until"; did you mean "until_s"?'),
+        ({"callbck": print}, 'unknown option of simulate "callbck"; did you mean "callback"'),
+        ({"algorithms": ["ifca"]}, 'unknown option of simulate "algorithms"; did you mean "algorithm"'),
+        ({"callback": 3}, "callback must be a function of a record, got 3"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        quick(**changes)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_is_not_here() -> None:
+    with pytest.raises(ConfigError, match=r'device "cuda" is not on this machine .* use device="auto"'):
+        quick(device="cuda")
+
+
+def test_a_model_that_is_none() -> None:
+    with pytest.raises(ModelError, match=r"model must be a torch\.nn\.Module or a function that builds one, got int"):
+        dfca.simulate(3, make_toy_split(), rounds=1)  # type: ignore[arg-type]
+
+
+def test_a_function_that_fails_to_build_the_model() -> None:
+    with pytest.raises(ModelError, match=r"the model's function Linear fails with TypeError: .* without arguments"):
+        dfca.simulate(torch.nn.Linear, make_toy_split(), rounds=1)
+
+
+def test_a_client_that_is_none() -> None:
+    result = quick(rounds=1)
+    for wrong in (6, -1, "a", 1.0):
+        with pytest.raises(ConfigError, match=rf"^client must be in 0\.\.5, got {wrong!r}$"):
+            result.bank(wrong)  # type: ignore[arg-type]
+    assert torch.equal(result.bank(torch.tensor(2)), result.bank(2))  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_full_batches_are_taken() -> None:
+    result = quick(rounds=np.int64(2), learning_rate=np.float32(0.1), seed=torch.tensor(0), batch_size="full")
+    same = quick(rounds=2, learning_rate=float(np.float32(0.1)), seed=0)
+    assert torch.equal(result.banks, same.banks)
+
+
+def test_dfca_is_the_default() -> None:
+    result = dfca.simulate(make_toy_model, make_toy_split(), rounds=1, topology="complete", steps=1)
+    assert result.algorithm == "dfca"
+    assert any(note.startswith("dfca opened") for note in result.notes)
+
+
+def test_a_comparison_has_differences_paired_by_seed() -> None:
+    slow = {"name": "dfedavgm", "momentum": 0.0, "label": "dfedavgm, no momentum"}
+    comparison = quick(["dfca", "dfedavgm", slow], seed=[3, 4, 5])
+    assert (comparison.algorithms, comparison.reference) == (["dfca", "dfedavgm", "dfedavgm, no momentum"], "dfca")
+    by_hand = [comparison["dfedavgm", seed].accuracy - comparison["dfca", seed].accuracy for seed in (3, 4, 5)]
+    table = comparison.to_pandas()
+    row = table.loc["dfedavgm", "difference"]
+    assert row["mean"] == pytest.approx(np.mean(by_hand))
+    assert row["high"] - row["mean"] == pytest.approx(4.3027 * np.std(by_hand, ddof=1) / np.sqrt(3), rel=1e-4)
+    assert (row["to"], row["seeds"]) == ("dfca", 3)
+    text, html = repr(comparison), comparison._repr_html_()
+    for each in (text, html):
+        assert "paired by seed" in each
+        assert "beyond chance (95 %, Holm over 2 comparisons)" in each
+    alone = quick(["dfca", slow], seed=[3])
+    assert "one seed: no interval" in repr(alone)
+    assert "†" not in repr(alone)
+
+
+def test_a_comparison_marks_who_diverged() -> None:
+    with pytest.warns(dfca.DfcaWarning, match="training"):
+        comparison = quick(["dfedavgm", "local"], seed=[3, 4], learning_rate=1e4)
+    assert "dfedavgm ‡" in repr(comparison)
+    assert "in 2 of 2 seeds" in repr(comparison)
+    twin = pickle.loads(pickle.dumps(comparison))
+    assert repr(twin) == repr(comparison), "alarms keep their numbers"
+
+
+def test_several_algorithms_and_seeds_are_compared() -> None:
+    comparison = quick(["dfca-gi", "local"], seed=[3, 4])
+    assert [(result.algorithm, result.seed) for result in comparison] == [
+        ("dfca-gi", 3), ("local", 3), ("dfca-gi", 4), ("local", 4)
+    ]  # fmt: skip
+    alone = quick("local", seed=4)
+    assert torch.equal(comparison["local", 4].banks, alone.banks), "each is what it is alone"
+    table = comparison.to_pandas()
+    values = [comparison["dfca-gi", seed].accuracy for seed in (3, 4)]
+    assert table.loc["dfca-gi", ("accuracy", "mean")] == pytest.approx(np.mean(values))
+    assert table.loc["dfca-gi", ("accuracy", "std")] == pytest.approx(np.std(values, ddof=1))
+    assert len(comparison.metrics) == 8
+    assert list(comparison.metrics.columns[:3]) == ["algorithm", "seed", "round"]
+    lines = repr(comparison).splitlines()
+    better = max(("dfca-gi", "local"), key=lambda name: table.loc[name, ("accuracy", "mean")])
+    assert lines[0].split() == ["algorithm", "accuracy", "minus", better, "all", "models", "right", "cluster"]
+    assert lines[1].startswith(f"dfca-gi    {np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}")
+    assert lines[2].endswith("–"), "local has no clusters"
+    assert "mean ± standard deviation over seeds" in comparison._repr_html_()
+    with pytest.raises(ConfigError, match="no result of 'ifca' with seed 3; there are dfca-gi, local with seeds 3, 4"):
+        comparison["ifca"]
+    assert len(pickle.loads(pickle.dumps(comparison))) == 4
+
+
+def test_a_function_of_clients_and_seed_is_no_data() -> None:
+    with pytest.raises(ConfigError, match=r"data is called as data\(seed\), .*'seed'; .* lambda seed: function"):
+        dfca.simulate(make_toy_model, lambda clients, seed: make_toy_split(seed=seed), "local", **QUICK)
+
+
+def test_data_may_depend_on_the_seed() -> None:
+    comparison = dfca.simulate(make_toy_model, lambda seed: make_toy_split(seed=seed), "local", seed=range(2), **QUICK)
+    assert not torch.equal(comparison["local", 0].banks, comparison["local", 1].banks)
+
+
+def test_virtual_time_by_name_table_or_world() -> None:
+    named, table, world = (quick(world=each, rounds=3) for each in ("ideal", {"preset": "ideal"}, World()))
+    assert torch.equal(named.banks, table.banks)
+    assert torch.equal(named.banks, world.banks)
+    rounds = quick(rounds=3, aggregation="sequential")
+    torch.testing.assert_close(named.banks, rounds.banks)
+    assert named.metrics[-1]["time_s"] == 3
+    slow = quick(world={"compute": {"step_s": 2.0}}, rounds=3)
+    assert slow.metrics[-1]["time_s"] == 6
+    assert quick(world="ideal", rounds=9, clock={"until_s": 2}).metrics[-1]["round"] == 2
+    assert named.model(0, 1) is not None
+
+
+def test_what_may_be_wrong_is_warned_of_once() -> None:
+    lonely = nx.cycle_graph(5)
+    lonely.add_node(5)
+    with pytest.warns(dfca.DfcaWarning) as caught:
+        quick(topology=lonely, rounds=4)
+    texts = [str(each.message) for each in caught]
+    assert texts == [
+        "1 of 6 clients have no neighbours (first: 5) and learn alone",
+        "the graph has 2 components; models cannot pass between them",
+    ]
+    assert {each.filename for each in caught} == {__file__.replace("\\", "/")}, "the line of the user's call is named"
+    with pytest.warns(dfca.DfcaWarning, match="the training loss of|training diverged at"):
+        quick(learning_rate=1e6, rounds=4, steps=3)
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    quick(["local", "dfca-gi"], progress=True)
+    shown = capsys.readouterr().err
+    assert "4/4" in shown
+    assert "dfca-gi" in shown
+
+
+def test_a_result_can_be_pickled() -> None:
+    result = quick()
+    twin = pickle.loads(pickle.dumps(result))
+    assert twin.simulation is None
+    assert repr(twin) == repr(result)
+    x = make_toy_split().test.of(0)[0]
+    assert torch.equal(twin.model(0)(x), result.model(0)(x))
+    assert twin.metrics == result.metrics
+
+
+def test_metrics_by_round_and_by_client() -> None:
+    result = quick()
+    table = result.metrics.to_pandas()
+    assert table["round"].tolist() == [1, 2]
+    assert table["accuracy"].iloc[-1] == result.accuracy
+    assert "seconds_train" in table
+    assert "assignments" not in table
+    clients = result.metrics.to_pandas(by="client")
+    assert len(clients) == 12
+    assert clients.query("round == 2")["cluster"].tolist() == result.assignments.tolist()
+    assert clients.query("round == 2")["accuracy"].mean() == pytest.approx(result.accuracy)
+    with pytest.raises(ValueError, match='by must be "round" or "client", got \'day\''):
+        result.metrics.to_pandas(by="day")  # type: ignore[arg-type]
+    html = result._repr_html_()
+    assert repr(result) in html
+    assert "<script" not in html
+
+
+def test_exported_models_compute_what_the_result_does(tmp_path: Path) -> None:
+    result = quick("ifca", rounds=6)
+    paths = result.export(tmp_path)
+    used = sorted(set(result.assignments.tolist()))
+    assert [path.name for path in paths] == [f"ifca-seed0-cluster{j}.safetensors" for j in used]
+    (one,) = result.export(tmp_path, client=3, cluster=1)
+    assert one.name == "ifca-seed0-cluster1-client3.safetensors"
+    module = make_toy_model()
+    module.load_state_dict(load_file(one))
+    x = make_toy_split().test.of(3)[0]
+    torch.testing.assert_close(module(x), result.model(3, 1)(x))
+    with safe_open(paths[0], "pt") as file:
+        facts = file.metadata()
+    first = result.assignments.tolist().index(used[0])
+    assert (facts["algorithm"], facts["seed"], facts["cluster"], facts["client"]) == (
+        "ifca",
+        "0",
+        str(used[0]),
+        str(first),
+    )
+    assert json.loads(facts["accuracy"]) == result.metrics[-1]["accuracy_by_client"][first]
+    assert "Linear(in_features=4" in facts["model"]
+    with pytest.raises(ConfigError, match='unknown format "pt"'):
+        result.export(tmp_path, "pt")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"client must be in 0\.\.5, got 6"):
+        result.export(tmp_path, client=6)
+    with pytest.raises(ConfigError, match=r"cluster must be in 0\.\.1, got 2"):
+        result.export(tmp_path, cluster=2)
+
+
+def test_who_is_exported() -> None:
+    assert holders([1, 1, 0], None, None) == [(2, 0), (0, 1)]
+    assert holders([1, 1, 0], 1, None) == [(1, 1)]
+    assert holders([1, 1, 0], 1, 0) == [(1, 0)]
+    assert holders([1, 1, 1], None, 0) == [(0, 0)], "nobody uses it: the copy of client 0"
+
+
+@pytest.mark.slow
+def test_onnx_computes_what_the_result_does(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    result = quick()
+    (path,) = result.export(tmp_path, "onnx", client=0)
+    session = runtime.InferenceSession(str(path))
+    x = make_toy_split().test.of(0)[0]
+    (found,) = session.run(["output"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.tensor(found), result.model(0)(x).detach(), rtol=1e-5, atol=1e-5)
+    assert session.get_modelmeta().custom_metadata_map["algorithm"] == "dfca-gi"
+
+
+def choose(view: dfca.View) -> Choice:
+    return Choice(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"start": "shard"}, 'unknown start of algorithm mine "shard"; did you mean "shared"?'),
+        ({"exchange": "gosip"}, 'unknown exchange of algorithm mine "gosip"; did you mean "gossip"?'),
+        ({"models": "two"}, 'unknown models of algorithm mine "two". Known: clusters, one'),
+        ({"needs": ["losses"]}, "unknown needs of algorithm mine"),
+        ({"weights": "metro"}, "unknown weights of algorithm mine"),
+        ({"share": "everything"}, "unknown share of algorithm mine"),
+        ({"informed": 1}, "informed of algorithm mine must be True or False, got 1"),
+        ({"momentum": 1.0}, "momentum of algorithm mine must be in [0, 1), got 1.0"),
+        ({"finetuning": 25}, "finetuning of algorithm mine must be FineTuning, got 25"),
+        ({"choose": "lowest"}, "choose of algorithm mine must be a function, got 'lowest'"),
+        ({"personal": 3}, "personal of algorithm mine must be a function, got 3"),
+        ({"name": "a/b"}, "name of an algorithm must be letters, digits"),
+        ({"revives": True}, 'algorithm mine revives clusters, which needs start="elected"'),
+        ({"start": "elected", "exchange": "server"}, "algorithm mine elects its start, which needs"),
+    ],
+)
+def test_an_algorithm_refuses_unknown_values(changes: dict[str, Any], sentence: str) -> None:
+    good: dict[str, Any] = {"name": "mine", "start": "shared", "exchange": "gossip", "choose": choose}
+    Algorithm(**good)
+    with pytest.raises(ConfigError) as error:
+        Algorithm(**good | changes)
+    assert sentence in str(error.value)
+
+
+def test_a_choice_that_is_none_is_one_sentence() -> None:
+    for wrong in (Choice(2), Choice(torch.tensor(0)), 0, None):  # type: ignore[arg-type]
+        mine = Algorithm("mine", start="shared", exchange="gossip", choose=lambda view, wrong=wrong: wrong)
+        with pytest.raises(ConfigError, match=r"choose of algorithm mine must return a Choice whose cluster is an int"):
+            quick(mine)
+
+
+def test_the_contracts_find_what_is_wrong() -> None:
+    def by_chance(view: dfca.View) -> Choice:
+        return Choice(int(torch.randint(2, ())))  # the global generator: another one in every run
+
+    mine = Algorithm("mine", start="shared", exchange="gossip", choose=by_chance)
+    with pytest.raises(ContractError, match=r"mine breaks the contract 'same seed same bits': .* view\.random"):
+        check_algorithm(mine)
+    check_algorithm("dfca-gi")
+    with pytest.raises(ContractError, match="an algorithm must be an Algorithm, got int"):
+        check_algorithm(lambda: 3)  # type: ignore[arg-type,return-value]

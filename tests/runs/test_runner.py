@@ -1,0 +1,377 @@
+"""Runs: stopped anywhere and continued, the numbers are those of a run that was never stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import Forked
+from rich.console import Console
+from safetensors.torch import load_file
+
+from dfca.base import files as disk
+from dfca.base.errors import RunError
+from dfca.experiment.config import Config
+from dfca.experiment.load import Experiment
+from dfca.experiment.sweep import Point, Trial
+from dfca.runs import trials
+from dfca.runs.progress import Bars
+from dfca.runs.runner import run
+from dfca.runs.signals import Interrupted, StopSignal
+from dfca.runs.sink import NullSink
+from dfca.runs.store.metrics import read_metrics
+from dfca.runs.trials import Cadence
+
+TINY = {
+    "clients": 6,
+    "clusters": 2,
+    "rounds": 6,
+    "algorithms": ["dfca-li", "ifca"],
+    "seeds": [0],
+    "data": {"name": "digits", "samples_per_client": 20, "test_samples_per_client": 10},
+    "model": {"name": "mlp", "hidden": 4},
+    "local": {"steps": 2, "batch_size": 8, "momentum": 0.5},
+    "topology": {"name": "erdos-renyi", "p": 0.6},
+    "evaluation": {"every": 2, "samples": 20},
+    "participation": 0.7,
+}
+
+
+def tiny(**values: Any) -> Experiment:
+    return Experiment("tiny", "default", Config.of(TINY | values))
+
+
+class Listener(NullSink):
+    """Record what is received, and act at a round."""
+
+    def __init__(self, act: Callable[[int], None] = lambda round: None) -> None:
+        self.notes: list[str] = []
+        self.trials: list[tuple[str, int, int]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+        self._act = act
+
+    def note(self, text: str, group: Any = None) -> None:
+        self.notes.append(text)
+
+    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
+        self.trials.append((trial.algorithm, trial.seed, round))
+
+    def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        self._act(round)
+
+    def finish_trial(self, trial: Trial, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def fail_trial(self, trial: Trial, sentence: str) -> None:
+        self.failures.append(f"{trial}: {sentence}")
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store a checkpoint after every round."""
+    monkeypatch.setattr(Cadence, "due", lambda self: True)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    run(tiny(), out, save_models=True)
+    return out
+
+
+def numbers(out: Path) -> Any:
+    """Read everything that must be equal to the bit: the metrics and the summary without the seconds, the models."""
+    summary = json.loads((out / "summary.json").read_text())
+    lines = read_metrics(out, summary["runs"])
+    assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
+    for each in (*lines, *summary["runs"]):
+        assert each.pop("seconds", None) or each.get("error") or "time_s" in each
+    models = {
+        path.name: {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+        for path in sorted((out / "models").iterdir())
+    }
+    return lines, summary, models
+
+
+# --- a run
+
+
+def test_a_run_leaves_the_promised_files(unbroken: Path) -> None:
+    names = sorted(entry.name for entry in unbroken.iterdir() if not entry.name.startswith("."))
+    files = ["config.toml", "environment.json", "metrics", "summary.json", "topology.json"]
+    assert [name for name in names if name in files] == files
+    assert "checkpoint" not in names
+    lines, summary, models = numbers(unbroken)
+    assert [(line["algorithm"], line["round"]) for line in lines] == [
+        (name, round) for name in ("dfca-li", "ifca") for round in (2, 4, 6)
+    ]
+    assert [(row["algorithm"], row["seed"], row["rounds"], row["finished"]) for row in summary["runs"]] == [
+        ("dfca-li", 0, 6, True),
+        ("ifca", 0, 6, True),
+    ]
+    assert summary["runs"][0]["accuracy"] == lines[2]["accuracy"]
+    assert sorted(models) == ["dfca-li-0.safetensors", "ifca-0.safetensors"]
+    graph = json.loads((unbroken / "topology.json").read_text())["0"]
+    assert graph["facts"]["nodes"] == len(graph["clusters"]) == 6
+    assert graph["facts"]["edges"] == len(graph["edges"])
+    environment = json.loads((unbroken / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["device"] == "cpu"
+
+
+def test_after_a_drift_the_stored_clusters_are_those_of_the_end(tmp_path: Path) -> None:
+    run(tiny(data=TINY["data"] | {"drift_share": 0.34}), tmp_path)
+    assert json.loads((tmp_path / "topology.json").read_text())["0"]["clusters"].count(2) == 2
+
+
+def test_finished_trials_are_not_run_again(unbroken: Path) -> None:
+    before = numbers(unbroken)
+    listener = Listener()
+    run(tiny(), unbroken, listener)
+    assert listener.trials == []
+    assert numbers(unbroken) == before
+
+
+def test_new_trials_join_the_finished_ones(tmp_path: Path) -> None:
+    run(tiny(algorithms=["local"]), tmp_path / "run")
+    listener = Listener()
+    summary = run(tiny(algorithms=["fedavg", "local"], seeds=[0, 1]), tmp_path / "run", listener)
+    assert [(name, seed) for name, seed, _ in listener.trials] == [("fedavg", 0), ("fedavg", 1), ("local", 1)]
+    assert len(summary["runs"]) == 4
+
+
+def test_notes_are_told_once_and_name_the_seed_where_it_matters(tmp_path: Path) -> None:
+    listener = Listener()
+    run(tiny(seeds=[0, 1], topology={"name": "erdos-renyi", "p": 0.2}, clients=7), tmp_path / "run", listener)
+    assert len(set(listener.notes)) == len(listener.notes)
+    graphs = [note for note in listener.notes if "graph: 7 clients" in note]
+    assert [note.startswith("seed 1: ") for note in graphs] == [False, True]
+
+
+def test_models_that_were_not_kept_are_told(tmp_path: Path) -> None:
+    run(tiny(algorithms=["local"]), tmp_path / "run")
+    listener = Listener()
+    run(tiny(algorithms=["local"]), tmp_path / "run", listener, save_models=True)
+    assert listener.notes == [
+        "trials that were finished without --save-models are not run again (1, first: local, seed 0); "
+        "--no-resume runs everything anew"
+    ]
+
+
+def test_a_terminal_shows_both_bars(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Bars(Console(file=screen, force_terminal=True, width=120, color_system=None)) as bars:
+        run(tiny(rounds=3), tmp_path / "run", bars)
+        trials = [Trial(name, 0, Point(tiny(rounds=3).config)) for name in ("ifca", "local")]
+        bars.start_run(trials, 0)
+        for trial in trials:
+            bars.start_trial(trial, 0)
+            bars.finish_round(trial, 3, {"accuracy": 0.5})
+        bars._progress.refresh()
+        bars.fail_trial(trials[0], "it broke")
+    text = screen.getvalue()
+    assert "all trials" in text
+    assert "1/2 trials" in text
+    assert "· graph: 6 clients" in text
+    for name in ("ifca", "local"):
+        assert re.search(rf"{name}, seed 0 +━+ +round 3/3 .* accuracy 0.500", text)
+    assert "1/2  ifca, seed 0: failed: it broke" in text
+
+
+# --- stopped and continued
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stores_the_last_finished_round(tmp_path: Path, unbroken: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    listener = Listener(lambda round: signal.raise_signal(number) if round == 3 else None)
+    with pytest.raises(Interrupted) as caught:
+        run(tiny(), out, listener, save_models=True)
+    assert str(caught.value) == "interrupted at round 3 of 6 of dfca-li, seed 0; the same command continues"
+    assert listener.notes[-1] == "stopping after this round; Ctrl-C again stops at once"
+    again = Listener()
+    run(tiny(), out, again, save_models=True)
+    assert again.trials == [("dfca-li", 0, 3), ("ifca", 0, 0)]
+    assert "dfca-li, seed 0: goes on after round 3 of 6" in again.notes
+    assert numbers(out) == numbers(unbroken)
+
+
+def test_a_signal_in_the_last_round_of_a_trial_lets_it_finish(tmp_path: Path) -> None:
+    listener = Listener(lambda round: signal.raise_signal(signal.SIGINT) if round == 6 else None)
+    with pytest.raises(Interrupted, match=r"^interrupted before ifca, seed 0; the same command continues$"):
+        run(tiny(), tmp_path / "run", listener)
+    assert [row["algorithm"] for row in listener.rows] == ["dfca-li"]
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGINT)  # a shell ignores it for what it runs in the background
+    with StopSignal() as stop:
+        with stop.deferred():
+            signal.raise_signal(signal.SIGINT)
+            assert stop.requested
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        stop.requested = False
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Killed(BaseException):
+    """The end of the process, as far as a test can play it."""
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("first", range(5))
+def test_killed_at_any_write_it_continues_to_the_same_bits(
+    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Make each disk operation in turn the last one of the process, and go on from what is there."""
+    out, lives, replace, flush = tmp_path / "run", 0, os.replace, os.fsync
+    budget = 0
+
+    def counted(operation: Callable[..., None]) -> Callable[..., None]:
+        def act(*arguments: Any) -> None:
+            nonlocal budget
+            budget -= 1
+            if budget < 0:
+                raise Killed
+            operation(*arguments)
+
+        return act
+
+    monkeypatch.setattr(disk.os, "replace", counted(replace))
+    monkeypatch.setattr(disk.os, "fsync", counted(flush))
+    for allowed in range(first, 400, 5):
+        budget = allowed
+        lives += 1
+        try:
+            run(tiny(), out, save_models=True)
+        except Killed:
+            continue
+        break
+    assert lives > 5
+    assert numbers(out) == numbers(unbroken)
+
+
+@pytest.mark.usefixtures("often")
+def test_damaged_checkpoints_cost_time_not_numbers(tmp_path: Path, unbroken: Path) -> None:
+    out = tmp_path / "run"
+    stop = Listener(lambda round: signal.raise_signal(signal.SIGINT) if round == 5 else None)
+    for damaged, begins in ((("000005",), 4), (("000004", "000005"), 0)):
+        with pytest.raises(Interrupted):
+            run(tiny(), out, stop, resume=False, save_models=True)
+        for stem in damaged:
+            path = out / "checkpoint" / "dfca-li-0" / f"round-{stem}.safetensors"
+            os.truncate(path, path.stat().st_size // 2)
+        listener = Listener()
+        run(tiny(), out, listener, save_models=True)
+        assert listener.trials[0] == ("dfca-li", 0, begins)
+        assert sum("is damaged (its checksum does not fit)" in note for note in listener.notes) == len(damaged)
+        assert numbers(out) == numbers(unbroken)
+
+
+def test_a_full_disk_loses_nothing_finished(tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    full = OSError(28, "No space left on device")
+    with monkeypatch.context() as patch:
+        replace = os.replace
+
+        def refuse(source: Path, target: Path) -> None:
+            if "ifca" in str(target):
+                raise full
+            replace(source, target)
+
+        patch.setattr(disk.os, "replace", refuse)
+        with pytest.raises(RunError, match=r"^no space left for ifca-0.safetensors in .*; finished work is kept: fr"):
+            run(tiny(), out, save_models=True)
+    assert [row["algorithm"] for row in json.loads((out / "summary.json").read_text())["runs"]] == ["dfca-li"]
+    run(tiny(), out, save_models=True)
+    assert numbers(out) == numbers(unbroken)
+
+
+@pytest.mark.parametrize("lives", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments(tmp_path: Path, lives: int) -> None:
+    """Real processes, really killed: each after some more rounds, at a moment that nobody chose."""
+    values = TINY | {"rounds": 40 if lives == 1 else 120, "algorithms": ["dfca-gi"], "checkpoint": {"every_s": 0.0}}
+    experiment = Experiment("tiny", "default", Config.of(values))
+    config, out = tmp_path / "tiny.toml", tmp_path / "run"
+    config.write_text(experiment.config.to_toml())
+    command = ["-m", "dfca", "run", str(config), "--out", str(out), "--save-models", "--quiet"]
+    metrics = out / "metrics" / "dfca-gi-0.jsonl"
+    moments = random.Random(lives)
+    kills = 0
+    for life in range(10 * lives):
+        size = metrics.stat().st_size if metrics.exists() else 0
+        process = Forked(command, os.environ, tmp_path, f"life-{life}")
+        deadline = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.stat().st_size > size + moments.randrange(5_000):
+                time.sleep(moments.random() * 0.1)
+                break
+            time.sleep(0.001)
+        process.kill()
+        _, errors = process.communicate()
+        assert errors == ""
+        if process.returncode == 0:  # it had come to its end: begin anew
+            shutil.rmtree(out)
+            kills = 0
+            continue
+        kills += 1
+        if kills == lives:
+            break
+    assert kills == lives
+    listener = Listener()
+    run(experiment, out, listener, save_models=True)
+    assert all(round > 0 for _, _, round in listener.trials)
+    run(experiment, tmp_path / "unbroken", save_models=True)
+    broken, unbroken = numbers(out), numbers(tmp_path / "unbroken")
+    assert broken == unbroken
+
+
+# --- when to store
+
+
+def test_checkpoints_are_apart_and_cheap() -> None:
+    now = 0.0
+    cadence = Cadence(30.0, clock=lambda: now)
+    now = 29.9
+    assert not cadence.due()
+    now = 30.0
+    assert cadence.due()
+    with cadence.measured():
+        now += 10.0
+    assert not cadence.due()
+    now += 199.0
+    assert not cadence.due()
+    now += 1.0
+    assert cadence.due()
+
+
+def test_seconds_add_up_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cadence, "due", lambda self: True)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(ticks)))
+    out = tmp_path / "run"
+    experiment = tiny(algorithms=["local"])
+    with pytest.raises(Interrupted):
+        run(experiment, out, Listener(lambda round: signal.raise_signal(signal.SIGINT) if round == 2 else None))
+    (sidecar,) = (out / "checkpoint" / "local-0").glob("round-000002.json")
+    stored = json.loads(sidecar.read_text())["seconds"]
+    summary = run(experiment, out)
+    # One tick for the set-up of each part and one for each round.
+    assert stored == 3
+    assert summary["runs"][0]["seconds"] == 3 + 1 + 4
