@@ -88,7 +88,7 @@ def test_a_wrong_invite_is_reported_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_node_that_does_not_run_is_shown_without_torch(tmp_path: Path) -> None:
-    from test_node_store import make_saved
+    from saved_peers import make_saved
 
     from dfca.node.disk.store import DiskStore
     from dfca.node.operate.status import save_status

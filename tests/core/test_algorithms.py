@@ -8,7 +8,7 @@ import re
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, quick
+from toy import make_toy_setting, make_toy_split, quick
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import make_toy_setting
+from toy import make_toy_setting
 
 from dfca.core.client import Client
 from dfca.core.rules.mixing import WEIGHT_RULES, WeightRule, fold, fold_, fold_weighted, fold_weighted_

@@ -5,9 +5,9 @@ import math
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import make_toy_setting, make_toy_split
 
 import dfca
 from dfca.base.errors import ConfigError, DataError

@@ -5,8 +5,8 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_model, make_toy_setting, make_toy_split
 from fedspd_copy import Training, fedspd_copy, last_phase
+from toy import make_toy_model, make_toy_setting, make_toy_split
 
 import dfca
 from dfca import algorithms

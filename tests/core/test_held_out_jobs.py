@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
+from toy import make_toy_setting, make_toy_split
 
 from dfca.core.learning.local import losses
 from dfca.node.work.worker import Worker

@@ -9,9 +9,10 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_model, make_toy_setting, make_toy_split
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from merge_worlds import make_world
+from toy import make_toy_model, make_toy_split
 
 from dfca import algorithms
 from dfca.base.errors import ConfigError
@@ -372,22 +373,6 @@ def test_options_say_what_is_wrong(fields: dict, sentence: str) -> None:
 
 
 # Surveys in both drivers.
-
-
-def make_world(**changes: object) -> Setting:
-    """Twelve clients, two rules, four centres: two are one too many each."""
-    options = MergeOptions(opens=4, first=6, every=2, steps=10)
-    algorithm = replace(algorithms.get("dfca", warmup_steps=5, momentum=0.5), merging=options, revives=False)
-    fields = {
-        "split": make_toy_split(12, samples=60),
-        "graph": nx.complete_graph(12),
-        "rounds": 14,
-        "seed": 2,
-        "clusters": None,
-        "local": LocalOptions(steps=3, learning_rate=0.5),
-        "evaluate_every": 5,
-    }
-    return make_toy_setting(algorithm, **{**fields, **changes})
 
 
 def finish(setting: Setting) -> tuple[Simulation, list[dict]]:

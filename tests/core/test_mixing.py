@@ -3,9 +3,9 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import make_toy_setting, make_toy_split
 
 from dfca.core.rules import mixing
 from dfca.core.rules.mixing import (

@@ -7,10 +7,11 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from personal_runs import UNEVEN, dense, run
 from torch import nn
+from toy import make_toy_setting, make_toy_split, quick
 
 import dfca
 from dfca.base.errors import ConfigError
@@ -36,20 +37,6 @@ from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.personal import pooled
 from dfca.sim.rounds.simulation import Simulation
 from dfca.testing import lockstep, make_clients, stack
-
-UNEVEN = [3, 12, 7, 5, 12, 9]
-
-
-def run(setting: Any) -> tuple[Simulation, dict[str, Any]]:
-    simulation, row = Simulation(setting), None
-    while not simulation.done:
-        row = simulation.step()
-    assert row is not None
-    return simulation, row
-
-
-def dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
 def norm_and_dropout() -> nn.Module:

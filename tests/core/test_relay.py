@@ -3,8 +3,8 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, pairwise, quick
-from test_drivers import assert_same
+from driver_checks import assert_same
+from toy import make_toy_setting, make_toy_split, pairwise, quick
 
 from dfca import algorithms
 from dfca.core.algorithm import Algorithm

@@ -11,10 +11,10 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from toy import make_toy_setting, make_toy_split
 
 from dfca import algorithms
 from dfca.algorithms.dac import temperature

@@ -9,12 +9,12 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, pairwise, quick
+from driver_checks import assert_same
+from event_runs import assert_same as assert_same_events
+from event_runs import run as run_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_drivers import assert_same
-from test_events import assert_same as assert_same_events
-from test_events import run as run_events
+from toy import make_toy_setting, pairwise, quick
 
 from dfca.core.exchange import Rules
 from dfca.core.rules.mixing import WeightedLinks, mix

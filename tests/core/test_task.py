@@ -9,8 +9,8 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, quick
 from torch import Tensor, nn
+from toy import make_toy_setting, make_toy_split, quick
 
 import dfca
 from dfca.base.errors import ConfigError, DataError, ModelError

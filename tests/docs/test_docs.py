@@ -102,7 +102,7 @@ def is_there(name: str) -> bool:
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_files_that_a_page_names_exist(page: str) -> None:
     """In code quotes, what begins with a folder of the project is a path; what ends in .py is one everywhere."""
-    folders = r"(?:src|tests|docs|results|core|peer|node|sim|report|bench|cli|data|experiment)/"
+    folders = r"(?:src|tests|docs|results|benchmarks|core|peer|node|sim|report|cli|data|experiment)/"
     named = {name for name in re.findall(r"`([\w./-]+)`", PAGES[page]) if re.match(folders, name)}
     named |= set(re.findall(r"[\w/]+/\w+\.py\b", PAGES[page]))
     named.discard("src/dfca/algorithms/curious.py")  # the README says how to write it
@@ -125,15 +125,15 @@ def test_commands_that_a_page_names_exist(page: str) -> None:
     assert set(re.findall(r"`make ([a-z]+)", PAGES[page])) <= set(makes)
 
 
-def test_the_tree_of_the_design_names_every_file() -> None:
-    tree = re.search(r"```\nsrc/dfca/\n(.*?)```", PAGES["DESIGN.md"], re.DOTALL)
-    assert tree
-    folders: dict[str, str] = {}
-    for line in tree[1].splitlines():
-        if begun := re.match(r"  (\.|[a-z_/]+/)  ", line):
-            folder = begun[1].rstrip("/")
-        folders[folder] = folders.get(folder, "") + line[20:] + " "
-    for path in (ROOT / "src" / "dfca").rglob("*.py"):
-        folder = str(path.parent.relative_to(ROOT / "src" / "dfca"))
-        if path.stem != "__init__":
-            assert re.search(rf"\b{path.stem}\b", folders[folder]), path
+def test_the_table_of_the_design_names_every_folder() -> None:
+    package = ROOT / "src" / "dfca"
+    folders = {str(path.parent.relative_to(package)) for path in package.rglob("*.py")}
+    assert set(re.findall(r"^\| `([a-z_./]+)` \| ", PAGES["DESIGN.md"], re.MULTILINE)) == folders
+
+
+def test_no_test_imports_another_test() -> None:
+    """What tests share is in tests/support: a test file can be read, moved and run alone."""
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    assert len(files) > 100
+    shared = re.compile(r"^\s*(?:from|import) (?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
+    assert [str(path) for path, text in files.items() if shared.search(text)] == []

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import free_port
 from node_swarm import make_swarm, memory_service, until
+from toy import free_port
 
 from dfca.base.errors import ConfigError
 from dfca.node.disk.folder import NodeFolder

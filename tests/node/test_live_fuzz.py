@@ -22,13 +22,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import mutations as fuzz
 import pytest
-import test_wire_fuzz as fuzz
 import torch
 from attack_world import EOF, READS_FILE, Attack, Line, Target, Villain, attack, count_reads, take_limits_away
-from conftest import free_port
+from node_processes import wait_for_round
 from node_swarm import make_swarm, until
-from test_node_process import wait_for_round
+from toy import free_port
 
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.net.links.link import Link

@@ -11,11 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from conftest import free_port
 from net_world import FAST, SIZE, SWARM, make_device, until
+from node_processes import dfca, grpc_service
 from node_swarm import make_swarm, memory_service
-from test_node_process import dfca
-from test_node_service import grpc_service
+from toy import free_port
 
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.disk.folder import NodeFolder

@@ -12,9 +12,9 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting
+from memory_nodes import assert_banks, make_nodes
 from net_world import FAST, SWARM, World, until, world
-from test_node import assert_banks, make_nodes
+from toy import make_toy_setting
 
 from dfca.node.net.options import Swarm
 from dfca.node.transport import Inputs

@@ -11,8 +11,8 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
-from test_node import make_nodes, network_of, options_of
+from memory_nodes import make_nodes, network_of, options_of
+from toy import make_toy_setting, make_toy_split
 
 from dfca.base.errors import ConfigError, DataError
 from dfca.node.disk.record import Recorder, digest_of_save, first_difference, read_recording

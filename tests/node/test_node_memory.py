@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import free_port
 from node_swarm import make_swarm
+from toy import free_port
 
 from dfca.node.operate.control import NotRunning, call
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from node_swarm import make_swarm, write_samples
-from test_node_store import make_saved
+from saved_peers import make_saved
 
 from dfca.base.errors import DfcaError
 from dfca.base.files import read_small

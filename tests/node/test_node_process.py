@@ -14,44 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import free_port
+from node_processes import dfca, start, wait_for_round
 from node_swarm import make_swarm, write_samples
-from test_node_store import make_saved
-from typer.testing import CliRunner
+from saved_peers import make_saved
+from toy import free_port
 
-from dfca.cli import app
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.store import DiskStore
 from dfca.node.operate.control import call
 from dfca.node.operate.status import read_status
-
-
-def dfca(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, ["node", *map(str, arguments)])
-
-
-def start(path: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "dfca", "node", "run", str(path), *options],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for_round(path: Path, process: subprocess.Popen[str], least: int, seconds: float = 300) -> dict[str, Any]:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        assert process.poll() is None, process.communicate()[1]
-        if (path / "control.json").exists():
-            try:
-                found = call(path, "status")
-            except Exception:
-                found = {"round": -1}
-            if found["round"] >= least and found["clusters"]:
-                return found
-        time.sleep(0.05)
-    raise AssertionError("no such round in time")
 
 
 def test_kill_9_loses_at_most_the_round_in_progress_and_a_signal_ends_a_node_at_once(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import free_port
+from node_processes import grpc_service
 from node_swarm import make_swarm, memory_service, until, write_samples
+from toy import free_port
 
 from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.disk.folder import InUse, NodeFolder
@@ -72,13 +73,6 @@ def test_three_services_train_score_save_and_go_on_in_the_next_life(tmp_path: Pa
     assert model.round >= max(last)
     with pytest.raises(DataError, match=r"none\.csv does not exist; give a file of samples to predict"):
         predict_file(folders[0].path, str(tmp_path / "none.csv"))
-
-
-async def grpc_service(path: Path, **options: Any) -> tuple[Service, asyncio.Task[None]]:
-    service = Service(NodeFolder.load(path), ServiceOptions(log_stream=io.StringIO(), **options), make_grpc_transport)
-    task = asyncio.create_task(service.run())
-    await until(lambda: task.done() or (path / "control.json").exists())
-    return service, task
 
 
 def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Path) -> None:

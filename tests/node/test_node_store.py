@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from saved_peers import make_saved
 
 from dfca.core.state import Message
 from dfca.node.disk import store as store_module
@@ -22,17 +23,8 @@ from dfca.node.disk.save_file import digest, last_save, save_paths
 from dfca.node.disk.saving import SaveThenSend
 from dfca.node.disk.store import CannotSave, DiskStore, _parts, read_save
 from dfca.node.work.threads import OneThread
-from dfca.peer.records.lineage import Entry
 from dfca.peer.records.messages import Hello, Update
-from dfca.peer.revival import DriftDetector
 from dfca.peer.state import Saved
-
-
-def make_saved(round: int = 3, bank: torch.Tensor | None = None) -> Saved:
-    detector = DriftDetector(lowest=0.25, newest=[3, -1], seen=[2, -1], idle=[0, 4], gaps=[1, 0], mourned=[False, True])
-    lineage = (Entry(5, 1, 2**62 + 7, 0, 2**47 + 1, (0, 1)),)
-    bank = torch.arange(6.0).view(2, 3) * round if bank is None else bank
-    return Saved(1, 7, 2, round, lineage, bank, 1, (3, -1), (4, -2), (1, 1), (3, 0), detector, False)
 
 
 def same(one: Saved, other: Saved) -> bool:

@@ -139,7 +139,7 @@ def test_what_nodes_cannot_run_is_refused(tmp_path: Path, values: dict[str, Any]
 
 def test_a_swarm_is_not_run_into_another_and_has_a_limit(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"^the swarm was not done after 0\.01 s: node-0\d is "):
-        run_swarm(experiment(), tmp_path / "out", SwarmOptions(8, "memory", limit_s=0.01))
+        run_swarm(experiment(rounds=100_000), tmp_path / "out", SwarmOptions(8, "memory", limit_s=0.01))
     with pytest.raises(RunError, match="holds a swarm already; use another --out"):
         run_swarm(experiment(), tmp_path / "out", SwarmOptions(8, "memory"))
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from attack_world import Attack, Line, attack
-from conftest import free_port
+from node_processes import start, wait_for_round
 from node_swarm import make_swarm, until
-from test_node_process import start, wait_for_round
+from toy import free_port
 
 from dfca.base.errors import RunError
 from dfca.core.rules.election import Tally

@@ -11,10 +11,9 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
-from test_elections_events import drifting, quick
-from test_events import assert_identical
-from test_events import run as run_events
+from event_runs import assert_identical, drifting, quick
+from event_runs import run as run_events
+from toy import make_toy_setting, make_toy_split
 from typer.testing import CliRunner
 
 from dfca import algorithms

@@ -13,8 +13,8 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from conftest import make_toy_setting
-from test_node import make_nodes
+from memory_nodes import make_nodes
+from toy import make_toy_setting
 
 from dfca.core.rules.election import lot
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop

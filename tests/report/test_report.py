@@ -16,6 +16,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from metric_lines import put_metrics
 from rich.console import Console
 
 from dfca.base.errors import RunError
@@ -415,16 +416,6 @@ def changed(tmp_path: Path) -> Changes:
         return out
 
     return copy
-
-
-def put_metrics(folder: Path, text: str) -> None:
-    """Write the metrics of all trials into one file."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        shutil.rmtree(folder / "metrics")
-        path = folder / "metrics" / "all.jsonl"
-        path.parent.mkdir()
-    path.write_text(text)
 
 
 def page_of(folder: Run | Path) -> str:

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from conftest import run_virtual
-from test_report import put_metrics
-from test_virtual import TINY
+from metric_lines import put_metrics
+from tiny_worlds import TINY
+from toy import run_virtual
 
 from dfca.experiment.sweep import Sweep
 from dfca.report.drawing.curves import Curve

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_toy_setting
 from filelock import FileLock
 from rich.console import Console
+from toy import make_toy_setting
 from typer.testing import CliRunner
 from watch_folder import CONFIG, Folder
 

@@ -11,9 +11,9 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from conftest import make_toy_model, make_toy_split
 from safetensors import safe_open
 from safetensors.torch import load_file
+from toy import make_toy_model, make_toy_split
 
 import dfca
 from dfca.api.exporting import holders

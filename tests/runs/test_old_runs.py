@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_runner import Listener
+from tiny_runs import Listener
 
 from dfca.experiment.load import Experiment, read_stored
 from dfca.report.page import write_report

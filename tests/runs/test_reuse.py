@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_runner import TINY
+from tiny_runs import TINY
 
 from dfca.base.errors import DataError, RunError
 from dfca.experiment.config import Config

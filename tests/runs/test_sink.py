@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_runner import tiny
+from tiny_runs import tiny
 
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.runs.progress import Bars

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_runner import tiny
+from tiny_runs import tiny
 from typer.testing import CliRunner
 
 import dfca

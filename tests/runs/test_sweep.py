@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_runner import TINY, Listener, numbers
+from tiny_runs import TINY, Listener, numbers
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.experiment.config import Config

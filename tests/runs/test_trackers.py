@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from test_runner import tiny
+from tiny_runs import tiny
 
 from dfca.base.errors import ConfigError
 from dfca.experiment.sweep import Trial

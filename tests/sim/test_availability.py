@@ -7,8 +7,8 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from conftest import make_toy_setting
-from test_events import run
+from event_runs import run
+from toy import make_toy_setting
 
 from dfca.base.errors import ConfigError
 from dfca.sim.events.availability import read_availability

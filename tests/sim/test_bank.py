@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_toy_setting
+from drifts import drift_setting
 from safetensors.torch import load_file
-from test_revival import drift_setting
+from toy import make_toy_setting
 
 from dfca.base.errors import ConfigError, ShortOfMemory
 from dfca.base.files import Stream, atomic_save, sha256

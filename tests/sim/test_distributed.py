@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import free_port, make_once
 from forked import Forked
 from ranked import RESUMED, play, worlds
 from safetensors.torch import load_file
+from toy import free_port, make_once
 
 from dfca.cli import main
 

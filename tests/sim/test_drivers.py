@@ -9,31 +9,15 @@ from itertools import combinations
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, pairwise, quick
+from driver_checks import assert_same, run
 from torch import nn
+from toy import make_toy_setting, make_toy_split, pairwise, quick
 
 import dfca
 from dfca.algorithms import ALGORITHMS
 from dfca.core.learning.local import LocalOptions
 from dfca.sim.rounds.simulation import Simulation
-from dfca.sim.setting import Setting
-from dfca.testing import lockstep, make_clients, stack
-
-
-def run(setting: Setting) -> Simulation:
-    simulation = Simulation(setting)
-    while not simulation.done:
-        simulation.step()
-    return simulation
-
-
-def assert_same(setting: Setting) -> None:
-    simulation, states = run(setting), lockstep(setting)
-    assert simulation.assignments.tolist() == [-1 if s.assignment is None else s.assignment for s in states]
-    torch.testing.assert_close(
-        simulation.banks.expand(-1, setting.clients, -1), stack(states), rtol=1e-9, atol=1e-11
-    )  # fmt: skip
-
+from dfca.testing import lockstep, make_clients
 
 BATCHES = LocalOptions(steps=3, learning_rate=0.2, batch_size=5, momentum=0.4, weight_decay=0.01)
 UNEVEN = [3, 12, 7, 5, 12, 9]

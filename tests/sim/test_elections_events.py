@@ -8,39 +8,20 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
-from test_events import STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run
-from test_revival import drift_setting
+from drifts import drift_setting
+from event_runs import QUICK, STRAGGLERS, TIMED_LINK, assert_identical, assert_same, drifting, lineages, quick, run
+from toy import make_toy_setting, make_toy_split
 
 from dfca import DataOptions, algorithms, make_split
 from dfca.core.rules.election import ElectionOptions
 from dfca.peer.peer import Peer
-from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import LARGE, Hello, scalars
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World, preset
 from dfca.sim.rounds.simulation import Simulation
-from dfca.sim.setting import Setting
 
 LINK = Link(0.03, spread=0.8, bandwidth_bytes_s=20_000.0)
-QUICK = ElectionOptions(warmup_steps=5, patience=1)
-
-
-def quick(name: str = "dfca-fi", **changes: Any) -> Setting:
-    """Make a toy setting whose election is short."""
-    return make_toy_setting(replace(algorithms.get(name), election=QUICK), **changes)
-
-
-def drifting(**changes: Any) -> Setting:
-    """Make a setting with a drift, and elections that are shorter than usual."""
-    setting = drift_setting(evaluate_every=16, personal_steps=0, **changes)  # virtual time has no last step yet
-    return replace(setting, algorithm=replace(setting.algorithm, election=ElectionOptions(warmup_steps=20)))
-
-
-def lineages(simulation: EventSimulation) -> set[Lineage]:
-    """List the elections that the clients' models come from."""
-    return {peer.lineage for peer in simulation.host.peers if isinstance(peer, Peer)}
 
 
 def test_a_warm_up_with_momentum_equals_the_synchronous_simulator() -> None:

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import pairwise
 from torch import nn
 from torch.nn.functional import cross_entropy
+from toy import pairwise
 
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Choice

@@ -12,7 +12,8 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
+from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, assert_same, run, without_seconds
+from toy import make_toy_setting, make_toy_split
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
@@ -21,45 +22,22 @@ from dfca.core.learning.local import LocalOptions
 from dfca.core.state import Message
 from dfca.peer.records.messages import Update
 from dfca.peer.records.staleness import Staleness
-from dfca.sim.events.books import EventResult, Input, Record
+from dfca.sim.events.books import Input, Record
 from dfca.sim.events.clock import DELIVER
 from dfca.sim.events.links import corrupted
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.replay import read_trace, to_line
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Churn, Compute, Devices, Faults, LateJoiner, Link, Partition, World, preset, presets
-from dfca.sim.rounds.simulation import Simulation
-from dfca.sim.setting import Setting
 from dfca.testing import lockstep, stack
 
 IN_TIME = [name for name in ALGORITHMS if algorithms.get(name).peers is None]
-TIMED_LINK = Link(latency_s=0.3, spread=0.8, bandwidth_bytes_s=2000.0)
-STRAGGLERS = Compute(1.0, devices=(Devices(share=0.34, slowdown=10.0),))
-ROUGH = World(
-    Compute(1.0, "lognormal", devices=(Devices(0.34, 3.0),)), TIMED_LINK, Faults(0.1, 0.1, 0.1), Churn(0.02, 10.0)
-)
 
 
 def thinned(first: Iterable[str], second: Iterable[str], kept: Callable[[str, str], bool]) -> list[Any]:
     """Pair everything with everything; the pairs that are not kept in the default suite are slow."""
     marks = {True: (), False: (pytest.mark.slow,)}
     return [pytest.param(a, b, id=f"{a}, {b}", marks=marks[kept(a, b)]) for a, b in product(first, second)]
-
-
-def run(setting: Setting, world: World | None = None, **options: Any) -> EventResult:
-    return EventSimulation(setting, world, EventOptions(max_events=200_000, **options)).run()
-
-
-def assert_same(setting: Setting, result: EventResult) -> None:
-    simulation = Simulation(setting)
-    rows = [row for row in (simulation.step() for _ in range(setting.rounds)) if row is not None]
-    assert result.assignments.tolist() == simulation.assignments.tolist()
-    expected = simulation.banks.clone()
-    if setting.algorithm.start == "elected":  # here a client may hold fewer models; its first fills the other places
-        filled = (result.banks == result.banks[:1]).all(dim=2)
-        expected[filled] = expected[:1].expand_as(expected)[filled]
-    torch.testing.assert_close(result.banks, expected, rtol=1e-9, atol=1e-11)
-    assert result.metrics[-1]["accuracy"] == pytest.approx(rows[-1]["accuracy"], abs=1e-12)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -168,18 +146,6 @@ def test_rough_worlds_keep_banks_finite_and_replay_bit_by_bit(algorithm: str, wo
         assert result.records["corrupt"] > 0
         assert result.rejected == sum(isinstance(line, Input) and line.broken for line in result.trace or [])
     assert_identical(run(setting, ROUGH_WORLDS[world], replay=result.trace, trace=True, **options), result)
-
-
-def assert_identical(one: EventResult, other: EventResult) -> None:
-    assert torch.equal(one.banks, other.banks)
-    assert torch.equal(one.assignments, other.assignments)
-    assert [without_seconds(row) for row in one.metrics] == [without_seconds(row) for row in other.metrics]
-    names = ("rounds", "time_s", "idle_shares", "staleness", "records", "rejected", "trace")
-    assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
-
-
-def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "seconds"}
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_toy_setting
-from test_elections_events import drifting
-from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
-from test_resume_events import through_disk
+from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, drifting, through_disk
+from toy import make_toy_setting
 
 from dfca.core.learning.local import LocalOptions
 from dfca.sim.events import pool

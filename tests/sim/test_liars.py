@@ -9,9 +9,9 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import make_toy_setting, quick
 
 import dfca
 from dfca.base.errors import ConfigError

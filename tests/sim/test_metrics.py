@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split
+from toy import make_toy_setting, make_toy_split
 
 from dfca import metrics
 from dfca.core.learning.local import losses, score

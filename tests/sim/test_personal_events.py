@@ -9,12 +9,11 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_setting, make_toy_split, quick
-from test_events import TIMED_LINK, assert_identical
-from test_node import make_nodes, network_of, run_all
-from test_personal import UNEVEN, dense
-from test_personal import run as run_rounds
-from test_resume_events import through_disk
+from event_runs import TIMED_LINK, assert_identical, through_disk
+from memory_nodes import make_nodes, network_of, run_all
+from personal_runs import UNEVEN, dense
+from personal_runs import run as run_rounds
+from toy import make_toy_setting, make_toy_split, quick
 
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS

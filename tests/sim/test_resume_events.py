@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_toy_setting
-from test_events import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical
+from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, through_disk
+from toy import make_toy_setting
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.peer.inbox import Inbox
@@ -49,11 +49,6 @@ def make(case: str) -> tuple[Setting, EventSimulation]:
     changes, world, options = CASES[case]
     setting = make_toy_setting(**{"evaluate_every": 1, **changes})
     return setting, EventSimulation(setting, world, EventOptions(trace=True, **options))
-
-
-def through_disk(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> tuple[dict[str, torch.Tensor], Any]:
-    """Do to a state what a checkpoint does to it."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(facts, allow_nan=False))
 
 
 @pytest.mark.parametrize("case", CASES)

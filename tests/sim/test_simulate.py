@@ -5,8 +5,8 @@ from functools import partial
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_model, make_toy_setting, make_toy_split
 from torch import nn
+from toy import make_toy_model, make_toy_setting, make_toy_split
 
 import dfca
 from dfca.base.errors import ConfigError, ModelError

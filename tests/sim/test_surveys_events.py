@@ -9,10 +9,9 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from conftest import make_toy_split
-from test_elections_events import lineages
-from test_events import assert_identical, assert_same, run
-from test_merging import make_world
+from event_runs import assert_identical, assert_same, lineages, run
+from merge_worlds import make_world
+from toy import make_toy_split
 
 from dfca.core.options import MergeOptions
 from dfca.core.rules.merging import Merge, Plan

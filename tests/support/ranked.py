@@ -10,8 +10,8 @@ from typing import Any
 
 import networkx as nx
 import torch
-from conftest import make_toy_setting, make_toy_split, quick
 from safetensors.torch import save_file
+from toy import make_toy_setting, make_toy_split, quick
 
 from dfca.algorithms import ALGORITHMS
 from dfca.base.errors import ConfigError

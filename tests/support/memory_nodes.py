@@ -1,0 +1,90 @@
+"""Nodes in one process, linked by the memory transport."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from dfca.node.memory import MemoryNetwork
+from dfca.node.node import MemoryStore, Node
+from dfca.node.work.worker import Worker
+from dfca.peer.machine import Machine, Memory
+from dfca.peer.peer import Peer
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import (
+    Curve,
+    Job,
+    Observe,
+    Personalise,
+    WarmUp,
+)
+from dfca.peer.server import Server, ServerClient
+from dfca.sim.events.host import peer_options
+from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.simulation import neighbours_of
+from dfca.sim.events.world import SERVER
+from dfca.sim.rounds.simulation import Simulation
+from dfca.sim.setting import Setting
+from dfca.testing import make_clients
+
+
+def options_of(setting: Setting) -> list[PeerOptions]:
+    return peer_options(setting, ClientPool(setting, dry=False), neighbours_of(setting), rounds=setting.rounds)
+
+
+def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> dict[int, Node]:
+    """Make a node for every client of a setting, and for the server where there is one."""
+    algorithm, clients = setting.algorithm, make_clients(setting)
+    nodes = {}
+    for options in options_of(setting):
+        i = options.id
+        worker = Worker(clients[max(0, i)])
+
+        def duration(job: Job) -> float:
+            if isinstance(job, Observe):
+                return float(len(job.slots) * setting.local.steps)
+            if isinstance(job, Curve | Personalise):
+                return 200.0 if isinstance(job, Curve) else float(job.steps)
+            steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps
+            return float(steps)
+
+        memory = Memory(options.size, options.dtype)
+        kind: type[Machine] = Peer
+        if algorithm.exchange == "server":
+            kind = Server if i == SERVER else ServerClient
+        machine = kind(options, memory)
+        nodes[i] = Node(machine, worker, network.transport(i), MemoryStore(), duration if timed else None)
+    return nodes
+
+
+def network_of(setting: Setting) -> MemoryNetwork:
+    if setting.algorithm.exchange == "server":
+        return MemoryNetwork((SERVER, i) for i in range(setting.clients))
+    return MemoryNetwork(setting.graph.edges if setting.algorithm.exchange == "gossip" else ())
+
+
+def run_all(nodes: dict[int, Node], loop: asyncio.AbstractEventLoop) -> None:
+    async def everybody() -> None:
+        await asyncio.wait_for(asyncio.gather(*(node.run() for node in nodes.values())), 10_000)
+        for node in nodes.values():
+            node.stop()
+
+    try:
+        loop.run_until_complete(everybody())
+    finally:
+        loop.close()
+
+
+def assert_banks(setting: Setting, nodes: dict[int, Node]) -> None:
+    simulation = Simulation(setting)
+    for _ in range(setting.rounds):
+        simulation.step()
+    for i, node in nodes.items():
+        bank = node.machine.bank
+        assert bank is not None
+        if setting.algorithm.exchange == "server":
+            torch.testing.assert_close(bank, simulation.banks[:, 0], rtol=1e-9, atol=1e-11)
+        else:
+            torch.testing.assert_close(bank, simulation.banks[: len(bank), i], rtol=1e-9, atol=1e-11)
+            assert node.machine.assignment == simulation.assignments[i]
