@@ -20,12 +20,12 @@ from torch import Tensor
 
 import dfca
 from dfca.core.exchange import Rules
-from dfca.core.merging import Observation, differ
 from dfca.core.options import MergeOptions
-from dfca.core.personal import GRID
+from dfca.core.rules.merging import Observation, differ
+from dfca.core.rules.personal import GRID
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, preset_text, presets
-from dfca.node.folder import NodeFolder
+from dfca.node.disk.folder import NodeFolder
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.task.facts import Facts
 from dfca.node.task.founding import Founding, init_swarm

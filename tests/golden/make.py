@@ -30,12 +30,12 @@ import golden_cases as cases
 import torch
 
 import dfca
-from dfca.core.election import Tally
-from dfca.core.merging import EXCESSES, Merge, Survey
-from dfca.core.relay import Offer
+from dfca.core.rules.election import Tally
+from dfca.core.rules.merging import EXCESSES, Merge, Survey
+from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
+from dfca.node.disk.store import DiskStore
 from dfca.node.operate.commands import init_node, predict_file
-from dfca.node.store import DiskStore
 from dfca.node.task.founding import Founding
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb

@@ -16,11 +16,11 @@ import torch
 from golden_cases import RUNS, VERSIONS, differences, digests, facts_of, plain, run_node
 
 from dfca.experiment.load import Experiment, read_stored
-from dfca.node.folder import NodeFolder
+from dfca.node.disk.folder import NodeFolder
+from dfca.node.disk.save_file import last_save
+from dfca.node.disk.store import DiskStore, read_save
 from dfca.node.operate.commands import predict_file
 from dfca.node.operate.status import read_status
-from dfca.node.save_file import last_save
-from dfca.node.store import DiskStore, read_save
 from dfca.node.task.facts import Facts
 from dfca.node.wire import codec, frames, payload
 from dfca.report.page import write_report
