@@ -22,7 +22,7 @@ from dfca.data import clients
 from dfca.data.clients import ClientData
 from dfca.models import cnn, cnn1d, mlp
 from dfca.sim.local import engine as engines
-from dfca.sim.local.engine import Engine, Task, make_engine
+from dfca.sim.local.engine import Engine, LocalTask, make_engine
 
 CLIENTS, SAMPLES, MODELS = 5, 12, 3
 
@@ -164,7 +164,7 @@ def test_work_is_choosing_the_lowest_loss_and_training_it(kind: str, how: str, o
     places = [0, 1, 3]  # not all, not one after the other
 
     done = []
-    for part in engine.work(Task(bank, data, pick_lowest, 2), places):
+    for part in engine.work(LocalTask(bank, data, pick_lowest, 2), places):
         assert torch.equal(bank[:, 2], before[:, 2])
         done.append(part)
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
@@ -193,9 +193,9 @@ def test_losses_known_before_change_nothing(kind: str, how: str) -> None:
     engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
     known = engine.losses(bank, data)
 
-    looked = torch.cat([part.vectors for part in engine.work(Task(bank, data, pick_lowest, 0), range(CLIENTS))])
+    looked = torch.cat([part.vectors for part in engine.work(LocalTask(bank, data, pick_lowest, 0), range(CLIENTS))])
     given = torch.cat(
-        [part.vectors for part in engine.work(Task(bank, data, pick_lowest, 0, known=known), range(CLIENTS))]
+        [part.vectors for part in engine.work(LocalTask(bank, data, pick_lowest, 0, known=known), range(CLIENTS))]
     )
     torch.testing.assert_close(looked, given, rtol=1e-12, atol=1e-12)
 
@@ -210,7 +210,7 @@ def test_a_choice_of_points_trains_on_them_alone(kind: str, how: str) -> None:
         assert samples is not None
         return Choice(1, samples[1] <= samples[1].median())
 
-    for part in engine.work(Task(bank, data, choose, 0, "samples"), range(CLIENTS)):
+    for part in engine.work(LocalTask(bank, data, choose, 0, "samples"), range(CLIENTS)):
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
             x, y = data.of(position)
             expected = local_steps(flat, bank[1, position], x[choice.points], y[choice.points], options)
@@ -223,7 +223,7 @@ def test_one_bank_of_a_server_serves_all_clients(how: str) -> None:
     engine = Engine(flat, LocalOptions(steps=2), seed=7, how=how)
     server = bank[:, :1]
 
-    for part in engine.work(Task(server, data, pick_lowest, 0), range(CLIENTS)):
+    for part in engine.work(LocalTask(server, data, pick_lowest, 0), range(CLIENTS)):
         for position, choice, vector in zip(part.positions, part.choices, part.vectors, strict=True):
             expected = local_steps(flat, server[choice.cluster, 0], *data.of(position), LocalOptions(steps=2))
             torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
@@ -237,7 +237,7 @@ def test_a_job_that_fails_in_a_thread_fails_the_call() -> None:
         raise ValueError(f"no choice for {position}")
 
     with pytest.raises(ValueError, match="no choice for 0"):
-        list(engine.work(Task(bank, data, choose, 0), range(CLIENTS)))
+        list(engine.work(LocalTask(bank, data, choose, 0), range(CLIENTS)))
 
 
 def test_the_number_of_threads_is_restored() -> None:
@@ -282,7 +282,7 @@ def test_steps_in_the_bank_are_the_same_steps(row: dict, monkeypatch: pytest.Mon
         batches = draw_batches(3, options, stream(7, "batches", place, 0))
         expected[chosen, place] = by_torch(flat, bank[chosen, place], x, y, options, batches)
     needs = "nothing" if models == 1 else "losses"
-    for part in engine.work(Task(bank, data, pick_lowest, 0, needs, in_place=True), places):
+    for part in engine.work(LocalTask(bank, data, pick_lowest, 0, needs, in_place=True), places):
         assert part.vectors is None
         assert all(part.fine)
     torch.testing.assert_close(bank, expected, rtol=1e-11, atol=1e-11)
@@ -302,7 +302,7 @@ def test_small_calls_go_on_together_and_give_the_same(in_place: bool, monkeypatc
         monkeypatch.setattr(engines, "CHUNK_BYTES", 1)
         engine, mine = Engine(flat, options, seed=7, how="stacked"), bank.clone()
         engine.workers = workers
-        done = list(engine.work(Task(mine, data, choose, 0, in_place=in_place), range(CLIENTS)))
+        done = list(engine.work(LocalTask(mine, data, choose, 0, in_place=in_place), range(CLIENTS)))
         assert (threading.get_ident() in threads) == (workers == 1)
         assert [position for part in done for position in part.positions] == list(range(CLIENTS))
         found.append(mine if in_place else torch.cat([part.vectors for part in done]))
@@ -316,7 +316,7 @@ def test_steps_in_the_bank_that_are_not_finite_change_nothing(huge: float) -> No
     data.x.view(CLIENTS, -1)[1] = huge
     before = bank.clone()
     engine = Engine(flat, LocalOptions(steps=3, learning_rate=0.2), seed=7, how="stacked")
-    done = list(engine.work(Task(bank, data, pick_lowest, 0, in_place=True), range(CLIENTS)))
+    done = list(engine.work(LocalTask(bank, data, pick_lowest, 0, in_place=True), range(CLIENTS)))
     fine = [usable for part in done for usable in part.fine]
     assert not fine[1]
     assert torch.equal(bank[:, 1], before[:, 1])
@@ -334,7 +334,7 @@ def test_steps_in_the_bank_that_are_long_are_judged_by_their_end(rate: float, sc
     data, found = ClientData(scale * data.x.float(), data.y, data.offsets), {}
     for how in ("loop", "stacked"):
         mine, engine = bank.float(), Engine(flat, LocalOptions(steps=1, learning_rate=rate), seed=7, how=how)
-        for part in engine.work(Task(mine, data, pick_lowest, 0, in_place=True), range(CLIENTS)):
+        for part in engine.work(LocalTask(mine, data, pick_lowest, 0, in_place=True), range(CLIENTS)):
             assert (part.vectors is None) == (how == "stacked")
             assert list(part.fine) == [fine] * len(part.fine)
             for position, choice, vector in zip(

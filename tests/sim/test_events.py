@@ -22,7 +22,7 @@ from dfca.core.learning.local import LocalOptions
 from dfca.core.state import Message
 from dfca.peer.records.messages import Update
 from dfca.peer.records.staleness import Staleness
-from dfca.sim.events.books import Input, Record
+from dfca.sim.events.books import Input, TraceRecord
 from dfca.sim.events.clock import DELIVER
 from dfca.sim.events.links import corrupted
 from dfca.sim.events.options import EventOptions
@@ -327,7 +327,7 @@ BAD = [
         "would end before anything arrives",
     ),
     (
-        {"replay": [Record(0.0, "start", 9)]},
+        {"replay": [TraceRecord(0.0, "start", 9)]},
         "the trace names client 9; the clients are 0..5",
     ),
     (
@@ -353,7 +353,7 @@ def test_bad_staleness_traces_and_second_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"staleness\.after must be >= 0 updates and finite, got -1"):
         Staleness("hinge", after=-1)
     with pytest.raises(ConfigError, match='unknown kind of a trace "dance"'):
-        run(make_toy_setting(), replay=[Record(0.0, "dance", 0)])
+        run(make_toy_setting(), replay=[TraceRecord(0.0, "dance", 0)])
     (tmp_path / "trace.jsonl").write_text('{"time": 0.0, "kind": "start", "client": 0}\n{"time": 1')
     with pytest.raises(ConfigError, match=r"trace.jsonl, line 2 is not a record of a trace"):
         read_trace(tmp_path / "trace.jsonl")

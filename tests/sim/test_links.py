@@ -18,7 +18,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.messages import Copy, Hello, Update
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Draw, Train, Trained
-from dfca.sim.events.books import Books
+from dfca.sim.events.books import RunLog
 from dfca.sim.events.clock import CHANGE, DELIVER, DEPART, Clock
 from dfca.sim.events.links import TRIES, Links, Parcel
 from dfca.sim.events.replay import from_line, to_line
@@ -31,7 +31,7 @@ class Pair:
     """Two participants and the link between them, or another graph; `seen` is what they were told, in order."""
 
     def __init__(self, near: Sequence[Sequence[int]] = ((1,), (0,)), **world: Any) -> None:
-        self.clock, self.books = Clock(), Books(len(near), keep=True)
+        self.clock, self.books = Clock(), RunLog(len(near), keep=True)
         self.links = Links(World(**world), near, MODEL_BYTES, 7, self.clock, self.books)
         self.links.ends = self
         self.seen: list[tuple[Any, ...]] = []

@@ -30,7 +30,7 @@ from dfca.runs.store.metrics import read_metrics
 from dfca.runs.timeline import Timeline, choose_lanes, usual_span
 from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile
-from dfca.sim.events.books import Record
+from dfca.sim.events.books import TraceRecord
 from dfca.sim.events.world import Compute, Devices, LateJoiner, Partition, World
 
 
@@ -231,7 +231,7 @@ def test_a_trace_of_another_run_or_none_is_refused(one: Path, tmp_path: Path) ->
     out = tmp_path / "run"
     shutil.copytree(one, out)
     trace = out / "trace" / "dfca-gi-0.jsonl"
-    strange = json.dumps(Record(0.0, "start", 77)._asdict())
+    strange = json.dumps(TraceRecord(0.0, "start", 77)._asdict())
     trace.write_text(strange + "\n" + trace.read_text())
     with pytest.raises(ConfigError, match=r"the trace names client 77; the clients are 0\.\.5"):
         list(replay_run(out))
@@ -246,13 +246,13 @@ def test_a_trace_that_is_shorter_than_its_checkpoint_is_refused(tmp_path: Path) 
     ):
         TraceFile(tmp_path / "x.jsonl").cut(0)
     file = TraceFile(tmp_path / "x.jsonl")
-    file.append([Record(0.0, "start", 0)])
+    file.append([TraceRecord(0.0, "start", 0)])
     size = file.flush()
     with pytest.raises(RunError, match=f"has {size} bytes and its checkpoint counts {size + 1}"):
         TraceFile(tmp_path / "x.jsonl").cut(size + 1)
     again = TraceFile(tmp_path / "x.jsonl")
     again.cut(0)
-    again.append([Record(1.0, "start", 1)])
+    again.append([TraceRecord(1.0, "start", 1)])
     again.close()
     assert json.loads((tmp_path / "x.jsonl").read_text())["client"] == 1
 
@@ -288,19 +288,19 @@ def test_a_timeline_by_hand() -> None:
     timeline = Timeline(TimelineConfig(begin_s=1.0, span_s=9.0), [0, 1], span_s=10.0, send_s=[0.5, 0.5, 0.5])
     timeline.add(
         [
-            Record(0.0, "start", 0),
-            Record(0.0, "start", 1),
-            Record(0.0, "start", 2),
-            Record(2.0, "finish", 0, round=0),
-            Record(2.5, "send", 0, 1, cluster=0, round=0),
-            Record(2.5, "send", 0, 2, cluster=0, round=0),
-            Record(3.0, "hold", 1, 0, cluster=0, round=0),
-            Record(4.0, "finish", 1, round=0),
-            Record(4.0, "fold", 1, 0, cluster=0, round=0),
-            Record(4.5, "send", 1, 0, cluster=1, round=0),
-            Record(4.5, "lost", 0, 1, cluster=1, round=0),
-            Record(5.0, "leave", 0),
-            Record(11.0, "return", 0),
+            TraceRecord(0.0, "start", 0),
+            TraceRecord(0.0, "start", 1),
+            TraceRecord(0.0, "start", 2),
+            TraceRecord(2.0, "finish", 0, round=0),
+            TraceRecord(2.5, "send", 0, 1, cluster=0, round=0),
+            TraceRecord(2.5, "send", 0, 2, cluster=0, round=0),
+            TraceRecord(3.0, "hold", 1, 0, cluster=0, round=0),
+            TraceRecord(4.0, "finish", 1, round=0),
+            TraceRecord(4.0, "fold", 1, 0, cluster=0, round=0),
+            TraceRecord(4.5, "send", 1, 0, cluster=1, round=0),
+            TraceRecord(4.5, "lost", 0, 1, cluster=1, round=0),
+            TraceRecord(5.0, "leave", 0),
+            TraceRecord(11.0, "return", 0),
         ]
     )
     assert timeline.over

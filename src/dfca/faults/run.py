@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Link:
+class FaultLink:
     """A pair of neighbours: its epoch, whether it is up, and when the last small message each way arrives."""
 
     epoch: int = 0
@@ -79,7 +79,7 @@ class FaultRun:
         self.saves: dict[int, list[Saved]] = {i: [] for i in self.ids}
         self.wakes: dict[int, float] = {}
         self.memory: dict[int, Callable[[int], Tensor]] = {}
-        self.links = {frozenset(edge): Link() for edge in self.graph.edges}
+        self.links = {frozenset(edge): FaultLink() for edge in self.graph.edges}
         self.known: dict[tuple[int, int], int] = {}
         self.away: set[int] = set()
         self.made: dict[int, tuple[Lineage, Tensor]] = {}
@@ -358,7 +358,7 @@ class FaultRun:
             self.graph.remove_edge(i, j)
         else:
             self.graph.add_edge(i, j)
-            self.links.setdefault(frozenset((i, j)), Link())
+            self.links.setdefault(frozenset((i, j)), FaultLink())
         for end in (i, j):
             self.push(self.now + self.rnd.uniform(0, 1.0), 0, "rewired", end)
 

@@ -18,7 +18,7 @@ import networkx as nx
 
 from dfca.core.algorithm import Algorithm
 from dfca.experiment.world import TimelineConfig
-from dfca.sim.events.books import Line, Record
+from dfca.sim.events.books import Line, TraceRecord
 from dfca.sim.events.world import SERVER, World
 
 ROUNDS = 10  # of an undisturbed client, where the config does not say how long the window is
@@ -78,7 +78,7 @@ class Timeline:
             if time > self.end_s:
                 self.over = True
                 return
-            if i not in self._shown or not isinstance(record, Record):
+            if i not in self._shown or not isinstance(record, TraceRecord):
                 continue
             self._server = self._server or (kind == "send" and SERVER in (i, peer))
             if kind in ("start", "warm", "measure", "tune"):
@@ -95,7 +95,7 @@ class Timeline:
             if peer in self._shown:
                 self._message(record)
 
-    def _message(self, record: Record) -> None:
+    def _message(self, record: TraceRecord) -> None:
         time, kind, i, peer, cluster, round = record[:6]
         if kind in ("send", "repeat", "answer"):
             self._under_way.setdefault(f"{i} {peer} {cluster} {round}", []).append(time)

@@ -1,7 +1,7 @@
 """What happened in virtual time: records, the books that they fill, and a run's result.
 
-A trace is a list of records, in order: what went into each peer (`Input`), and what came of it (`Record`): the notes of
-the peer, then what the links did. The inputs are enough to drive the peers again (`sim.events.replay`).
+A trace is a list of records, in order: what went into each peer (`Input`), and what came of it (`TraceRecord`): the
+notes of the peer, then what the links did. The inputs are enough to drive the peers again (`sim.events.replay`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _new = tuple.__new__  # records are made in a third of the time: there are many
 _BOOKED = _SENDS | _STOPS | {"start", "warm", "measure", "tune", "return", "candidacy"}
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """What happened to `client` at `time`; peer, cluster and round where they mean something.
 
     number: of a fold, the age of the model; of models that leave, how many.
@@ -68,10 +68,10 @@ class Input(NamedTuple):
     broken: bool = False
 
 
-Line = Record | Input
+Line = TraceRecord | Input
 
 
-class Books:
+class RunLog:
     """Counts what happens; a run and its replay keep the same books.
 
     start_models: models that elections sent; scalars: numbers that travelled besides models; away: clients that are
@@ -113,7 +113,7 @@ class Books:
         """Enter what happened to one client, in order: (kind, peer, cluster, round, number)."""
         self.time = time
         if self.trace is not None:
-            self.trace += [_new(Record, (time, kind, client, *about)) for kind, *about in notes]
+            self.trace += [_new(TraceRecord, (time, kind, client, *about)) for kind, *about in notes]
         kinds, held, fresh = self.kinds, 0, 0  # most are of these two
         for kind, _, cluster, _, number in notes:
             if kind == "hold":

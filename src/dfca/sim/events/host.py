@@ -32,7 +32,7 @@ from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved, State
-from dfca.sim.events.books import Books, EventResult, Input
+from dfca.sim.events.books import EventResult, Input, RunLog
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.sim.events.world import SERVER
@@ -68,7 +68,7 @@ class PeerHost:
     noted: keeps the notes of the peers, where somebody wants them.
     """
 
-    def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: Books) -> None:
+    def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: RunLog) -> None:
         self.options, self.pool, self.books, self.liars = options, pool, books, pool.liars
         self.metrics = Metrics()
         self.peers: list[Machine | None] = [None] * len(options)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dfca.core.state import Message
 from dfca.peer.records.messages import LARGE, BankCopy, Candidate, Centre, Copy, Served, Update, models
-from dfca.sim.events.books import Books
+from dfca.sim.events.books import RunLog
 from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
 from dfca.sim.events.world import SERVER, World, draw
 
@@ -77,7 +77,7 @@ class Links:
     """
 
     def __init__(
-        self, world: World, near: Sequence[Sequence[int]], model_bytes: int, seed: int, clock: Clock, books: Books
+        self, world: World, near: Sequence[Sequence[int]], model_bytes: int, seed: int, clock: Clock, books: RunLog
     ) -> None:
         """near: the neighbours of each client; those of a server, if there is one, come last."""
         self.world, self.near, self.model_bytes, self.seed = world, near, model_bytes, seed

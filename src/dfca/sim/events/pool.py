@@ -25,10 +25,10 @@ from dfca.data.clients import ClientData
 from dfca.peer.records.lineage import Clusters
 from dfca.peer.records.work import Curve, Draw, Job, Losses, Observe, OwnCurve, Score, Train, Trained, Warm, WarmUp
 from dfca.sim.evaluation import Evaluator
-from dfca.sim.events.books import Books
+from dfca.sim.events.books import RunLog
 from dfca.sim.events.world import SERVER
 from dfca.sim.local.bank import Bank
-from dfca.sim.local.engine import Needs, Task, TrainedChunk
+from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
 from dfca.sim.observing import observe_all
@@ -227,7 +227,7 @@ class ClientPool:
         banks = bank[:, None] if self.shared else self.banks[: len(bank)]
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
         in_place = in_place and not self.shared
-        task = Task(banks, data, choose, rounds, needs, known, in_place=in_place, closed=job.closed)
+        task = LocalTask(banks, data, choose, rounds, needs, known, in_place=in_place, closed=job.closed)
         found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
         engine, stages = self.engine, self.start.stages
         if self.is_quiet(job.round):
@@ -418,7 +418,7 @@ class ClientPool:
 
     # Scores.
 
-    def evaluate(self, books: Books, held: Sequence[Clusters], steps: Sequence[int] | None = None) -> dict[str, Any]:
+    def evaluate(self, books: RunLog, held: Sequence[Clusters], steps: Sequence[int] | None = None) -> dict[str, Any]:
         """Score everybody: a row of metrics. held (N,): which models each client holds; steps (N,): of their personal
         last steps, which they take now."""
         holding = [client for client, each in enumerate(held) if each.models]

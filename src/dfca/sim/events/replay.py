@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import ConfigError, unknown
-from dfca.sim.events.books import INPUTS, KINDS, Input, Line, Record
+from dfca.sim.events.books import INPUTS, KINDS, Input, Line, TraceRecord
 from dfca.sim.events.host import Done, PeerHost
 from dfca.sim.events.links import Parcel
 from dfca.sim.events.world import SERVER, check_clients
@@ -35,7 +35,7 @@ def from_line(line: str) -> Line:
     fields = json.loads(line)
     if "input" in fields:
         return Input(kind=fields.pop("input"), **fields)
-    return Record(**fields)
+    return TraceRecord(**fields)
 
 
 def read_trace(path: str | Path) -> list[Line]:

@@ -35,7 +35,7 @@ from dfca.core.rules.personal import GRID
 from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
 from dfca.sim.events import books, links
-from dfca.sim.events.books import Books, EventResult, Line
+from dfca.sim.events.books import EventResult, Line, RunLog
 from dfca.sim.events.clock import CHANGE, DEPART, FINISH, Clock, Event
 from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
@@ -49,7 +49,7 @@ COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
 AHEAD = (Train, WarmUp, Observe, Curve)
 """Jobs that may be done before they end."""
-STORED = {**KNOWN, **records_of((books, links))}
+STORED = {**KNOWN, **records_of((books, links)), "Record": books.TraceRecord}  # its name in 0.2
 """The classes that a checkpoint holds: those of peers (`peer.packing`), and what is on its way."""
 _FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_stays", "_returns")
 
@@ -80,7 +80,7 @@ class EventSimulation:
         self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
         self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
-        self.clock, self.books = Clock(), Books(clients, options.trace)
+        self.clock, self.books = Clock(), RunLog(clients, options.trace)
         self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
         peers = peer_options(
             setting,

@@ -78,7 +78,7 @@ Chooser = Callable[[int, Tensor, Tensor | None], Choice]
 """Chooses what a client trains: (position, mean losses (m,), losses per sample (m, n) or None) -> Choice."""
 
 
-class Task(NamedTuple):
+class LocalTask(NamedTuple):
     """What the clients of a round are to do: each chooses a model and trains it.
 
     bank (m, C, P), or (m, 1, P) where all clients share one; data: the samples of the C clients, the first of which has
@@ -242,7 +242,7 @@ class Engine:
         each_client = vmap(each_model, in_dims=(None if shared else 1, 0, 0))
         return each_client(bank[:, 0] if shared else bank, x, y)
 
-    def work(self, task: Task, places: Sequence[int]) -> Iterator[TrainedChunk]:
+    def work(self, task: LocalTask, places: Sequence[int]) -> Iterator[TrainedChunk]:
         """Choose and train for some clients at a time; the forward pass that picks a model is the first step's too.
 
         places: the clients of the task that take part.
@@ -262,7 +262,7 @@ class Engine:
         jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
         yield from self._each(jobs, together)
 
-    def _work_alone(self, task: Task, position: int, place: int) -> TrainedChunk:
+    def _work_alone(self, task: LocalTask, position: int, place: int) -> TrainedChunk:
         begin = time.perf_counter()
         x, y = task.data.of(place)
         models = task.bank[:, 0 if task.shared else place]
@@ -278,7 +278,7 @@ class Engine:
         fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
         return TrainedChunk([position], [choice], looked.means[None], looked_s, [fine], vector[None])
 
-    def _look_alone(self, task: Task, position: int, models: Tensor, x: Inputs, y: Tensor) -> _Losses:
+    def _look_alone(self, task: LocalTask, position: int, models: Tensor, x: Inputs, y: Tensor) -> _Losses:
         """Compute the losses of models (m, P) -> (m,), and keep the pass of the lowest where training can use it."""
         model = self.model
         if task.known is not None:
@@ -307,7 +307,7 @@ class Engine:
         return _Losses(task.spread(torch.stack(found).mean(dim=1)), [None], kept)
 
     def _work_stacked(
-        self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
+        self, task: LocalTask, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
     ) -> TrainedChunk:
         begin = time.perf_counter()
         bank, some = task.bank, self._make_chunk(task, stacked, chunk, places)
@@ -341,7 +341,9 @@ class Engine:
                 fine[i] = finite(vectors[i : i + 1])[0]
         return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, vectors)
 
-    def _make_chunk(self, task: Task, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]) -> _Chunk:
+    def _make_chunk(
+        self, task: LocalTask, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
+    ) -> _Chunk:
         pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]
         positions = range(chunk.start, chunk.stop)
         local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.rounds(positions))
@@ -357,7 +359,7 @@ class Engine:
         order = BatchOrder.of(batches, samples, rest=task.needs == "losses")
         return some._replace(x=order.take(local.x), y=order.take(local.y), order=order)
 
-    def _look_stacked(self, task: Task, some: _Chunk) -> _Losses:
+    def _look_stacked(self, task: LocalTask, some: _Chunk) -> _Losses:
         """Compute the losses of the models of a chunk of clients, and keep the passes where training can use them."""
         positions, models, x, y = some.positions, some.models, some.x, some.y
         nothing: list[Tensor | None] = [None] * len(x)

@@ -17,11 +17,11 @@ from dfca.core.client import stage_names
 from dfca.core.learning.local import TrainingSet, draw_batches, local_steps_
 from dfca.core.learning.parts import Stage
 from dfca.core.rng import seeded, stream
-from dfca.sim.local.engine import CHUNK_BYTES, Engine, Task, TrainedChunk, finite
+from dfca.sim.local.engine import CHUNK_BYTES, Engine, LocalTask, TrainedChunk, finite
 
 
 def work(
-    engine: Engine, task: Task, places: Sequence[int], stages: Sequence[Stage] | None, every: bool
+    engine: Engine, task: LocalTask, places: Sequence[int], stages: Sequence[Stage] | None, every: bool
 ) -> Iterator[TrainedChunk]:
     """Choose and train for some clients: what `Engine.work` does, also in stages, and for `every` model of a client."""
     if stages is None:
@@ -38,7 +38,9 @@ def quiet(engine: Engine, stages: tuple[Stage, ...] | None) -> tuple[Engine, tup
 class _Planned:
     """The local work of a round, in stages. every: all models of a client are trained."""
 
-    def __init__(self, engine: Engine, task: Task, places: Sequence[int], stages: Sequence[Stage], every: bool) -> None:
+    def __init__(
+        self, engine: Engine, task: LocalTask, places: Sequence[int], stages: Sequence[Stage], every: bool
+    ) -> None:
         self.engine, self.task, self.places = engine, task, list(places)
         self.stages, self.every = stages, every
 

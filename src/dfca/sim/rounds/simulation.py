@@ -27,7 +27,7 @@ from dfca.core.rules.merging import merge_
 from dfca.core.rules.personal import release_round
 from dfca.data.clients import ClientData
 from dfca.sim.evaluation import Evaluator, Scope
-from dfca.sim.local.engine import Needs, Task, TrainedChunk
+from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep
@@ -403,7 +403,7 @@ class Simulation:
         counts = torch.zeros(self.models, dtype=torch.int64)
         choose = partial(self._choose, here, now)
         closed = self.merging.everywhere if self.merging is not None else ()
-        task = Task(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
+        task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
         for done in self._local_work(task, here, now):
             some = slice(done.positions[0], done.positions[-1] + 1)
             means[some], found[some] = done.losses.to(means), torch.tensor(done.fine)
@@ -418,7 +418,7 @@ class Simulation:
                     self.banks[j, 0] = sums[j] / count
         return means, choices, found
 
-    def _local_work(self, task: Task, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
+    def _local_work(self, task: LocalTask, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
         """Choose and train; in quiet rounds, choose and take no step."""
         engine, stages = self.engine, self.start.stages
         if now >= self.setting.quiet_from:
