@@ -78,7 +78,7 @@ def test_the_stream_begins_with_everything_and_goes_on_with_changes(server: Page
         first = following(stream)
         assert first["all"]
         assert first["trials"]["dfca/0/"]["x"] == [5]
-        assert first["colours"]["algorithms"]["dfca"]["colour"].startswith("#")
+        assert first["colours"]["algorithms"]["dfca-auto"]["colour"].startswith("#")
         folder.append(10, [0, 0, 1, 0])
         while "trials" not in (news := following(stream)):
             pass

@@ -205,7 +205,8 @@ def trial_file(folder: Path, suffix: str, algorithm: str, seed: int, digest: str
     """Return where a file of a trial is; files of a trial begun under the earlier name of its algorithm keep theirs."""
     path = folder / f"{trial_name(algorithm, seed, digest)}{suffix}"
     old = folder / f"{trial_name(earlier(algorithm), seed, digest)}{suffix}"
-    return old if old != path and old.exists() and not path.exists() else path
+    begun = old.exists() or old.with_name(f"{old.name}.part").exists()  # a trace that is being written
+    return old if begun and not path.exists() else path
 
 
 def label_of(at: Mapping[str, Any]) -> str:
