@@ -28,7 +28,7 @@ from dfca.algorithms.oracle import oracle
 from dfca.algorithms.pens import pens
 from dfca.base.errors import ConfigError, DfcaError, unknown
 from dfca.base.imports import import_object, is_import
-from dfca.base.renamed import refuse_earlier
+from dfca.base.renamed import RENAMED, refuse_earlier
 from dfca.core.algorithm import Algorithm
 
 
@@ -144,7 +144,8 @@ def base_of(label: str) -> str:
 
 def installed() -> dict[str, EntryPoint]:
     """Find the algorithms of installed packages: their entry points of the group "dfca.algorithms", by name."""
-    return {each.name: each for each in entry_points(group="dfca.algorithms") if each.name not in ALGORITHMS}
+    taken = {*ALGORITHMS, *RENAMED}
+    return {entry.name: entry for entry in entry_points(group="dfca.algorithms") if entry.name not in taken}
 
 
 def _function(found: Any) -> Callable[..., Algorithm]:
