@@ -31,7 +31,7 @@ from dfca.watch.run_source import RunSource
 from dfca.watch.terminal import screen, show
 from dfca.watch.trials import MOST_KEPT, TrialView
 
-KEY = "dfca/0/"
+KEY = "dfca-auto/0/"
 
 
 @pytest.fixture
@@ -276,10 +276,10 @@ def test_a_sweep_has_points_and_trials_that_are_no_longer_asked_for_are_left_out
     page = source.poll()
     assert [point["label"] for point in page["points"]] == ["p=a", "p=b"]
     assert len(page["trials"]) == 4
-    assert page["trials"][f"dfca/0/{'a' * 12}"]["x"] == [5]
+    assert page["trials"][f"dfca-auto/0/{'a' * 12}"]["x"] == [5]
     graph = {"facts": {"nodes": 4}, "edges": [[0, 1]], "clusters": None, "digest": "a" * 20}
     folder.write("topology.json", {"p=a/0": graph, "p=b/0": graph | {"digest": "b" * 20, "edges": []}})
-    found = source.graph(f"dfca/0/{'a' * 12}")
+    found = source.graph(f"dfca-auto/0/{'a' * 12}")
     assert found is not None
     assert found["edges"] == [[0, 1]]
 
