@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import text_sha256
 from dfca.base.renamed import renamed
@@ -137,9 +139,10 @@ def load_run(run_folder: str | Path) -> Run:
         raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
     config_text = _read(folder / "config.toml")
     try:
-        config = renamed(tomllib.loads(config_text))
+        stored = tomllib.loads(config_text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
+    config = renamed(stored)
     summary = renamed(_read_json(folder / "summary.json"))
     if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
         raise RunError(
@@ -162,7 +165,9 @@ def load_run(run_folder: str | Path) -> Run:
         summary["runs"] = _with_unfinished(summary, metrics, config)
         if not run.swept:
             summary.setdefault("clients", config.get("clients"))
-        return replace(run, summary=summary | {"histories": histories(metrics), "graphs": graphs(run.topology)})
+        shown = config_text if config == stored else tomli_w.dumps(config)
+        more = {"histories": histories(metrics), "graphs": graphs(run.topology)}
+        return replace(run, config_text=shown, summary=summary | more)
 
 
 @contextmanager
