@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.ready    ## set up .venv and run the quickstart: the paper's algorithms and dfca on rotated digits
+demo: $(VENV)/.ready    ## set up .venv and run the quickstart: the paper's algorithms and dfca-auto on rotated digits
 	$(BIN)/dfca run quickstart
 	@echo "for the command dfca in this shell: . $(VENV)/bin/activate"
 

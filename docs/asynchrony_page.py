@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +10,7 @@ from typing import Any
 from writing import differences, spread, table
 
 from dfca.report.drawing.plots import to_svg
+from dfca.report.results import load_results
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import standalone
 from dfca.report.virtual.summary import Row, VirtualResults, axis_of, finished, rows_of, variants
@@ -39,7 +39,7 @@ SHOWN = {
 def load(name: str) -> dict[str, Any] | None:
     """Read a file of results, where there is one."""
     path = ROOT / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return load_results(path) if path.exists() else None
 
 
 def measured(name: str) -> str:
@@ -65,7 +65,7 @@ def _table(results: Row) -> str:
     lines = []
     titles = [one_line(title) for title in measures.columns]
     names = variants(rows, axis)
-    first = next((name for name in names if name.split()[0] == "dfca"), names[0])
+    first = next((name for name in names if name.split()[0] == "dfca-auto"), names[0])
     titles[at + 1 : at + 1] = ["accuracy in the end %", f"minus {first} ± 95 %"]
     value, asked = axis.values[0], {}
     for line in measures.rows:
@@ -121,7 +121,7 @@ def _draw(name: str, results: Row) -> Iterator[str]:
 
 def _verdicts() -> Iterator[tuple[str, str]]:
     stragglers, lossy, joiner = load("stragglers"), load("lossy"), load("late-joiner")
-    for name in ("dfca-gi", "dfca"):
+    for name in ("dfca-gi", "dfca-auto"):
         if stragglers:
             yield from _straggler_verdicts(name, stragglers)
         if lossy:

@@ -139,15 +139,15 @@ def drift() -> str:
         clusters = [run["cluster_accuracy"] for run in mine if run["cluster_accuracy"] is not None]
         models = ", ".join(sorted({str(run["models"]) for run in mine}))
         accuracies = (spread([run[key] for run in mine]) for key in ("accuracy", "all_models_accuracy"))
-        if algorithm != "dfca":
-            asked[f"`{algorithm}`", "minus `dfca`"] = mine, of(runs, algorithm="dfca"), "accuracy"
+        if algorithm != "dfca-auto":
+            asked[f"`{algorithm}`", "minus `dfca-auto`"] = mine, of(runs, algorithm="dfca-auto"), "accuracy"
         rows.append([f"`{algorithm}`", *accuracies, spread(clusters), models])
     title = (
         "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution. At the end "
         f"({PAIRED[0].lower()}{PAIRED[1:-1]}):"
     )
-    head = ["algorithm", "accuracy %", "all models %", "right cluster %", "models", "minus `dfca`"]
-    return title + "\n\n" + _with_differences(head, rows, asked, ["minus `dfca`"])
+    head = ["algorithm", "accuracy %", "all models %", "right cluster %", "models", "minus `dfca-auto`"]
+    return title + "\n\n" + _with_differences(head, rows, asked, ["minus `dfca-auto`"])
 
 
 WORLDS = (
@@ -185,7 +185,7 @@ OTHER_WORLDS = (
 
 
 def never_worse() -> str:
-    """Compare dfca with the best of the others in every world; the oracle is a bound."""
+    """Compare dfca-auto with the best of the others in every world; the oracle is a bound."""
     title = (
         "`dfca run never-worse`: the same momentum and personal last step for everybody; the best of the others is "
         f"picked by its mean over these seeds, which favours it. {PAIRED}"
@@ -194,7 +194,7 @@ def never_worse() -> str:
 
 
 def other_data() -> str:
-    """Compare dfca with the best of the others on other data."""
+    """Compare dfca-auto with the best of the others on other data."""
     title = (
         "`dfca run other-data`: the same on EMNIST (100 samples per client), CIFAR-10 (100) and digits (40), against "
         "`dfedavgm`, `ifca`, which is told k, and `local`:"
@@ -209,7 +209,7 @@ def _against_the_best(preset: str, worlds: Sequence[str]) -> str:
     rows, asked, bounded = [], {}, any(run["algorithm"] == "oracle" for runs in points.values() for run in runs)
     for world, runs in zip(worlds, points.values(), strict=True) if points else ():
         by = {name: of(runs, algorithm=name) for name in dict.fromkeys(run["algorithm"] for run in runs)}
-        mine, bound, one = by.pop("dfca"), by.pop("oracle", []), by["dfedavgm"]
+        mine, bound, one = by.pop("dfca-auto"), by.pop("oracle", []), by["dfedavgm"]
         best = max(by, key=lambda name: mean(run["accuracy"] for run in by[name]))  # the first of those that are level
         models = ", ".join(str(run["models"]) for run in mine)
         accuracies = [spread([run["accuracy"] for run in each]) for each in (mine, by[best], bound)]
@@ -217,7 +217,7 @@ def _against_the_best(preset: str, worlds: Sequence[str]) -> str:
         asked[world, "minus the best"] = mine, by[best], "accuracy"
         asked[world, "minus `dfedavgm`"] = mine, one, "accuracy"
     columns = ["minus the best", "minus `dfedavgm`"]
-    head = ["world", "k found", "`dfca`", "best of the others", *["`oracle`"][:bounded], *columns]
+    head = ["world", "k found", "`dfca-auto`", "best of the others", *["`oracle`"][:bounded], *columns]
     return _with_differences(head, rows, asked, columns)
 
 

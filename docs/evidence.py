@@ -41,8 +41,8 @@ CONTROLLED = (
     "quickstart", "soft", "har", "forecast", "table1-mnist", "table1-emnist", "table1-cifar10", "table2-mnist",
     "table2-emnist", "table2-femnist", "table4-femnist-k",
 )  # fmt: skip
-"""Results with the rows that take a difference apart: one model with all else that dfca has, and dfca without it."""
-ONE_MODEL, PLAIN = "dfedavgm + last step", "dfca, plain"
+"""Results with rows that take a difference apart: one model with the rest of dfca-auto, and dfca-auto without it."""
+ONE_MODEL, PLAIN = "dfedavgm + last step", "dfca-auto, plain"
 SHOWN = {  # which figures of a result stand on the page
     "table1-mnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
     "table2-emnist": ("accuracy-by-round", "cluster-accuracy-by-round"),
@@ -187,12 +187,12 @@ def _size(config: Mapping[str, Any], name: str) -> str:
 
 
 def causes() -> str:
-    """Take the difference between dfca and one model apart: what is clustering, what the last step, what momentum."""
+    """Split the difference between dfca-auto and one model into clustering, the last step and momentum."""
     columns = {
-        "`dfca` − `dfedavgm`": ("dfca", "dfedavgm"),
-        "of it clustering": ("dfca", ONE_MODEL),
+        "`dfca-auto` − `dfedavgm`": ("dfca-auto", "dfedavgm"),
+        "of it clustering": ("dfca-auto", ONE_MODEL),
         "of it the last step": (ONE_MODEL, "dfedavgm"),
-        "`dfca` − itself, plain": ("dfca", PLAIN),
+        "`dfca-auto` − itself, plain": ("dfca-auto", PLAIN),
     }
     gaps = Gaps()
     for name in CONTROLLED:
@@ -200,9 +200,9 @@ def causes() -> str:
         rows = [] if run is None else summary_rows(run.summary)
         for label in dict.fromkeys(row["label"] for row in rows):
             at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
-            if not {"dfca", ONE_MODEL} <= at.keys():
+            if not {"dfca-auto", ONE_MODEL} <= at.keys():
                 continue
-            unit = "" if at["dfca"]["metric"].name == "accuracy" else f" ({at['dfca']['metric'].name})"
+            unit = "" if at["dfca-auto"]["metric"].name == "accuracy" else f" ({at['dfca-auto']['metric'].name})"
             where = name + unit + (f", {label}" if label else "")
             for column, (one, other) in columns.items():
                 gaps.add((where, column), at, one, other)
@@ -231,7 +231,7 @@ def claims() -> str:
     head = [
         "result",
         *titles.values(),
-        "right cluster: dfca, dfca-fi",
+        "right cluster: dfca-auto, dfca-fi",
         "lost a cluster: gi, li, ifca",
         "local … oracle",
     ]
@@ -272,7 +272,7 @@ def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return ", ".join(write(at[name]) for name in names if name in at) or "–"
 
     return [
-        texts(("dfca", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),
+        texts(("dfca-auto", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),
         texts(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
         " … ".join(percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
     ]

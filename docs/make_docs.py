@@ -118,14 +118,14 @@ def draw_quickstart() -> None:
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.25])
     curves: dict[str, tuple[list[int], list[float]]] = {}
-    for algorithm in ("dfca", "dfca-gi", "local"):
+    for algorithm in ("dfca-auto", "dfca-gi", "local"):
         setting = digits_setting(algorithm, 4, 0, None)
         simulation = Simulation(setting)
         rows = [row for row in (simulation.step() for _ in range(40)) if row is not None]
         curves[algorithm] = [row["round"] for row in rows], [100 * row["accuracy"] for row in rows]
         if algorithm == "local":
             continue
-        axes = left if algorithm == "dfca" else middle
+        axes = left if algorithm == "dfca-auto" else middle
         place = layout(setting.graph, 0)
         for i, j in setting.graph.edges:
             axes.plot(*zip(place[i], place[j], strict=True), color=GREY, lw=0.6, zorder=1)

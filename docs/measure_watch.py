@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 DFCA = (sys.executable, "-m", "dfca")
-RUN = ("--algorithms", "dfca,dfca-gi", "--seeds", "1", "--quiet", "--threads", "1", "--workers", "1")
+RUN = ("--algorithms", "dfca-auto,dfca-gi", "--seeds", "1", "--quiet", "--threads", "1", "--workers", "1")
 SETTINGS = ("clients=240", "rounds=100000", "evaluation.every=1", "data.samples_per_client=20")
 PAGE = ("", "style.css", "main.js", "charts.js", "graph.js", "format.js")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from dfca.report.results import load_results
 
 ROOT = Path(__file__).parent.parent
 Runs = list[dict[str, Any]]
@@ -15,7 +16,7 @@ def load(name: str) -> Runs:
     path = ROOT / "results" / f"{name}.json"
     if not path.exists():
         return []
-    return [run for run in json.loads(path.read_text())["runs"] if run.get("finished")]
+    return [run for run in load_results(path)["runs"] if run.get("finished")]
 
 
 def found(run: dict[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def test_files_with_mistakes_are_reported_without_torch(tmp_path: Path) -> None:
     files = {
         "several": (BASE + '[local]\nsteps = -1\nlearning_rate = "fast"\n[data]\nnam = "mnist"\n', "3 problems: (1)"),
         "algorithm": (BASE.replace("dfca-gi", "dfca-gj"), 'unknown algorithm "dfca-gj"; did you mean'),
-        "option": (BASE + "[algorithm.dfca]\nlevel = 0.7\n", "level must be in (0, 0.5), got 0.7"),
+        "option": (BASE + "[algorithm.dfca-auto]\nlevel = 0.7\n", "level must be in (0, 0.5), got 0.7"),
         "data": (BASE + '[data]\nname = "minst"\n', 'unknown dataset "minst"; did you mean'),
         "transform": (BASE + '[data]\ntransform = "axis-rotation"\n', 'transform "axis-rotation" does not fit digits'),
         "model": (BASE + '[model]\nname = "mpl"\n', 'unknown model "mpl"; did you mean "mlp"'),

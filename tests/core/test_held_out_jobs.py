@@ -12,7 +12,7 @@ from dfca.peer.records.work import Job, Losses, Score, Train, Trained, Warm, War
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.testing import make_clients
 
-SETTING = make_toy_setting("dfca", split=make_toy_split(4, samples=[30, 4, 21, 30]), rounds=3)
+SETTING = make_toy_setting("dfca-auto", split=make_toy_split(4, samples=[30, 4, 21, 30]), rounds=3)
 MODELS = 3
 
 

@@ -424,7 +424,9 @@ def test_two_rules_are_found_whatever_was_opened() -> None:
     assert (rows[-1]["models"], rows[-1]["live_clusters"], simulation.models) == (2, 2, 2)
     assert set(rows[-1]["assignments"]) == {0, 1}  # numbered anew
     assert len(simulation.elections[0].centres) == 4
-    assert simulation.notes == ("dfca opened 4 clusters and merged those that are not worth their data: 2 are left",)
+    assert simulation.notes == (
+        "dfca-auto opened 4 clusters and merged those that are not worth their data: 2 are left",
+    )
     plain = Simulation(make_world(rounds=11))  # too few rounds for surveys: the verdict decides
     assert plain.merging is None
     assert plain.start.held is None

@@ -138,8 +138,8 @@ def test_the_pool_of_all_is_that_of_each(curves: list[list[float]], edges: int, 
 @pytest.mark.parametrize(
     ("algorithm", "engine", "uneven", "make"),
     [
-        ("dfca", "stacked", False, dense),
-        ("dfca", "loop", True, dense),
+        ("dfca-auto", "stacked", False, dense),
+        ("dfca-auto", "loop", True, dense),
         ("dfca-li", "stacked", False, None),
         ("ifca", "threads", True, dense),
         ("oracle", "stacked", False, dense),
@@ -200,7 +200,7 @@ def test_held_out_samples_do_not_train_until_the_last_quarter() -> None:
     runs = []
     for each in (split, other):
         changes = {"split": each, "rounds": 8, "personal_steps": "auto", "make_model": dense}
-        simulation = Simulation(make_toy_setting(quick("dfca"), **changes))
+        simulation = Simulation(make_toy_setting(quick("dfca-auto"), **changes))
         banks = []
         while not simulation.done:
             simulation.step()
@@ -230,7 +230,7 @@ def test_clients_with_few_samples_take_no_step() -> None:
 
 @pytest.mark.parametrize("stop", [2, 6, 7])  # before, at and after the pick
 def test_resumed_is_uninterrupted(stop: int) -> None:
-    setting = make_toy_setting(quick("dfca"), rounds=8, personal_steps="auto", make_model=dense, evaluate_every=3)
+    setting = make_toy_setting(quick("dfca-auto"), rounds=8, personal_steps="auto", make_model=dense, evaluate_every=3)
     whole, row = run(setting)
     first = Simulation(setting)
     for _ in range(stop):
@@ -258,11 +258,11 @@ def test_steps_that_diverge_are_undone() -> None:
 
 
 def test_dfca_takes_it_by_default_and_others_do_not() -> None:
-    assert dfca.algorithms.get("dfca").personal_steps == "auto"
+    assert dfca.algorithms.get("dfca-auto").personal_steps == "auto"
     for name in ("dfca-gi", "ifca", "local", "dfedavgm", "oracle"):
         assert dfca.algorithms.get(name).personal_steps == 0
     for steps, expected in ((None, True), (0, False)):
-        row = run(make_toy_setting(quick("dfca"), personal_steps=steps, make_model=dense))[1]
+        row = run(make_toy_setting(quick("dfca-auto"), personal_steps=steps, make_model=dense))[1]
         assert ("accuracy_before_personal" in row) is expected
 
 
@@ -278,7 +278,7 @@ def test_other_values_are_refused(value: Any) -> None:
 
 
 def test_the_key_of_an_experiment() -> None:
-    base = {"clients": 4, "clusters": 2, "rounds": 4, "algorithms": ["dfca"]}
+    base = {"clients": 4, "clusters": 2, "rounds": 4, "algorithms": ["dfca-auto"]}
     assert Config.of(base).personal is None
     config = Config.of(base | {"personal": {"steps": "auto"}})
     assert config.personal is not None
@@ -292,9 +292,10 @@ def test_the_key_of_an_experiment() -> None:
 
 
 def test_momentum_is_an_option_of_algorithms() -> None:
-    for name in ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "ifca", "fedspd", "dfedavgm", "fedavg", "local", "oracle"):
+    names = ["dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "ifca", "fedspd", "dfedavgm", "fedavg", "local", "oracle"]
+    for name in names:
         assert dfca.algorithms.get(name, momentum=0.5).momentum == 0.5
-    assert dfca.algorithms.get("dfca").momentum == 0.9
+    assert dfca.algorithms.get("dfca-auto").momentum == 0.9
     for name in ("dfca-gi", "dfca-li", "dfca-fi", "ifca", "local"):
         assert dfca.algorithms.get(name).momentum is None
     with pytest.raises(ConfigError, match=r"momentum of algorithm local must be in \[0, 1\), got 1"):
@@ -304,7 +305,9 @@ def test_momentum_is_an_option_of_algorithms() -> None:
 # Quiet rounds.
 
 
-@pytest.mark.parametrize(("algorithm", "engine"), [("dfca", "stacked"), ("facade", "loop"), ("dfedavgm", "stacked")])
+@pytest.mark.parametrize(
+    ("algorithm", "engine"), [("dfca-auto", "stacked"), ("facade", "loop"), ("dfedavgm", "stacked")]
+)
 def test_quiet_rounds_equal_those_of_the_clients(algorithm: str, engine: str) -> None:
     setting = make_toy_setting(quick(algorithm), engine=engine, rounds=5, quiet_rounds=2, make_model=dense)
     simulation, _ = run(setting)

@@ -60,7 +60,7 @@ def test_who_trains_a_cluster_looks_for_copies_until_enough_others_train_it_besi
 
 GRAPHS = {"path": nx.path_graph(9), "star": nx.star_graph(8), "ring": nx.cycle_graph(9)}
 AXES = {
-    "algorithm": ["dfca-gi", "dfca-li", "fedspd", "dfca"],
+    "algorithm": ["dfca-gi", "dfca-li", "fedspd", "dfca-auto"],
     "share": ["relay", "trained", "all"],
     "graph": list(GRAPHS),
 }
@@ -158,9 +158,9 @@ def test_a_relayed_copy_weighs_as_much_as_a_neighbour_of_its_degree(weights: str
 
 
 def test_who_asks_dfca_to_share_otherwise_is_told_that_it_does_not() -> None:
-    told = 'dfca has its own rule for sharing, "relay"; mixing.share does not change it'
+    told = 'dfca-auto has its own rule for sharing, "relay"; mixing.share does not change it'
     for share in ("all", "relay", "trained"):
-        assert (told in Simulation(make_toy_setting(quick("dfca"), share=share)).notes) == (share == "all")
+        assert (told in Simulation(make_toy_setting(quick("dfca-auto"), share=share)).notes) == (share == "all")
     assert told not in Simulation(make_toy_setting("dfca-gi", share="all")).notes
 
 

@@ -204,7 +204,7 @@ def test_a_relayed_copy_counts_as_one_message() -> None:
 
 AXES: dict[str, list[Any]] = {
     "robust": list(GUARDS),
-    "algorithm": ["dfca-gi", "dfca-li", "dfca", "dfedavgm", "fedspd", "ifca"],
+    "algorithm": ["dfca-gi", "dfca-li", "dfca-auto", "dfedavgm", "fedspd", "ifca"],
     "weights": ["uniform", "metropolis"],
     "aggregation": ["batch", "sequential"],
     "share": ["trained", "all", "relay"],

@@ -140,7 +140,7 @@ def finished(setting: Setting) -> tuple[Simulation, dict[str, Any]]:
     return simulation, last
 
 
-@pytest.mark.parametrize("algorithm", ["dfca", "dfca-gi", "ifca", "fedspd", "dfedavgm", "oracle"])
+@pytest.mark.parametrize("algorithm", ["dfca-auto", "dfca-gi", "ifca", "fedspd", "dfedavgm", "oracle"])
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_regression_is_the_same_in_rounds_lockstep_and_events(algorithm: str, engine: Any) -> None:
     setting = make_numbers_setting(quick(algorithm), engine=engine)
@@ -204,7 +204,7 @@ def test_a_drift_of_numbers_raises_the_alarm(drift: int, rounds: int) -> None:
     before = dfca.make_split(options, 8, 1, 0)
     after = dfca.make_split(options, 8, 1, 0, drifted=True)
     setting = make_toy_setting(
-        "dfca", split=before, drift=(drift, after), rounds=rounds, clusters=None, graph=nx.complete_graph(8),
+        "dfca-auto", split=before, drift=(drift, after), rounds=rounds, clusters=None, graph=nx.complete_graph(8),
         make_model=lambda: mlp((1, WINDOW), 1, 8), local=LocalOptions(5, 0.1), dtype=torch.float32,
         evaluate_every=rounds,
     )  # fmt: skip
@@ -256,8 +256,9 @@ def test_tokens_with_ids_and_a_mask(kind: str) -> None:
     split = make_token_split(kind)
     assert split.train.shape == (((5,), (5,)) if kind == "tuple" else {"mask": (5,), "ids": (5,)})
     result = dfca.simulate(
-        Tagger, split, "dfca", rounds=8, clusters=2, topology="complete", learning_rate=1.0, steps=10, evaluate_every=8
-    )
+        Tagger, split, "dfca-auto", rounds=8, clusters=2, topology="complete",
+        learning_rate=1.0, steps=10, evaluate_every=8,
+    )  # fmt: skip
     assert result.simulation.engine.how == "loop"
     assert result.score > 0.95
     assert result.metrics[-1]["cluster_accuracy"] == 1.0
@@ -266,7 +267,7 @@ def test_tokens_with_ids_and_a_mask(kind: str) -> None:
 
 def test_tokens_are_the_same_in_rounds_lockstep_and_events() -> None:
     split = make_token_split("tuple")
-    for algorithm in ("dfca", "fedspd"):
+    for algorithm in ("dfca-auto", "fedspd"):
         local = LocalOptions(2, 0.5, batch_size=7)
         setting = make_toy_setting(quick(algorithm), split=split, make_model=Tagger, local=local)
         simulation, row = finished(setting)
@@ -393,7 +394,7 @@ def test_start_from_is_bit_equal(tmp_path: Any) -> None:
 
 def test_an_election_warms_up_from_given_weights() -> None:
     given = nn.Linear(4, 3)
-    result = dfca.simulate(given, make_toy_split(), quick("dfca"), rounds=1, topology="ring", start_from=given)
+    result = dfca.simulate(given, make_toy_split(), quick("dfca-auto"), rounds=1, topology="ring", start_from=given)
     begun = result.simulation.start.initial_model()
     assert torch.equal(begun, torch.cat([given.weight.detach().flatten(), given.bias.detach()]))
 
@@ -417,7 +418,10 @@ def test_starts_that_are_refused(start: Any, text: str) -> None:
 
 def test_several_starts_need_as_many_clusters() -> None:
     starts = [nn.Linear(4, 3) for _ in range(3)]
-    for algorithm, text in (("dfca-gi", r"one per cluster \(2\), got 3"), ("dfca", "dfca starts from one model, got")):
+    for algorithm, text in (
+        ("dfca-gi", r"one per cluster \(2\), got 3"),
+        ("dfca-auto", "dfca-auto starts from one model, got"),
+    ):
         with pytest.raises(ConfigError, match=text):
             dfca.simulate(starts[0], make_toy_split(), algorithm, clusters=2, rounds=1, start_from=starts)
 

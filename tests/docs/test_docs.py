@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -65,7 +64,7 @@ def test_blocks_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch
         assert re.search(rf"<!-- {name} -->.*?<!-- end {name} -->", PAGE, re.DOTALL), name
     assert "TO BE WRITTEN" not in PAGE
     for name in ("delays", "lossy", "stragglers"):  # a row of 0 % comes with a line that says what it means
-        line = asynchrony_page._explain_zeros(json.loads((ROOT / "results" / f"{name}.json").read_text()))
+        line = asynchrony_page._explain_zeros(asynchrony_page.load(name))
         assert line in PAGE
         assert bool(line) == (name != "stragglers")
     sys.modules.pop("asynchrony_page")

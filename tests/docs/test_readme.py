@@ -37,7 +37,7 @@ def test_why_plain_is_not_the_default_agrees_with_the_results() -> None:
     table = results.partition("<!-- causes -->")[2].partition("<!-- end causes -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
     plain = {row[0]: row[-1] for row in rows}
-    (text,) = re.findall(r"^`dfca, plain` is `dfca` without .*?\n\n", README, re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(r"^`dfca-auto, plain` is `dfca-auto` without .*?\n\n", README, re.DOTALL | re.MULTILINE)
     said = dict(reversed(pair) for pair in re.findall(r"([+−][\d.]+ ± [\d.]+) on `(\w+)`", text))
     assert said == {name: plain[name].removesuffix("†") for name in ("har", "soft")}
     assert [plain[name].endswith("†") for name in ("har", "soft", "forecast (RMSE)")] == [True, True, False]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import dfca
+from dfca.base.renamed import earlier
 from dfca.core.exchange import Rules
 from dfca.core.options import MergeOptions
 from dfca.core.rules.merging import Observation, differ
@@ -78,7 +79,7 @@ RUNS: dict[str, dict[str, Any]] = {
         **TINY,
         "clients": 9,
         "rounds": 20,
-        "algorithms": ["dfca", "dfca-gi", "ifca"],
+        "algorithms": ["dfca-auto", "dfca-gi", "ifca"],
         "local": {"steps": 2, "batch_size": 8, "learning_rate": 0.3},
         "evaluation": {"every": 5, "samples": 20},
     },
@@ -87,7 +88,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "clients": 4,
         "rounds": 4,
         "topology": {"name": "ring"},
-        "algorithms": ["dfca"],
+        "algorithms": ["dfca-auto"],
         "local": {"steps": 2, "learning_rate": 0.3},
         "evaluation": {"every": 2, "samples": 20},
         "world": {"preset": "wifi", "trace": True, "faults": {"loss": 0.05}},
@@ -112,7 +113,7 @@ OVERRIDES = (
     ("quickstart", ('clusters="auto"', "data.distributions=4", "mixing.share=relay", "mixing.robust=clip")),
     ("quickstart", ("world.preset=wifi", "clock.until_s=60", "clock.staleness.kind=polynomial")),
     ("quickstart", ("liars.share=0.2", "liars.kind=flip-signs", "personal.steps=20")),
-    ("quickstart", ("data.skew=mixed", "data.alpha=0.3", "algorithm.dfca.warmup_steps=20")),
+    ("quickstart", ("data.skew=mixed", "data.alpha=0.3", "algorithm.dfca-auto.warmup_steps=20")),
     ("table3-skew", ("seeds=2", "rounds=30")),
 )
 
@@ -124,7 +125,8 @@ def digests() -> dict[str, Any]:
         for scale in ("default", *tomllib.loads(preset_text(name)).get("scale", {})):
             found[f"{name} {scale}"] = _digests(load_experiment(name, scale, device="cpu"))
     for name, overrides in OVERRIDES:
-        found[f"{name} --set {' '.join(overrides)}"] = _digests(load_experiment(name, None, overrides, device="cpu"))
+        text = " ".join(overrides).replace("algorithm.dfca-auto", "algorithm.dfca")  # as 0.2 stored it
+        found[f"{name} --set {text}"] = _digests(load_experiment(name, None, overrides, device="cpu"))
     return found
 
 
@@ -144,30 +146,32 @@ EXTRAS: dict[str, tuple[str, dict[str, Any]]] = {
     "relay": ("dfca-gi", {"share": "relay"}),
     "relay in virtual time": ("dfca-gi", {"share": "relay", "world": "wifi"}),
     "share all, metropolis": ("dfca-li", {"share": "all", "weights": "metropolis"}),
-    "clip": ("dfca", {"robust": "clip"}),
+    "clip": ("dfca-auto", {"robust": "clip"}),
     "median": ("dfca-gi", {"robust": "median"}),
     "trimmed": ("dfca-gi", {"robust": "trimmed", "world": "ideal"}),
-    "half of the clients": ("dfca", {"participation": 0.5}),
+    "half of the clients": ("dfca-auto", {"participation": 0.5}),
     "half of the clients, with a server": ("ifca", {"participation": 0.5}),
     "batches with momentum": ("dfca-gi", {"batch_size": 8, "momentum": 0.5, "weight_decay": 0.01}),
     "liars": ("dfca-gi", {"liars": {"share": 0.2, "kind": "flip-signs"}, "robust": "clip"}),
     "quiet rounds": ("dfca-gi", {"quiet_rounds": 2}),
-    "merging": ("dfca", {"clients": 9, "clusters": "auto", "rounds": 20}),
-    "merging in virtual time": ("dfca", {"clients": 9, "clusters": "auto", "rounds": 20, "world": "wifi"}),
+    "merging": ("dfca-auto", {"clients": 9, "clusters": "auto", "rounds": 20}),
+    "merging in virtual time": ("dfca-auto", {"clients": 9, "clusters": "auto", "rounds": 20, "world": "wifi"}),
 }
 NO_PEERS_IN_TIME = ("pens", "dac")
 """They choose their peers by losses, which virtual time does not have."""
 
 
 def bit_cases() -> list[tuple[str, str, dict[str, Any]]]:
-    """List the name, the algorithm and the options of every tiny run."""
+    """List the name, the algorithm and the options of every tiny run; names are those of 0.2."""
     found = [
-        (f"{algorithm}, {variant}", algorithm, options)
+        (f"{earlier(algorithm)}, {variant}", algorithm, options)
         for algorithm in dfca.ALGORITHMS
         for variant, options in VARIANTS.items()
         if not (algorithm in NO_PEERS_IN_TIME and "world" in options)
     ]
-    return found + [(f"{algorithm}, {name}", algorithm, options) for name, (algorithm, options) in EXTRAS.items()]
+    return found + [
+        (f"{earlier(algorithm)}, {name}", algorithm, options) for name, (algorithm, options) in EXTRAS.items()
+    ]
 
 
 def bits_of(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from golden_cases import RUNS, VERSIONS, differences, digests, facts_of, plain, run_node
 
+from dfca.base.files import text_sha256
+from dfca.base.renamed import current
 from dfca.experiment.load import Experiment, read_stored
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.save_file import last_save
@@ -57,16 +59,24 @@ def copy_run(stored: Path, out: Path) -> Experiment:
     return Experiment(read(out / "summary.json")["experiment"], "default", config, sweep)
 
 
+def name_of(path: Path) -> str:
+    """Return the name of a trial by the name that its algorithm has today."""
+    algorithm, _, seed = path.stem.rpartition("-")
+    return f"{current(algorithm)}-{seed}"
+
+
 def numbers(out: Path) -> Any:
     """Return all that a run has computed, without the seconds that it took."""
     found = load_run(out)
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in found.metrics]
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in found.summary["runs"]]
     order = sorted(lines, key=lambda line: (line["algorithm"], line["seed"], line["round"]))
-    traces = {path.name: path.read_text().splitlines() for path in sorted(out.glob("trace/*.jsonl"))}
+    traces = {name_of(path): path.read_text().splitlines() for path in sorted(out.glob("trace/*.jsonl"))}
     parsed = {name: [json.loads(line) for line in trace] for name, trace in traces.items()}
-    lanes = {path.name: read(path) for path in sorted(out.glob("timeline/*.json"))}
-    head = {key: found.summary[key] for key in ("config_sha256", "digest")}
+    lanes = {name_of(path): read(path) for path in sorted(out.glob("timeline/*.json"))}
+    text = (out / "config.toml").read_text()
+    assert found.summary["config_sha256"] == text_sha256(text)
+    head = {"config_sha256": text_sha256(text.replace('"dfca"', '"dfca-auto"')), "digest": found.summary["digest"]}
     return {"head": head, "lines": order, "rows": rows, "graphs": found.topology, "traces": parsed, "lanes": lanes}
 
 

@@ -86,7 +86,7 @@ class Network:
         return Renumbered(self._found, place)
 
 
-@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca"])
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto"])
 def test_nodes_over_grpc_equal_the_synchronous_simulator(
     tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

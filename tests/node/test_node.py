@@ -171,7 +171,7 @@ def test_a_node_that_was_killed_goes_on_from_its_store_and_its_old_work_is_lost(
 
 def test_who_had_no_vote_looks_whether_the_models_fit_again_after_twice_the_time() -> None:
     """A model that two kinds of devices pull to and fro fits by chance: looked at once, it was kept for ever."""
-    setting = make_toy_setting("dfca", rounds=100, aggregation="sequential")
+    setting = make_toy_setting("dfca-auto", rounds=100, aggregation="sequential")
     options = options_of(setting)[0]
     bank = torch.zeros(1, options.size, dtype=options.dtype)
     saved = Saved(VERSION, options.seed, 0, 0, (Entry(4, 1, 1, 0, 0, (0,)),), bank, voted=False)

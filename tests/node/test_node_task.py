@@ -76,8 +76,8 @@ def test_facts_survive_their_bytes_and_name_the_swarm_by_them() -> None:
     ("changes", "sentence"),
     [
         ({"seed": -1}, "seed must be >= 0, got -1"),
-        ({"algorithm": "ifca"}, 'algorithm must be "dfca", "dfca-fi"'),
-        ({"algorithm": "dfca-gi"}, 'clusters must be given for "dfca-gi"; "dfca" finds them'),
+        ({"algorithm": "ifca"}, 'algorithm must be "dfca-auto", "dfca-fi"'),
+        ({"algorithm": "dfca-gi"}, 'clusters must be given for "dfca-gi"; "dfca-auto" finds them'),
         ({"sed": 1}, 'unknown key "sed"; did you mean "seed"?'),
         ({"local": {"stps": 3}}, 'unknown key in [local] "stps"; did you mean "steps"?'),
         ({"classes": ["a", "a"]}, "the class 'a' stands there twice"),
@@ -481,7 +481,7 @@ def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> Non
         result = simulate(
             lambda: deep_mlp((64,), 10, (100,)),
             Split.of_clients(train, test, [i % 4 for i in range(12)]),
-            "dfca",
+            "dfca-auto",
             rounds=30,
             topology={"name": "erdos-renyi", "p": 0.4},
             evaluate_every=30,

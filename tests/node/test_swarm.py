@@ -40,7 +40,7 @@ TINY = {
     "clients": 8,
     "clusters": 2,
     "rounds": 12,
-    "algorithms": ["dfca"],
+    "algorithms": ["dfca-auto"],
     "data": {"name": "digits", "samples_per_client": 60, "test_samples_per_client": 20},
     "model": {"hidden": 16},
     "local": {"learning_rate": 0.5},
@@ -125,7 +125,7 @@ def test_faults_are_drawn_by_the_seed() -> None:
 @pytest.mark.parametrize(
     ("values", "nodes", "sentence"),
     [
-        ({"algorithms": ["ifca"]}, 8, r'^nodes cannot run "ifca"; use --algorithm with one of dfca, '),
+        ({"algorithms": ["ifca"]}, 8, r'^nodes cannot run "ifca"; use --algorithm with one of dfca-auto, '),
         ({"world": {"preset": "wifi"}}, 8, r"^a swarm runs in real time, and this experiment has a \[world\]"),
         ({"participation": 0.5}, 8, r"^in a swarm every node takes part, got participation = 0.5"),
         ({"data": TINY["data"] | {"drift_share": 0.2}}, 8, r"^a swarm has no drift yet"),  # type: ignore[operator]

@@ -114,7 +114,7 @@ def test_named_worlds(name: str, aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
-@pytest.mark.parametrize("algorithm", ["dfca", "dfca-gi"])
+@pytest.mark.parametrize("algorithm", ["dfca-auto", "dfca-gi"])
 def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) -> None:
     world = FaultWorld(9, 6, RING, algorithm, aggregation, weights="metropolis", clusters=2, swap=3, rewires=40)
     run = FaultRun(world)
@@ -132,7 +132,7 @@ def test_rounds_go_on_while_the_graph_changes(algorithm: str, aggregation: str) 
 @pytest.mark.parametrize("cuts", [(), (Cut(14.0, 50.0, (0, 1)),)], ids=["whole", "partition"])
 def test_a_by_election_ends_and_rounds_go_on(cuts: tuple[Cut, ...], aggregation: str) -> None:
     # 15 s: half of the peers of a cluster get samples of another group, with the network whole or parted.
-    run = finish(FaultWorld(6, 6, RING, "dfca", aggregation, groups=1, drift_s=15.0, cuts=cuts))
+    run = finish(FaultWorld(6, 6, RING, "dfca-auto", aggregation, groups=1, drift_s=15.0, cuts=cuts))
     assert elections(run) >= 2
 
 
@@ -153,7 +153,7 @@ def test_a_cluster_is_opened_for_peers_that_met_models_without_theirs() -> None:
     # Peers of a third group come when two clusters have been elected; a model of their own fits them better.
     edges = tuple((i, j) for i in range(9) for j in range(i))
     late = ((2, 8.0), (5, 8.0), (8, 8.0))
-    run = finish(FaultWorld(7, 9, edges, "dfca", groups=3, late=late))
+    run = finish(FaultWorld(7, 9, edges, "dfca-auto", groups=3, late=late))
     assert elections(run) == 2
     assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {3}
 
@@ -162,14 +162,14 @@ def test_a_cluster_is_opened_for_peers_that_met_models_without_theirs() -> None:
 def test_two_halves_that_elected_one_cluster_each_open_the_second_when_they_meet(aggregation: str) -> None:
     # Both train the only model of the winner, which then fits neither: nobody stays at it in the by-election.
     edges = tuple((i, j) for i in range(6) for j in range(i))
-    run = finish(FaultWorld(8, 6, edges, "dfca", aggregation, cuts=(Cut(0.0, 20.0, (0, 2, 4)),)))
+    run = finish(FaultWorld(8, 6, edges, "dfca-auto", aggregation, cuts=(Cut(0.0, 20.0, (0, 2, 4)),)))
     assert {len(peer.bank) for peer in run.peers.values() if peer.bank is not None} == {2}
     assert len({run.peers[i].assignment for i in (0, 2, 4)}) == 1
     assert {run.peers[i].assignment for i in range(6)} == {0, 1}
 
 
 def test_a_lost_copy_request_does_not_stop_the_relay() -> None:
-    setting = quick("dfca", split=make_toy_split(clients=6), graph=nx.path_graph(6), rounds=16)
+    setting = quick("dfca-auto", split=make_toy_split(clients=6), graph=nx.path_graph(6), rounds=16)
     world = World(link=Link(0.05), partitions=(Partition(7.0, 10.0, ((0, 1, 2),)),))
     result = run_events(replace(setting, aggregation="sequential"), world, trace=True)
     relayed = [record.time for record in result.trace or [] if record.kind == "relay"]
@@ -206,7 +206,7 @@ def test_a_replay_across_a_drift_between_warm_up_and_election() -> None:
 
 def test_nothing_that_was_asked_for_comes_twice() -> None:
     world = World(link=Link(0.1, spread=0.5), faults=Faults(0.4, 0.5), late_joiners=(LateJoiner(2, 5.0),))
-    simulation = EventSimulation(quick("dfca", rounds=10), world, EventOptions(timeout_s=5.0, until_s=40.0))
+    simulation = EventSimulation(quick("dfca-auto", rounds=10), world, EventOptions(timeout_s=5.0, until_s=40.0))
     simulation.run()
     for peer in simulation.host.peers:
         assert peer is not None
@@ -268,7 +268,7 @@ def test_a_violation_is_found_shrunk_and_printed(monkeypatch: pytest.MonkeyPatch
         raise KeyError("broken on purpose")
 
     monkeypatch.setitem(_HANDLERS, Alarm, broken)
-    world = FaultWorld(6, 6, RING, "dfca", drift_s=15.0, loss=0.1, slow=((0, 3.0),))
+    world = FaultWorld(6, 6, RING, "dfca-auto", drift_s=15.0, loss=0.1, slow=((0, 3.0),))
     assert "KeyError out of peer" in str(check_world(world))
     smaller = shrink(world, limit_s=20.0)
     assert smaller.loss == 0.0

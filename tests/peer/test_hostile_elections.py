@@ -137,7 +137,7 @@ KINDS = [
 
 
 def toy() -> Setting:
-    setting = make_toy_setting("dfca", rounds=3)
+    setting = make_toy_setting("dfca-auto", rounds=3)
     return replace(setting, graph=nx.complete_graph(setting.clients))
 
 

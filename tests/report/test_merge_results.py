@@ -53,7 +53,7 @@ def test_other_settings_and_other_graphs_are_refused(script: Any, run_folder: Pa
 def test_a_point_lists_the_algorithms_that_it_has_rows_of(script: Any) -> None:
     rows = [
         {"algorithm": name, "digest": digest}
-        for name, digest in (("dfca", "a"), ("ifca", "a"), ("dfca", "b"), ("pens", "b"))
+        for name, digest in (("dfca-auto", "a"), ("ifca", "a"), ("dfca-auto", "b"), ("pens", "b"))
     ]
-    assert script._names(rows, "a") == ["dfca", "ifca"]
-    assert script._names(rows, "b") == ["dfca", "pens"]
+    assert script._names(rows, "a") == ["dfca-auto", "ifca"]
+    assert script._names(rows, "b") == ["dfca-auto", "pens"]

@@ -105,11 +105,11 @@ def test_holm_by_hand() -> None:
 def test_pairing_cancels_what_the_seed_does() -> None:
     seeds = {0: 0.10, 1: 0.50, 2: 0.90, 3: 0.30, 4: 0.70}
     jitter = {0: 0.001, 1: -0.001, 2: 0.0, 3: 0.002, 4: -0.002}
-    scores = {"dfca": {s: v + 0.02 + jitter[s] for s, v in seeds.items()}, "other": seeds}
-    found = paired.compare(scores, "dfca")["other"]
+    scores = {"dfca-auto": {s: v + 0.02 + jitter[s] for s, v in seeds.items()}, "other": seeds}
+    found = paired.compare(scores, "dfca-auto")["other"]
     assert found.verdict == "worse", "2 points with a spread over seeds of 32 points"
     assert found.difference.mean == pytest.approx(-0.02)
-    assert paired.compare(scores, "dfca", higher_is_better=False)["other"].verdict == "better"
+    assert paired.compare(scores, "dfca-auto", higher_is_better=False)["other"].verdict == "better"
 
 
 def test_pairs_are_by_seed_whatever_the_order() -> None:
@@ -123,28 +123,28 @@ def test_pairs_are_by_seed_whatever_the_order() -> None:
 
 def test_the_reference() -> None:
     scores = {"ifca": {0: 0.9}, "local": {0: 0.5}, "oracle": {0: 0.95}}
-    assert paired.choose_reference({**scores, "dfca": {0: 0.1}}) == "dfca"
+    assert paired.choose_reference({**scores, "dfca-auto": {0: 0.1}}) == "dfca-auto"
     assert paired.choose_reference(scores) == "oracle"
     assert paired.choose_reference(scores, bounds={"oracle"}) == "ifca"
     assert paired.choose_reference(scores, higher_is_better=False) == "local"
-    assert paired.choose_reference({"ifca": {0: 0.9}, "dfca": {0: None}}) is None
+    assert paired.choose_reference({"ifca": {0: 0.9}, "dfca-auto": {0: None}}) is None
 
 
 def test_the_line_says_which_differences_are_beyond_chance() -> None:
     base = {seed: 0.8 + 0.01 * seed for seed in range(5)}
     wobble = (0.0, 0.001, -0.001, 0.002, -0.002)
     scores = {
-        "dfca": base,
+        "dfca-auto": base,
         "local": {s: v - 0.1 + wobble[s] for s, v in base.items()},
         "oracle": {s: v + 0.05 + wobble[s] for s, v in base.items()},
         "ifca": {s: v + 10 * wobble[s] for s, v in base.items()},
     }
-    found = paired.compare(scores, "dfca")
-    assert paired.verdict_line("dfca", found, {"local": " ‡"}) == (
-        "† beyond chance (95 %, Holm over 3 comparisons): worse than dfca: local ‡; better than dfca: oracle; "
-        "not told apart from dfca: ifca"
+    found = paired.compare(scores, "dfca-auto")
+    assert paired.verdict_line("dfca-auto", found, {"local": " ‡"}) == (
+        "† beyond chance (95 %, Holm over 3 comparisons): worse than dfca-auto: local ‡; better than dfca-auto: "
+        "oracle; not told apart from dfca-auto: ifca"
     )
-    one = paired.compare({name: {0: each[0]} for name, each in scores.items()}, "dfca")
-    assert paired.verdict_line("dfca", one) is None
-    assert "one seed: no interval" in paired.explanation("dfca", one.values(), "accuracy", True)[0]
-    assert "which is worse" in paired.explanation("dfca", found.values(), "RMSE", False)[0]
+    one = paired.compare({name: {0: each[0]} for name, each in scores.items()}, "dfca-auto")
+    assert paired.verdict_line("dfca-auto", one) is None
+    assert "one seed: no interval" in paired.explanation("dfca-auto", one.values(), "accuracy", True)[0]
+    assert "which is worse" in paired.explanation("dfca-auto", found.values(), "RMSE", False)[0]

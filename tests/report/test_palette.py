@@ -64,7 +64,7 @@ def test_no_two_lines_of_a_page_look_alike():
 
 def test_an_algorithm_has_the_same_colour_whoever_stands_beside_it():
     alone = palette.algorithm_colours(["mine"])
-    crowd = palette.algorithm_colours(["dfca", "mine", "ifca"])
+    crowd = palette.algorithm_colours(["dfca-auto", "mine", "ifca"])
     assert alone["mine"] == crowd["mine"] == palette.algorithm_colour("mine")
     many = palette.algorithm_colours([f"own-{i}" for i in range(len(palette.OTHERS))])
     assert len(set(many.values())) == len(palette.OTHERS), "two of them look alike"

@@ -11,7 +11,7 @@ from dfca.report import formats, rows, tables
 from dfca.report.paper import published
 
 PAPER = [name for name in presets() if name.startswith(("table", "figure")) or name in ("theory", "har")]
-RULES = {"dfca", "dfca-fi"}
+RULES = {"dfca-auto", "dfca-fi"}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -79,7 +79,7 @@ def test_a_figure_of_a_table_has_its_cells(figure: str, table: str) -> None:
 
 def test_ours_minus_the_published_in_points() -> None:
     run = {"algorithm": "ifca", "seed": 0, "accuracy": 0.93, "finished": True, "clusters": 4}
-    own = {**run, "algorithm": "dfca"}
+    own = {**run, "algorithm": "dfca-auto"}
     summary: dict[str, Any] = {"experiment": "table1-mnist", "scale": "desk", "runs": [run, own]}
     theirs, ours = rows.summary_rows(summary)
     assert theirs["published_mean"] == pytest.approx(0.939)

@@ -139,7 +139,7 @@ def seeds_of(name: str, scores: list[float], **more: Any) -> list[dict[str, Any]
 COMPARED: dict[str, Any] = {
     "clients": 4,
     "runs": [
-        *seeds_of("dfca", [0.90, 0.80, 0.85, 0.95, 0.88], momentum=0.9, diverged_clients=0),
+        *seeds_of("dfca-auto", [0.90, 0.80, 0.85, 0.95, 0.88], momentum=0.9, diverged_clients=0),
         *seeds_of("ifca", [0.81, 0.70, 0.76, 0.84, 0.78], momentum=0.0, diverged_clients=0),
         *seeds_of("local", [0.91, 0.79, 0.86, 0.94, 0.88], momentum=0.0, diverged_clients=0),
         *seeds_of("dfedavgm", [0.2, 0.1, 0.3, 0.2, 0.2], momentum=0.9, diverged_clients=4)[:3],
@@ -156,9 +156,9 @@ def test_differences_are_paired_by_seed() -> None:
     assert difference.mean == pytest.approx(-0.098)
     assert difference.half == pytest.approx(0.0104, abs=1e-4)
     assert found["ifca"]["accuracy_std"] > 0.05, "what the seeds do is ten times as much"
-    assert found["dfca"]["compared"] is None
+    assert found["dfca-auto"]["compared"] is None
     lines = formats.markdown(COMPARED).splitlines()
-    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca ± 95 % | lost a cluster |")
+    assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca-auto ± 95 % | lost a cluster |")
     assert lines[3].startswith("| ifca | server | 77.8 ± 5.3 | −9.8 ± 1.0† |")
     assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.2 |")
 
@@ -166,11 +166,11 @@ def test_differences_are_paired_by_seed() -> None:
 def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> None:
     text = "\n".join(tables.notes(COMPARED))
     assert (
-        "† beyond chance (95 %, Holm over 4 comparisons): worse than dfca: ifca, dfedavgm ‡, "
-        '"ifca, momentum 0.9"; not told apart from dfca: local'
+        "† beyond chance (95 %, Holm over 4 comparisons): worse than dfca-auto: ifca, dfedavgm ‡, "
+        '"ifca, momentum 0.9"; not told apart from dfca-auto: local'
     ) in text
     assert "‡ diverged: dfedavgm in 3 of 5 seeds" in text
-    assert 'momentum in training: 0.9 dfca, dfedavgm, "ifca, momentum 0.9"; 0 ifca, local\n' in text
+    assert 'momentum in training: 0.9 dfca-auto, dfedavgm, "ifca, momentum 0.9"; 0 ifca, local\n' in text
     assert 'momentum alone: "ifca, momentum 0.9" minus ifca +2.2 ± 0.6' in text
     assert "| dfedavgm ‡ |" in formats.markdown(COMPARED)
     assert "clustering alone" not in text, "what diverged shows nothing"
@@ -180,10 +180,14 @@ def test_the_last_step_is_told_from_momentum_and_clustering() -> None:
     stepped = seeds_of("dfedavgm + last step", [0.8, 0.7, 0.9], momentum=0.9)
     after = [{**each, "accuracy_before_personal": each["accuracy"] - 0.05} for each in stepped]
     plain = seeds_of("dfedavgm", [0.7, 0.6, 0.8], momentum=0.0)
-    best = [{**each, "accuracy_before_personal": 0.9} for each in seeds_of("dfca", [0.9, 0.82, 0.98], momentum=0.9)]
+    best = [
+        {**each, "accuracy_before_personal": 0.9} for each in seeds_of("dfca-auto", [0.9, 0.82, 0.98], momentum=0.9)
+    ]
     text = "\n".join(tables.notes({"clients": 4, "runs": [*after, *plain, *best]}))
-    assert "clustering alone: dfca minus dfedavgm + last step +10.0 ± 5.0" in text, "the same momentum and last step"
-    assert "the personal last step alone: dfedavgm + last step +5.0 ± 0.0; dfca 0.0 ± 19.9" in text
+    assert "clustering alone: dfca-auto minus dfedavgm + last step +10.0 ± 5.0" in text, (
+        "the same momentum and last step"
+    )
+    assert "the personal last step alone: dfedavgm + last step +5.0 ± 0.0; dfca-auto 0.0 ± 19.9" in text
     assert "momentum alone" not in text, "the two differ in the last step too"
 
 
@@ -194,10 +198,10 @@ def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
         made = seeds_of(name, [0.0] * len(scores), metric=facts)
         return [{**each, "rmse": score, "all_models_rmse": score} for each, score in zip(made, scores, strict=True)]
 
-    summary = {"clients": 4, "runs": [*scored("dfca", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
+    summary = {"clients": 4, "runs": [*scored("dfca-auto", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
     text = formats.markdown(summary)
     assert "+0.205 ± 0.012†" in text
-    assert "worse than dfca: local" in text
+    assert "worse than dfca-auto: local" in text
     assert "+ is more RMSE, which is worse" in text
 
 
@@ -205,24 +209,24 @@ def test_of_a_sweep_every_point_has_its_comparisons() -> None:
     points = [point({"clients": number}) for number in (12, 24)]
     runs = []
     for each, gap in zip(points, (0.1, 0.0), strict=True):
-        for name, off in (("dfca", 0.0), ("ifca", gap)):
+        for name, off in (("dfca-auto", 0.0), ("ifca", gap)):
             scores = [0.9 - off, 0.8 - 1.1 * off, 0.85 - 0.9 * off]
             runs += seeds_of(name, scores, digest=each["digest"], cluster_accuracy=1.0)
     summary = {"experiment": "swept", "scale": "desk", "points": points, "runs": runs}
     table = tables.result_tables(summary)[1]
-    assert (table.title, table.columns) == ("accuracy %: minus dfca ± 95 %", ["clients", "ifca"])
+    assert (table.title, table.columns) == ("accuracy %: minus dfca-auto ± 95 %", ["clients", "ifca"])
     assert [[cell.text for cell in each] for each in table.rows] == [["12", "−10.0 ± 2.5†"], ["24", "0.0 ± 0.0"]]
-    assert "worse than dfca: ifca at 1 of 2 points; all else is not told apart" in "\n".join(tables.notes(summary))
+    assert "worse than dfca-auto: ifca at 1 of 2 points; all else is not told apart" in "\n".join(tables.notes(summary))
     numbers = formats.comma_separated(summary).splitlines()
     assert numbers[0].endswith("paired_difference,paired_half_interval,paired_p,paired_seeds,verdict")
     assert numbers[2].endswith(",3,worse")
 
 
 def test_old_runs_that_diverged_are_known_by_their_loss() -> None:
-    old = [*seeds_of("dfca", [0.9, 0.8], train_loss=0.1), *seeds_of("dfedavgm", [0.2, 0.3], train_loss=4.7e10)]
+    old = [*seeds_of("dfca-auto", [0.9, 0.8], train_loss=0.1), *seeds_of("dfedavgm", [0.2, 0.3], train_loss=4.7e10)]
     found = {each["algorithm"]: each["diverged_runs"] for each in rows.summary_rows({"clients": 4, "runs": old})}
-    assert found == {"dfca": 0, "dfedavgm": 2}
-    few = seeds_of("dfca", [0.9], diverged_clients=1)
+    assert found == {"dfca-auto": 0, "dfedavgm": 2}
+    few = seeds_of("dfca-auto", [0.9], diverged_clients=1)
     assert rows.summary_rows({"clients": 40, "runs": few})[0]["diverged_runs"] == 0, "one client of forty"
 
 
@@ -240,7 +244,7 @@ def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
 
 def point(at: dict[str, Any], **more: Any) -> dict[str, Any]:
     label = ", ".join(f"{key}={value}" for key, value in at.items())
-    facts = {"algorithms": ["dfca", "ifca"], "seeds": [0, 1], "clients": 4, "clusters": 2, "rounds": 5}
+    facts = {"algorithms": ["dfca-auto", "ifca"], "seeds": [0, 1], "clients": 4, "clusters": 2, "rounds": 5}
     return {"point": at, "label": label, "digest": label, **facts, **more}
 
 
@@ -248,7 +252,7 @@ def sweep_summary(*points: dict[str, Any]) -> dict[str, Any]:
     runs = [
         row(name, seed, accuracy, cluster_accuracy=1.0 - 0.5 * seed, models=2, live_clusters=2, digest=each["digest"])
         for each in points
-        for name, accuracy in (("dfca", 0.9), ("ifca", 0.8))
+        for name, accuracy in (("dfca-auto", 0.9), ("ifca", 0.8))
         for seed in (0, 1)
     ]
     return {"experiment": "swept", "scale": "desk", "points": list(points), "runs": runs}
@@ -264,7 +268,7 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
     assert formats.markdown(ONE_KEY).splitlines()[:6] == [
         "**accuracy %**",
         "",
-        "| clients | dfca | ifca |",
+        "| clients | dfca-auto | ifca |",
         "| --- | ---: | ---: |",
         "| 12 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
         "| 24 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
@@ -272,7 +276,7 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
     titles = [table.title for table in tables.result_tables(ONE_KEY)]
     assert titles == [
         "accuracy %",
-        "accuracy %: minus dfca ± 95 %",
+        "accuracy %: minus dfca-auto ± 95 %",
         "right cluster %",
         "all clusters found",
         "MB per client",
@@ -285,9 +289,9 @@ def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
     assert table.columns[:4] == ["topology.p", "topology.\nname", "share", "algorithm"]
     texts = [[cell.text for cell in each][:4] for each in table.rows]
     assert texts == [
-        ["0.1", "", "all", "dfca"],
+        ["0.1", "", "all", "dfca-auto"],
         ["", "", "", "ifca"],
-        ["", "ring", "all", "dfca"],
+        ["", "ring", "all", "dfca-auto"],
         ["", "", "", "ifca"],
     ]
     k = table.columns.index("k found")
@@ -314,7 +318,7 @@ def test_what_is_not_asked_for_any_more_is_left_out() -> None:
 def test_numbers_as_comma_separated_values() -> None:
     lines = formats.comma_separated(ONE_KEY).splitlines()
     assert lines[0].startswith("clients,algorithm,runs,unfinished,failed,accuracy_mean,accuracy_std,")
-    assert lines[1].startswith("12,dfca,2,0,0,0.9,0.0,")
+    assert lines[1].startswith("12,dfca-auto,2,0,0,0.9,0.0,")
     assert len({line.count(",") for line in lines}) == 1
     assert formats.comma_separated(SUMMARY).splitlines()[1].startswith("dfca-gi,2,0,0,0.85")
 
@@ -673,7 +677,7 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
 
 
 def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
-    lines = {"dfca": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
+    lines = {"dfca-auto": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
     series = {name: Curve([5, 10], mean) for name, mean in lines.items()}
     style = plots.styles(series, {}, {})
     low, high = plots.draw_curves(series, style, "accuracy (%)").axes[0].get_ylim()
@@ -685,14 +689,14 @@ def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
     closer = plots.draw_curves(series, style, "accuracy (%)", zoom=zoom)
     assert closer.axes[0].get_ylim() == (zoom.low, zoom.high)
     names = {text.get_text() for text in closer.axes[0].texts}
-    assert names == {"dfca", "ifca", "local"}
+    assert names == {"dfca-auto", "ifca", "local"}
     drawn = [line for line in closer.axes[0].lines if line.get_transform() == closer.axes[0].transData]
     assert {line.get_color() for line in drawn} == {style[name].colour for name in names}, "one that is left out"
     assert all(line.get_clip_on() for line in drawn), "a dot below the axis lies over the text of the page"
 
 
 def test_long_names_of_bars_stay_inside_the_figure() -> None:
-    names = ["dfca", "dfedavgm + last step", "a.long.module:with_a_long_function"]
+    names = ["dfca-auto", "dfedavgm + last step", "a.long.module:with_a_long_function"]
     figure = plots.draw_bars(
         dict.fromkeys(names, 1.0), plots.styles(names, {}, {}), "MB", dict.fromkeys(names, "1,234")
     )
@@ -731,10 +735,10 @@ def test_the_page_lists_what_the_command_line_changed(tmp_path: Path, run_folder
 
 
 def test_the_page_describes_an_algorithm_with_options_by_these(run_folder: Path) -> None:
-    config = {"algorithm": {"dfca, plain": {"momentum": 0.0, "personal": {"steps": 0}}, "dfca-fi": {"support": 3}}}
+    config = {"algorithm": {"dfca-auto, plain": {"momentum": 0.0, "personal": {"steps": 0}}, "dfca-fi": {"support": 3}}}
     run = replace(load_run(run_folder), config=config)
-    assert about_algorithm(run, "dfca, plain") == "dfca with momentum 0.0, personal steps 0."
-    assert about_algorithm(run, "dfca").startswith("What we recommend: ")
+    assert about_algorithm(run, "dfca-auto, plain") == "dfca-auto with momentum 0.0, personal steps 0."
+    assert about_algorithm(run, "dfca-auto").startswith("Ours, recommended: ")
     assert about_algorithm(run, "dfca-fi").endswith(". Here with support 3.")
     assert about_algorithm(run, "mine:mine") == "Not one of dfca's own algorithms."
 

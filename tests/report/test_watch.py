@@ -31,7 +31,7 @@ from dfca.watch.run_source import RunSource
 from dfca.watch.terminal import screen, show
 from dfca.watch.trials import MOST_KEPT, TrialView
 
-KEY = "dfca/0/"
+KEY = "dfca-auto/0/"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def line(round_: int, assignments: list[int], **more: Any) -> dict[str, Any]:
 
 
 def test_switches_and_absences_are_told_as_they_happen() -> None:
-    trial = TrialView("dfca", 0)
+    trial = TrialView("dfca-auto", 0)
     trial.add(line(5, [0, 0, 1, 1], away_clients=[]))
     trial.add(line(10, [0, 1, 1, 1], away_clients=[2, 3]))
     trial.add(line(15, [0, 1, 1, 1], away_clients=[3]))
@@ -116,19 +116,19 @@ def test_switches_and_absences_are_told_as_they_happen() -> None:
 
 
 def test_a_lost_cluster_raises_the_alarm_until_somebody_uses_it_again() -> None:
-    trial = TrialView("dfca", 0, asked_clusters=2)
+    trial = TrialView("dfca-auto", 0, asked_clusters=2)
     trial.add(line(5, [0, 0, 1, 1]))
     assert trial.alarm() == ""
     trial.add(line(10, [0, 0, 0, 0]))
     trial.add(line(15, [0, 0, 0, 0]))
-    assert trial.alarm() == "dfca, seed 0: only 1 of 2 clusters have clients since round 10; nobody uses 1"
+    assert trial.alarm() == "dfca-auto, seed 0: only 1 of 2 clusters have clients since round 10; nobody uses 1"
     trial.add(line(20, [0, 0, 0, 1]))
     assert trial.alarm() == ""
     assert [each["kind"] for each in trial.log if each["kind"] != "switch"] == ["lost", "found"]
 
 
 def test_algorithms_with_one_model_and_peers_without_models_lose_no_cluster() -> None:
-    plain, early = TrialView("fedavg", 0, asked_clusters=2), TrialView("dfca", 0, asked_clusters=2)
+    plain, early = TrialView("fedavg", 0, asked_clusters=2), TrialView("dfca-auto", 0, asked_clusters=2)
     plain.add(line(5, [0, 0, 0, 0], models=1, cluster_accuracy=None))
     early.add(line(0, [0, 0, 0, 0], models=1, accuracy=0.0))
     assert (plain.alarm(), early.alarm()) == ("", "")
@@ -148,7 +148,7 @@ def test_neither_a_first_model_is_a_switch_nor_a_cluster_of_unseen_clients_lost(
 
 
 def test_staleness_is_that_of_the_models_folded_since_the_last_line() -> None:
-    trial = TrialView("dfca", 0)
+    trial = TrialView("dfca-auto", 0)
     for time_s, folds, ages in ((1.0, 10, 5), (2.0, 30, 45), (3.0, 30, 45)):
         trial.add(line(1, [0], time_s=time_s, folds=folds, fold_ages=ages))
     assert trial.curve(100)["staleness"] == [0.5, 2, None]
@@ -156,7 +156,7 @@ def test_staleness_is_that_of_the_models_folded_since_the_last_line() -> None:
 
 
 def test_long_trials_are_thinned_and_keep_their_last_evaluation() -> None:
-    trial = TrialView("dfca", 0)
+    trial = TrialView("dfca-auto", 0)
     for round_ in range(3 * MOST_KEPT):
         trial.add(line(round_, [round_ % 2]))
     assert len(trial.evaluations) <= MOST_KEPT
@@ -192,7 +192,7 @@ def test_a_regression_shows_its_metric_with_name_unit_and_direction(folder: Fold
     assert "less RMSE is better" in shown
     assert "accuracy" not in shown
     facts = {"name": "error\x1b[2J", "key": "rmse", "higher_is_better": False, "percent": "no", "unit": ["K"]}
-    row = {"algorithm": "dfca", "seed": 0, "finished": True, "metric": facts}
+    row = {"algorithm": "dfca-auto", "seed": 0, "finished": True, "metric": facts}
     folder.write("summary.json", {"form": 2, "runs": ["odd", row]})
     assert source.poll()["run"]["metric"] == {
         "name": "error[2J",
@@ -216,7 +216,7 @@ def test_a_run_is_followed_change_by_change(folder: Folder) -> None:
     assert set(change["trials"]) == {KEY}
     assert change["trials"][KEY]["score"] == [0.9]
     assert source.poll() == {}
-    row = {"algorithm": "dfca", "seed": 0, "finished": True}
+    row = {"algorithm": "dfca-auto", "seed": 0, "finished": True}
     folder.write("summary.json", {"form": 2, "experiment": "toy", "clients": 4, "clusters": 2, "runs": [row]})
     change = source.poll()
     assert change["trials"][KEY]["state"] == "finished"
@@ -231,9 +231,9 @@ def test_a_run_that_nobody_writes_is_stopped_and_a_continued_one_begins_anew(fol
     source.poll()
     (folder.path / ".lock").write_text("process 999999999")
     assert source.poll()["trials"][KEY]["state"] == "stopped"
-    lines = (folder.path / "metrics" / "dfca-0.jsonl").read_text().splitlines(keepends=True)
+    lines = (folder.path / "metrics" / "dfca-auto-0.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "metrics" / "new").write_text(lines[0])  # as `rewind` does
-    os.replace(folder.path / "metrics" / "new", folder.path / "metrics" / "dfca-0.jsonl")
+    os.replace(folder.path / "metrics" / "new", folder.path / "metrics" / "dfca-auto-0.jsonl")
     change = source.poll()["trials"][KEY]
     assert (change["generation"], change["x"]) == (1, [5])
 
@@ -262,7 +262,7 @@ def test_a_sweep_has_points_and_trials_that_are_no_longer_asked_for_are_left_out
         {
             "digest": digest * 20,
             "label": f"p={digest}",
-            "algorithms": ["dfca"],
+            "algorithms": ["dfca-auto"],
             "seeds": [0, 1],
             "clusters": 2,
             "point": {},
@@ -276,10 +276,10 @@ def test_a_sweep_has_points_and_trials_that_are_no_longer_asked_for_are_left_out
     page = source.poll()
     assert [point["label"] for point in page["points"]] == ["p=a", "p=b"]
     assert len(page["trials"]) == 4
-    assert page["trials"][f"dfca/0/{'a' * 12}"]["x"] == [5]
+    assert page["trials"][f"dfca-auto/0/{'a' * 12}"]["x"] == [5]
     graph = {"facts": {"nodes": 4}, "edges": [[0, 1]], "clusters": None, "digest": "a" * 20}
     folder.write("topology.json", {"p=a/0": graph, "p=b/0": graph | {"digest": "b" * 20, "edges": []}})
-    found = source.graph(f"dfca/0/{'a' * 12}")
+    found = source.graph(f"dfca-auto/0/{'a' * 12}")
     assert found is not None
     assert found["edges"] == [[0, 1]]
 
@@ -301,7 +301,7 @@ def test_a_run_of_version_0_1_shows_what_it_has(name: str) -> None:
         ("summary.json", "{", "summary.json is damaged"),
         ("summary.json", "[]", "summary.json must hold an object, got list"),
         ("config.toml", "a = = 1", "config.toml is damaged"),
-        ("metrics/dfca-0.jsonl", "x\n", "dfca-0.jsonl, line 1, is left out"),
+        ("metrics/dfca-auto-0.jsonl", "x\n", "dfca-auto-0.jsonl, line 1, is left out"),
         ("summary.json", '{"form": 9, "runs": []}', "newer version"),
     ],
 )
@@ -311,12 +311,12 @@ def test_damaged_files_are_sentences_on_the_page(folder: Folder, name: str, cont
 
 
 AWKWARD: list[Any] = [
-    *(None, True, 0, 1, 3, -1, 10**30, 1e308, float("nan"), float("-inf"), "", "dfca", "<b>x</b>", "x" * 5000),
+    *(None, True, 0, 1, 3, -1, 10**30, 1e308, float("nan"), float("-inf"), "", "dfca-auto", "<b>x</b>", "x" * 5000),
     *("\ud800", "\u202e", [], {}, [[]], [0, 1, 1, 0], [-2, 99], [1, "a", None], [10**30], {"a": {"b": []}}),
     *(
-        [{"digest": "a" * 20, "algorithms": ["dfca", 3], "seeds": 2, "label": 7}],
+        [{"digest": "a" * 20, "algorithms": ["dfca-auto", 3], "seeds": 2, "label": 7}],
         [{}],
-        [{"algorithm": "dfca", "seed": 0}],
+        [{"algorithm": "dfca-auto", "seed": 0}],
     ),
     *({"facts": {"nodes": 3}, "edges": [[0, 1], [5, 6], 3], "clusters": [0, "a"]}, {"facts": 3, "edges": {}}),
 ]
@@ -341,9 +341,9 @@ def test_whatever_a_folder_holds_the_page_gets_json(tmp_path: Path, seed: int) -
         folder = Folder(place)
         folder.write("summary.json", awkward(draw, HEADS, {"runs": []}))
         folder.write("topology.json", awkward(draw, HEADS, {}))
-        base = {"algorithm": "dfca", "seed": 0, "round": 1}
+        base = {"algorithm": "dfca-auto", "seed": 0, "round": 1}
         lines = [json.dumps(awkward(draw, LINES, base | {"round": i})) + "\n" for i in range(4)]
-        (place / "metrics" / "dfca-0.jsonl").write_text("".join(lines))
+        (place / "metrics" / "dfca-auto-0.jsonl").write_text("".join(lines))
         source = RunSource(place)
         source.poll()
         page = source.whole()
@@ -410,7 +410,7 @@ def test_a_dense_graph_is_drawn_with_a_part_of_its_edges() -> None:
 
 def test_lines_look_as_in_reports() -> None:
     load_registry()
-    names = ["dfca", "ifca", "local", "oracle", "my-own"]
+    names = ["dfca-auto", "ifca", "local", "oracle", "my-own"]
     kinds = {name: kind_of(name) for name in names}
     style = plots.styles(names, {n: k.via for n, k in kinds.items()}, {n: k.informed for n, k in kinds.items()})
     found = colours_of(names)["algorithms"]
@@ -425,14 +425,16 @@ def test_lines_look_as_in_reports() -> None:
 
 
 def test_the_terminal_takes_nothing_for_markup(folder: Folder) -> None:
-    (folder.path / "config.toml").write_text('title = "[red]x[/red] \\u001b[2J"\nalgorithms = ["dfca"]\nclusters = 2\n')
+    (folder.path / "config.toml").write_text(
+        'title = "[red]x[/red] \\u001b[2J"\nalgorithms = ["dfca-auto"]\nclusters = 2\n'
+    )
     folder.append(5, [0, 0, 0, 0])
     console = Console(file=io.StringIO(), width=150)
     show(RunSource(folder.path), console, once=True)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "[red]x[/red] [2J" in text
     assert "\x1b" not in text
-    assert "Lost cluster: dfca, seed 0: only 1 of 2 clusters" in text
+    assert "Lost cluster: dfca-auto, seed 0: only 1 of 2 clusters" in text
 
 
 def test_the_command_explains_what_it_wants(tmp_path: Path, folder: Folder) -> None:

@@ -59,7 +59,7 @@ class Check(NullSink):
 
 def test_the_page_follows_a_run(browser: Chromium, tmp_path: Path) -> None:
     changes = ("rounds=6", "evaluation.every=2", "clients=8", "data.samples_per_client=20", "model.hidden=4")
-    experiment = load_experiment("quickstart", None, changes, ["dfca", "ifca"], [0])
+    experiment = load_experiment("quickstart", None, changes, ["dfca-auto", "ifca"], [0])
     seen: list[int] = []
     home = ""
     browser.requests.clear()
@@ -80,7 +80,7 @@ def test_the_page_follows_a_run(browser: Chromium, tmp_path: Path) -> None:
         assert browser.run("document.querySelectorAll('.client').length") == 8
         assert "2 of 2 trials finished" in browser.run("document.getElementById('state').textContent")
         names = browser.run("[...document.querySelectorAll('#score .name')].map(each => each.textContent).sort()")
-        assert names == ["dfca", "ifca"]
+        assert names == ["dfca-auto", "ifca"]
     assert browser.errors == []
     assert browser.requests
     assert [url for url in browser.requests if not url.startswith((home, "data:,"))] == []

@@ -77,12 +77,12 @@ def test_the_stream_begins_with_everything_and_goes_on_with_changes(server: Page
     with urllib.request.urlopen(server.url + "events") as stream:
         first = following(stream)
         assert first["all"]
-        assert first["trials"]["dfca/0/"]["x"] == [5]
-        assert first["colours"]["algorithms"]["dfca"]["colour"].startswith("#")
+        assert first["trials"]["dfca-auto/0/"]["x"] == [5]
+        assert first["colours"]["algorithms"]["dfca-auto"]["colour"].startswith("#")
         folder.append(10, [0, 0, 1, 0])
         while "trials" not in (news := following(stream)):
             pass
-        assert news["trials"]["dfca/0/"]["x"] == [5, 10]
+        assert news["trials"]["dfca-auto/0/"]["x"] == [5, 10]
     answer = json.loads(get(server.url + "frames?trial=dfca/0/&after=0")[1])
     assert [frame[3] for frame in answer["frames"]] == ["0010"]
     graph = json.loads(get(server.url + "graph?trial=dfca/0/")[1])

@@ -40,7 +40,7 @@ def quick(algorithm: Any = "dfca-gi", **changes: Any) -> Any:
         ({"seed": [0, 0]}, "seed must not repeat a value, got 0 2 times"),
         ({"seed": []}, "seed is an empty list; give at least 1"),
         ({"algorithm": ["ifca", "ifca"]}, "algorithm must not repeat a value, got 'ifca' 2 times"),
-        ({"algorithm": 3}, 'algorithm must be a name such as "dfca", an Algorithm, or a list of these, got 3'),
+        ({"algorithm": 3}, 'algorithm must be a name such as "ifca", an Algorithm, or a list of these, got 3'),
         ({"algorithm": lambda: 3}, "algorithm is a function that must return an Algorithm, got int"),
         ({"learning_rate": float("inf")}, "learning_rate must be a finite number, got Infinity"),
         ({"learning_rate": "0.1"}, 'learning_rate must be a number, got "0.1"'),
@@ -103,25 +103,28 @@ def test_numbers_of_numpy_and_full_batches_are_taken() -> None:
 
 def test_dfca_is_the_default() -> None:
     result = dfca.simulate(make_toy_model, make_toy_split(), rounds=1, topology="complete", steps=1)
-    assert result.algorithm == "dfca"
-    assert any(note.startswith("dfca opened") for note in result.notes)
+    assert result.algorithm == "dfca-auto"
+    assert any(note.startswith("dfca-auto opened") for note in result.notes)
 
 
 def test_a_comparison_has_differences_paired_by_seed() -> None:
     slow = {"name": "dfedavgm", "momentum": 0.0, "label": "dfedavgm, no momentum"}
-    comparison = quick(["dfca", "dfedavgm", slow], seed=[3, 4, 5])
-    assert (comparison.algorithms, comparison.reference) == (["dfca", "dfedavgm", "dfedavgm, no momentum"], "dfca")
-    by_hand = [comparison["dfedavgm", seed].accuracy - comparison["dfca", seed].accuracy for seed in (3, 4, 5)]
+    comparison = quick(["dfca-auto", "dfedavgm", slow], seed=[3, 4, 5])
+    assert (comparison.algorithms, comparison.reference) == (
+        ["dfca-auto", "dfedavgm", "dfedavgm, no momentum"],
+        "dfca-auto",
+    )
+    by_hand = [comparison["dfedavgm", seed].accuracy - comparison["dfca-auto", seed].accuracy for seed in (3, 4, 5)]
     table = comparison.to_pandas()
     row = table.loc["dfedavgm", "difference"]
     assert row["mean"] == pytest.approx(np.mean(by_hand))
     assert row["high"] - row["mean"] == pytest.approx(4.3027 * np.std(by_hand, ddof=1) / np.sqrt(3), rel=1e-4)
-    assert (row["to"], row["seeds"]) == ("dfca", 3)
+    assert (row["to"], row["seeds"]) == ("dfca-auto", 3)
     text, html = repr(comparison), comparison._repr_html_()
     for each in (text, html):
         assert "paired by seed" in each
         assert "beyond chance (95 %, Holm over 2 comparisons)" in each
-    alone = quick(["dfca", slow], seed=[3])
+    alone = quick(["dfca-auto", slow], seed=[3])
     assert "one seed: no interval" in repr(alone)
     assert "†" not in repr(alone)
 

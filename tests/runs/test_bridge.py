@@ -11,7 +11,7 @@ from dfca.experiment.load import load_experiment
 from dfca.report.paper import published
 
 BRIDGED = ("table1-cifar10", "table1-emnist", "table4-femnist-k")
-ALGORITHMS = {"dfca-gi", "dfca-li", "ifca", "dfca", "dfedavgm", "local"}
+ALGORITHMS = {"dfca-gi", "dfca-li", "ifca", "dfca-auto", "dfedavgm", "local"}
 # What bridge scale may change; everything else is the paper's.
 MAY_DIFFER = {
     "clients",

@@ -100,8 +100,8 @@ def test_a_bank_without_names_is_read_too(folder: Path, tmp_path: Path, monkeypa
 
 def test_what_is_not_there_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     stored = dfca.load_run(folder)
-    with pytest.raises(ConfigError, match='unknown algorithm of this run "dfca"; did you mean "dfca-li" or "ifca"'):
-        stored.model(0, algorithm="dfca")
+    with pytest.raises(ConfigError, match='unknown algorithm of this run "dfca-auto"; did you mean "dfca-li"'):
+        stored.model(0, algorithm="dfca-auto")
     with pytest.raises(ConfigError, match="has no trial of ifca, seed 5; it has "):
         stored.model(0, algorithm="ifca", seed=5)
     with pytest.raises(ConfigError, match=r"client must be in 0\.\.5, got 6"):
@@ -261,6 +261,7 @@ def test_an_installed_package_brings_algorithms(parts: Path, tmp_path: Path) -> 
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[dfca.algorithms]\nplugged = stored_parts:mine\nbroken = nowhere:x\ndfca = stored_parts:mine\n"
+        "dfca-auto = stored_parts:mine\n"
     )
     imports.look_in(parts)
     invalidate_caches()

@@ -300,7 +300,7 @@ def test_kill_9_leaves_no_worker_and_two_processes_continue_to_the_bits_of_one(t
     command = [
         sys.executable,
         "-m",
-        "dfca",
+        "dfca-auto",
         "run",
         str(path),
         "--out",

@@ -43,14 +43,14 @@ def config(*algorithms: Any, **more: Any) -> Config:
 
 
 def test_a_table_is_short_for_a_label_and_its_options() -> None:
-    short = config("dfca", {"name": "dfedavgm", "momentum": 0.5})
-    long = config("dfca", "dfedavgm momentum=0.5", algorithm={"dfedavgm momentum=0.5": {"momentum": 0.5}})
+    short = config("dfca-auto", {"name": "dfedavgm", "momentum": 0.5})
+    long = config("dfca-auto", "dfedavgm momentum=0.5", algorithm={"dfedavgm momentum=0.5": {"momentum": 0.5}})
     assert short == long
-    assert short.algorithms == ("dfca", "dfedavgm momentum=0.5")
+    assert short.algorithms == ("dfca-auto", "dfedavgm momentum=0.5")
     assert Config.from_toml(short.to_toml()) == short
     named = config({"name": "dfedavgm", "momentum": 0.5, "label": "dfedavgm, less"})
     assert named.algorithm == {"dfedavgm, less": {"momentum": 0.5}}
-    assert config({"name": "dfca"}) == config("dfca")
+    assert config({"name": "dfca-auto"}) == config("dfca-auto")
 
 
 def test_a_row_may_have_sections_of_its_own() -> None:
@@ -62,8 +62,8 @@ def test_a_row_may_have_sections_of_its_own() -> None:
 
 
 def test_rows_have_options_of_their_own_in_virtual_time_too() -> None:
-    row = {"name": "dfca", "merge": False, "label": "dfca, by verdict"}
-    assert config(row, world={}).algorithms == ("dfca, by verdict",)
+    row = {"name": "dfca-auto", "merge": False, "label": "dfca-auto, by verdict"}
+    assert config(row, world={}).algorithms == ("dfca-auto, by verdict",)
     with pytest.raises(ConfigError, match="pens chooses its peers"):
         config({"name": "pens", "momentum": 0.5}, world={})
 

@@ -30,7 +30,7 @@ def make_bank(place: str, models: int = 2, most: int = 2, **options: object) -> 
     return Bank(BankSpec((models, 3, 5), most, torch.float32, place=place, **options))
 
 
-@pytest.mark.parametrize("algorithm", ["dfca", "dfca-li", "fedspd", "ifca"])
+@pytest.mark.parametrize("algorithm", ["dfca-auto", "dfca-li", "fedspd", "ifca"])
 def test_a_bank_on_disk_gives_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     one, two = (
         run(make_toy_setting(algorithm, bank=place, bank_folder=tmp_path / place, dtype=torch.float32))

@@ -46,7 +46,7 @@ def test_rounds_equal_lockstep(row: dict) -> None:
     assert_same(make_toy_setting(quick(row["algorithm"]), graph=GRAPHS[row["graph"]], **changes))
 
 
-@pytest.mark.parametrize("algorithm", ["dfca", "ifca", "fedspd", "dfedavgm"])
+@pytest.mark.parametrize("algorithm", ["dfca-auto", "ifca", "fedspd", "dfedavgm"])
 def test_one_client_alone(algorithm: str) -> None:
     alone = {"split": make_toy_split(clients=1, clusters=1), "graph": nx.empty_graph(1), "clusters": 1}
     assert_same(make_toy_setting(quick(algorithm), **alone))
@@ -75,7 +75,7 @@ def test_batch_norm_and_dropout_too(algorithm: str) -> None:
         ("dfca-li", "all"),
         ("dfca-li", "relay"),
         ("ifca", "trained"),
-        ("dfca", "relay"),
+        ("dfca-auto", "relay"),
         ("dfedavgm", "trained"),
         ("fedspd", "trained"),
         ("fedspd", "all"),

@@ -186,7 +186,7 @@ def test_the_notes_count_the_clusters_of_the_end() -> None:
     while not simulation.done:
         simulation.step()
         notes += [simulation.notes] if simulation.notes != notes[-1] else []
-    assert notes[-2:] == [("dfca opened 2 clusters",), ("dfca opened 3 clusters",)]
+    assert notes[-2:] == [("dfca-auto opened 2 clusters",), ("dfca-auto opened 3 clusters",)]
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
@@ -197,12 +197,12 @@ def test_churn_and_an_early_partition_lose_no_cluster(seed: int) -> None:
         split=make_split(DataOptions(samples_per_client=60), 32, 4, seed=seed),
         graph=nx.connected_watts_strogatz_graph(32, 4, 0.3, seed=0),
         aggregation="sequential",
-        algorithm=replace(algorithms.get("dfca"), merging=None),
+        algorithm=replace(algorithms.get("dfca-auto"), merging=None),
     )
     world = replace(preset("wifi"), churn=Churn.of_share(0.2), partitions=(Partition(0.0, 25.0, (tuple(range(16)),)),))
     simulation = EventSimulation(setting, world, EventOptions(until_s=45.0))
     result = simulation.run()
-    assert "dfca opened 4 clusters" in simulation.notes
+    assert "dfca-auto opened 4 clusters" in simulation.notes
     assert result.banks.shape[0] == 4
 
 
@@ -218,7 +218,7 @@ ROUGH_WORLDS = {
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
 @pytest.mark.parametrize("world", ROUGH_WORLDS)
 def test_rough_worlds_with_elections_and_relay(world: str, aggregation: str) -> None:
-    setting = quick("dfca", aggregation=aggregation)
+    setting = quick("dfca-auto", aggregation=aggregation)
     options: dict[str, Any] = {"until_s": 45.0, "timeout_s": 5.0, "quorum": 0.6, "trace": True}
     simulation = EventSimulation(setting, ROUGH_WORLDS[world], EventOptions(**options))
     result = simulation.run()
@@ -230,7 +230,7 @@ def test_rough_worlds_with_elections_and_relay(world: str, aggregation: str) -> 
 def test_relayed_copies_reach_clients_without_a_trainer_beside_them() -> None:
     # A path of six: the clusters alternate in pairs, so that each model must pass through others to spread.
     split = make_toy_split(clients=6)
-    setting = quick("dfca", split=split, graph=nx.path_graph(6), rounds=8)
+    setting = quick("dfca-auto", split=split, graph=nx.path_graph(6), rounds=8)
     for aggregation in ("batch", "sequential"):
         world = World(link=Link(0.05, spread=0.3), faults=Faults(loss=0.1))
         result = run(replace(setting, aggregation=aggregation), world, timeout_s=5.0, trace=True)

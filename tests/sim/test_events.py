@@ -68,7 +68,7 @@ def test_the_ideal_world_equals_the_synchronous_simulator(algorithm: str, name: 
 
 
 @pytest.mark.parametrize("aggregation", ["batch", "sequential"])
-@pytest.mark.parametrize(("algorithm", "seed"), [("dfca", 0), ("dfca-fi", 2), ("dfca-li", 1)])
+@pytest.mark.parametrize(("algorithm", "seed"), [("dfca-auto", 0), ("dfca-fi", 2), ("dfca-li", 1)])
 def test_who_sits_a_round_out_hands_no_copies_on_in_it(algorithm: str, seed: int, aggregation: str) -> None:
     changes = {"participation": 0.7, "share": "relay", "aggregation": aggregation, "seed": seed}
     setting = make_toy_setting(algorithm, rounds=8, **changes)

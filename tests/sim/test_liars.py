@@ -101,7 +101,7 @@ KEPT = ("noise", "stale", "self-vote")
 )
 def test_a_trace_replays_and_a_checkpoint_goes_on(kind: Any) -> None:
     changes = {"aggregation": "sequential", "robust": "clip", "rounds": 4, "evaluate_every": 1}
-    setting = make_toy_setting(quick("dfca"), liars=LiarOptions(0.3, kind), **changes)
+    setting = make_toy_setting(quick("dfca-auto"), liars=LiarOptions(0.3, kind), **changes)
     whole = EventSimulation(setting, TIMED, EventOptions(trace=True))
     for _ in range(3):
         whole.step()
@@ -220,7 +220,7 @@ def test_liars_may_stand_in_vain() -> None:
 @pytest.mark.parametrize("robust", ["none", "clip"])
 def test_self_voters_in_messages_and_in_closed_form(robust: Any) -> None:
     setting = make_toy_setting(
-        quick("dfca"), graph=nx.complete_graph(6), liars=LiarOptions(0.3, "self-vote"), robust=robust
+        quick("dfca-auto"), graph=nx.complete_graph(6), liars=LiarOptions(0.3, "self-vote"), robust=robust
     )
     simulation = Simulation(setting)
     turns = simulation.elections[0].turns

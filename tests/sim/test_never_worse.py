@@ -18,7 +18,7 @@ def test_it_has_the_worlds_and_is_fair() -> None:
         assert config.rounds <= 40
         momenta = {effective(config.local.options(), algorithms.get(name)).momentum for name in config.algorithms}
         assert momenta == {0.9}, point.label
-        assert {"dfca", "dfedavgm", "fedavg", "local"} <= set(config.algorithms)
+        assert {"dfca-auto", "dfedavgm", "fedavg", "local"} <= set(config.algorithms)
     without_last_step = {"fedem"}
     assert set(points[0].config.algorithms) == set(algorithms.ALGORITHMS) - without_last_step
     assert {point.config.data.name for point in points} == {"mnist", "har", "femnist"}

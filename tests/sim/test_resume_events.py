@@ -38,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], World, dict[str, Any]]] = {
     "server": ({"algorithm": "ifca"}, ROUGH, {"until_s": 25.0, "timeout_s": 5.0}),
     "metropolis": ({"algorithm": "dfedavgm"}, World(STRAGGLERS, TIMED_LINK), {"until_s": 10.0, "timeout_s": 5.0}),
     "election": (
-        {"algorithm": "dfca", "aggregation": "sequential"},
+        {"algorithm": "dfca-auto", "aggregation": "sequential"},
         World(STRAGGLERS, TIMED_LINK, Faults(loss=0.2)),
         {"until_s": 70.0, "evaluate_every_s": 7.0},
     ),

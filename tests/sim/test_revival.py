@@ -50,7 +50,7 @@ def test_a_lost_cluster_is_opened_again_for_clients_that_need_it() -> None:
     split = dfca.make_split(dfca.DataOptions(samples_per_client=60), 12, 2, seed=0)
     # With momentum one model has learned both clusters by heart before the loss of the other is noticed.
     setting = drift_setting(split=split, drift=None, rounds=12, personal_steps=0)
-    simulation = Simulation(replace(setting, algorithm=dfca.ALGORITHMS["dfca"](momentum=0.0)))
+    simulation = Simulation(replace(setting, algorithm=dfca.ALGORITHMS["dfca-auto"](momentum=0.0)))
     # A start that lost a cluster: model 1 is useless, model 0 is cluster 0's.
     simulation.banks[1] = simulation.banks[0] + 10.0
     rows = finish(simulation)

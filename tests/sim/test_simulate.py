@@ -117,7 +117,7 @@ def test_bad_arguments_of_simulate_are_refused(graph: object, options: dict, sen
 def test_simulate_finds_the_number_of_clusters() -> None:
     split = dfca.make_split(dfca.DataOptions(samples_per_client=60), clients=12, clusters=2, seed=0)
     make = partial(dfca.mlp, (1, 8, 8), 10, 16)
-    result = dfca.simulate(make, split, "dfca", rounds=2, learning_rate=0.5, topology="complete")
+    result = dfca.simulate(make, split, "dfca-auto", rounds=2, learning_rate=0.5, topology="complete")
     assert len(result.bank(0)) == 2
 
 

@@ -50,7 +50,7 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert_same(setting, result)
     assert result.records["survey"] % 12 == 0 < result.records["survey"]
     assert result.banks.shape[0] == 2
-    left = "dfca opened 4 clusters and merged those that are not worth their data: 2 are left"
+    left = "dfca-auto opened 4 clusters and merged those that are not worth their data: 2 are left"
     assert (left in simulation.notes) == (setting.clusters is None)
 
 

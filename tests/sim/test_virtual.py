@@ -154,7 +154,7 @@ def test_stopped_and_continued_is_bit_identical(one: Path, tmp_path: Path) -> No
         assert (out / name).read_bytes() == (one / name).read_bytes()
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "dfca", "fedspd", "dfedavgm", "fedem"])
+@pytest.mark.parametrize("algorithm", ["ifca", "dfca-auto", "fedspd", "dfedavgm", "fedem"])
 def test_every_kind_of_algorithm_is_carried_over_a_stop(algorithm: str, tmp_path: Path) -> None:
     runs = {}
     for name, stops in (("unbroken", ()), ("stopped", (3.0, 6.0))):
@@ -321,7 +321,7 @@ def test_a_timeline_by_hand() -> None:
 
 def test_the_window_of_a_timeline_reaches_beyond_the_warm_up() -> None:
     assert usual_span(algorithms.get("dfca-gi"), steps=5, step_s=0.2) == pytest.approx(10)
-    assert usual_span(algorithms.get("dfca", warmup_steps=30), steps=5, step_s=0.2) == pytest.approx(16)
+    assert usual_span(algorithms.get("dfca-auto", warmup_steps=30), steps=5, step_s=0.2) == pytest.approx(16)
 
 
 def test_the_lanes_are_of_those_that_something_happens_to() -> None:

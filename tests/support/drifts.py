@@ -11,7 +11,7 @@ from dfca.sim.setting import Setting
 OPTIONS = dfca.DataOptions(samples_per_client=60, drift_share=0.34, drift_angle=90.0)
 
 
-def drift_setting(algorithm: str = "dfca", rounds: int = 16, **changes) -> Setting:
+def drift_setting(algorithm: str = "dfca-auto", rounds: int = 16, **changes) -> Setting:
     before = dfca.make_split(OPTIONS, 12, 2, seed=0)
     after = dfca.make_split(OPTIONS, 12, 2, seed=0, drifted=True)
     fields = {

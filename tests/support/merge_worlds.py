@@ -18,7 +18,7 @@ from dfca.sim.setting import Setting
 def make_world(**changes: object) -> Setting:
     """Twelve clients, two rules, four centres: two are one too many each."""
     options = MergeOptions(opens=4, first=6, every=2, steps=10)
-    algorithm = replace(algorithms.get("dfca", warmup_steps=5, momentum=0.5), merging=options, revives=False)
+    algorithm = replace(algorithms.get("dfca-auto", warmup_steps=5, momentum=0.5), merging=options, revives=False)
     fields = {
         "split": make_toy_split(12, samples=60),
         "graph": nx.complete_graph(12),

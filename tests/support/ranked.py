@@ -26,7 +26,7 @@ ROUNDS = 3
 STOP = 2
 ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg", "pens", "dac")
 """Algorithms that other worlds have, that differ from one of them by the number of models alone, or are refused."""
-RESUMED = ("dfca", "ifca", "relay", "drift", "fedem", "merging")
+RESUMED = ("dfca-auto", "ifca", "relay", "drift", "fedem", "merging")
 """Worlds that also go on, after round STOP, from the state of one process."""
 
 
@@ -45,11 +45,11 @@ def worlds() -> dict[str, Setting]:
         "metropolis": ("dfca-li", {"weights": "metropolis", **three}),
         "half of the clients": ("dfca-fi", {"participation": 0.5}),
         "uneven": ("dfca-gi", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "local": batches}),
-        "components": ("dfca", {"graph": torn}),
-        "k unknown": ("dfca", {"clusters": None, "split": make_toy_split(clients=12, samples=40), "rounds": 3}),
-        "drift": ("dfca", {"drift": drift, "split": make_toy_split(clusters=3)}),
-        "merging": ("dfca", {"clusters": None, "split": make_toy_split(clients=12, samples=30)}),
-        "merging in parts": ("dfca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn}),
+        "components": ("dfca-auto", {"graph": torn}),
+        "k unknown": ("dfca-auto", {"clusters": None, "split": make_toy_split(clients=12, samples=40), "rounds": 3}),
+        "drift": ("dfca-auto", {"drift": drift, "split": make_toy_split(clusters=3)}),
+        "merging": ("dfca-auto", {"clusters": None, "split": make_toy_split(clients=12, samples=30)}),
+        "merging in parts": ("dfca-auto", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn}),
         "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
         "disk": ("dfca-li", {"bank": "disk", **three}),
     }

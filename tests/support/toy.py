@@ -90,7 +90,7 @@ def make_toy_setting(algorithm: Any = "dfca-gi", **changes: Any) -> Setting:
         "local": LocalOptions(steps=2, learning_rate=0.3),
         "evaluate_every": 2,
         "dtype": torch.float64,
-        "personal_steps": 0,  # `dfca` would take 200 steps per client; tests/core/test_personal.py asks for them
+        "personal_steps": 0,  # `dfca-auto` would take 200 steps per client; tests/core/test_personal.py asks for them
     }
     return Setting(**{**fields, **changes})
 

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-CONFIG = 'title = "Toy"\nclients = 4\nclusters = 2\nrounds = 20\nalgorithms = ["dfca", "ifca"]\nseeds = [0]\n'
+CONFIG = 'title = "Toy"\nclients = 4\nclusters = 2\nrounds = 20\nalgorithms = ["dfca-auto", "ifca"]\nseeds = [0]\n'
 EDGES = [[0, 1], [1, 2], [2, 3], [0, 3]]
 
 
@@ -29,7 +29,7 @@ class Folder:
         (self.path / f".{name}.tmp").write_text(json.dumps(value))
         os.replace(self.path / f".{name}.tmp", self.path / name)
 
-    def append(self, round_: int, assignments: list[int], algorithm: str = "dfca", **more: Any) -> None:
+    def append(self, round_: int, assignments: list[int], algorithm: str = "dfca-auto", **more: Any) -> None:
         """Append an evaluation."""
         line = {
             "algorithm": algorithm,

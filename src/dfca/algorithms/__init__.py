@@ -1,4 +1,6 @@
-"""All algorithms, one paper per file. A new one is one file and one line here; the contract tests pick it up.
+"""All algorithms, one paper per file; `dfca-gi` and `dfca-li` are the paper's DFCA, `dfca-auto` is ours, recommended.
+
+A new one is one file and one line here; the contract tests pick it up.
 
 Algorithms elsewhere need no line: "my.module:mine" names one, and an installed package may have entry points of the
 group "dfca.algorithms".
@@ -14,7 +16,7 @@ from typing import Any
 
 from dfca.algorithms.dac import dac
 from dfca.algorithms.deprl import deprl
-from dfca.algorithms.dfca import dfca, dfca_fi, dfca_gi, dfca_li
+from dfca.algorithms.dfca import dfca_auto, dfca_fi, dfca_gi, dfca_li
 from dfca.algorithms.dfedavgm import dfedavgm
 from dfca.algorithms.facade import facade
 from dfca.algorithms.fedavg import fedavg
@@ -26,10 +28,19 @@ from dfca.algorithms.oracle import oracle
 from dfca.algorithms.pens import pens
 from dfca.base.errors import ConfigError, DfcaError, unknown
 from dfca.base.imports import import_object, is_import
+from dfca.base.renamed import RENAMED, refuse_earlier
 from dfca.core.algorithm import Algorithm
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "dfca": dfca,
+
+class _Table(dict[str, Callable[..., Algorithm]]):
+    def __missing__(self, name: str) -> Callable[..., Algorithm]:
+        refuse_earlier(name)
+        raise KeyError(name)
+
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = _Table()
+ALGORITHMS |= {
+    "dfca-auto": dfca_auto,
     "dfca-fi": dfca_fi,
     "dfca-gi": dfca_gi,
     "dfca-li": dfca_li,
@@ -101,6 +112,7 @@ def maker(name: str) -> Callable[..., Algorithm]:
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
+    refuse_earlier(name)
     if is_import(name):
         return _function(import_object(name, "algorithm"))
     plugins = installed()
@@ -132,7 +144,8 @@ def base_of(label: str) -> str:
 
 def installed() -> dict[str, EntryPoint]:
     """Find the algorithms of installed packages: their entry points of the group "dfca.algorithms", by name."""
-    return {each.name: each for each in entry_points(group="dfca.algorithms") if each.name not in ALGORITHMS}
+    taken = {*ALGORITHMS, *RENAMED}
+    return {entry.name: entry for entry in entry_points(group="dfca.algorithms") if entry.name not in taken}
 
 
 def _function(found: Any) -> Callable[..., Algorithm]:

@@ -7,7 +7,7 @@ Each round, client i with neighbours N_i:
      theta_ij <- 1/(|N_ij|+1) (theta_ij + sum_{m in N_ij} theta_mj)                     as a running average
 
 Differs from the paper in: nothing in the rule of `dfca-gi` and `dfca-li`. Clients that sit a round out (not in M_t)
-neither send nor receive. `dfca-fi` and `dfca` go beyond the paper: docs/beyond.md.
+neither send nor receive. `dfca-fi` and `dfca-auto` are ours and go beyond the paper: docs/beyond.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def dfca_fi(
     )
 
 
-def dfca(
+def dfca_auto(
     warmup_steps: int = 50,
     level: float = 0.001,
     support: int = 2,
@@ -51,7 +51,7 @@ def dfca(
     merge: bool = True,
     warmup_momentum: float = 0.0,
 ) -> Algorithm:
-    """What we recommend: elected starts, k found by the clients, relays, revival, momentum, a personal last step.
+    """Ours, recommended: elected starts, k found by the clients, relays, revival, momentum, a personal last step.
 
     k is found where it is not given, and models are relayed on sparse graphs (docs/beyond.md).
     merge: open more clusters than needed and merge those that are not worth their data; False: the election's verdict
@@ -59,7 +59,7 @@ def dfca(
     """
     options = ElectionOptions(warmup_steps, level, support, patience, most, warmup_momentum=warmup_momentum)
     return Algorithm(
-        "dfca",
+        "dfca-auto",
         start="elected",
         exchange="gossip",
         choose=lowest_loss,

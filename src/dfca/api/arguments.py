@@ -108,7 +108,7 @@ def to_algorithm(algorithm: Any) -> Algorithm:
         if isinstance(made, Algorithm):
             return made
         raise ConfigError(f"algorithm is a function that must return an Algorithm, got {type(made).__name__}")
-    raise ConfigError(f'algorithm must be a name such as "dfca", an Algorithm, or a list of these, got {algorithm!r}')
+    raise ConfigError(f'algorithm must be a name such as "ifca", an Algorithm, or a list of these, got {algorithm!r}')
 
 
 def to_graph(topology: Topology, clients: int, seed: int) -> nx.Graph:

@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def reference(self) -> str | None:
-        """What the others are compared with: dfca where it is there, else the best; None for one algorithm."""
+        """What the others are compared with: dfca-auto where it is there, else the best; None for one algorithm."""
         bounds = {result.algorithm for result in self.results if _is_informed(result)}
         return choose_reference(self._scores(), self._higher_is_better, bounds)
 

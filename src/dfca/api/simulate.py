@@ -36,7 +36,7 @@ AlgorithmLike = str | Algorithm | Mapping[str, Any] | Callable[[], Algorithm]
 def simulate(
     model: nn.Module | Callable[[], nn.Module],
     data: Split | Any,
-    algorithm: AlgorithmLike | Sequence[AlgorithmLike] = "dfca",
+    algorithm: AlgorithmLike | Sequence[AlgorithmLike] = "dfca-auto",
     *,
     rounds: int,
     clusters: int | Literal["auto"] | None = "auto",
@@ -59,12 +59,15 @@ def simulate(
 ) -> Any:
     """Run an algorithm on data, and return a `Result`; with a list of algorithms or seeds, a `Comparison`.
 
+    "dfca-gi" and "dfca-li" are the paper's DFCA; "dfca-auto", the default, is ours and recommended: it elects the
+    starts, finds the number of clusters and fine-tunes at the end (docs/beyond.md).
+
     model: a function that builds a fresh module, or a module (its layers are re-initialised for every start, unless
     start_from is given: a module, a state_dict, the path of a safetensors file, or a list of one per cluster).
     data: a `Split`, or whatever `split_from` takes; or a function of the seed that returns it.
     algorithm: a name (`dfca list`), "module:function", an `Algorithm`, or a list of these; a name with options of its
     own is {"name": "dfedavgm", "momentum": 0.5, "label": "dfedavgm, less momentum"}.
-    clusters: how many; "auto": found by the clients where the algorithm can (dfca, dfca-fi), else the true number.
+    clusters: how many; "auto": found by the clients where the algorithm can (dfca-auto, dfca-fi), else the true number.
     topology: a networkx graph with nodes 0..N-1, a name, options ({"name": "erdos-renyi", "p": 0.2}), "module:function"
     or a function of (clients, seed).
     task, loss, metric: what is learned, where the split does not say ("classification", "regression", "multilabel",

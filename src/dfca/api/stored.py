@@ -16,9 +16,10 @@ from dfca.api.exporting import Exportable, Format, check_format, holders
 from dfca.base.errors import ConfigError, DfcaError, RunError, unknown
 from dfca.base.imports import look_in
 from dfca.base.notebook import mean_and_spread, number, table, text_table
+from dfca.base.renamed import refuse_earlier
 from dfca.core.learning.params import FlatModel
 from dfca.data.registry import SOURCES
-from dfca.experiment.sweep import label_of, trial_name
+from dfca.experiment.sweep import label_of
 from dfca.model_options import ModelOptions
 from dfca.models import make_factory
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
@@ -193,6 +194,7 @@ class StoredRun:
         if not rows:
             raise RunError(f"{self.folder} has no trial yet; wait for the first evaluation")
         if algorithm is not None and algorithm not in self.algorithms:
+            refuse_earlier(algorithm)
             raise unknown("algorithm of this run", algorithm, self.algorithms)
         wanted = dict(point or {})
         for row in rows:
@@ -212,11 +214,10 @@ class StoredRun:
         )
 
     def _models(self, row: Mapping[str, Any]) -> StoredModels:
-        name = trial_name(row["algorithm"], row["seed"], row["digest"] if self.run.swept else "")
         shared = False
         if (name_ := algorithms.base_of(row["algorithm"])) in algorithms.ALGORITHMS:
             shared = algorithms.get(name_).exchange == "server"
-        return StoredModels.open(self.folder / FOLDER / f"{name}.safetensors", shared)
+        return StoredModels.open(self.run.file_of(row, FOLDER, ".safetensors"), shared)
 
     def _flat(self, stored: StoredModels) -> FlatModel:
         if (place := self.run.summary.get("modules")) and Path(place).is_dir():

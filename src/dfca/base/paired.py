@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 LEVEL = 0.05
-FIRST_CHOICE = "dfca"
+FIRST_CHOICE = "dfca-auto"
 BEYOND_CHANCE = "†"
 """Stands behind a difference that is beyond chance."""
 Scores = Mapping[int, float | None]
@@ -144,7 +144,7 @@ def _verdict(difference: Difference, rejected: bool, higher_is_better: bool) -> 
 def choose_reference(
     scores: Mapping[str, Scores], higher_is_better: bool = True, bounds: Collection[str] = ()
 ) -> str | None:
-    """Choose what the others are compared with: dfca where it is there, else the best mean.
+    """Choose what the others are compared with: dfca-auto where it is there, else the best mean.
 
     bounds: algorithms that know the true clusters, which are no method. None: there are fewer than two algorithms.
     """
@@ -161,8 +161,8 @@ def choose_reference(
 def quoted(name: str) -> str:
     """Write the name of an algorithm for a list of names: in quotes where it has a comma of its own.
 
-    >>> quoted("dfca"), quoted("fedavg, momentum 0.9")
-    ('dfca', '"fedavg, momentum 0.9"')
+    >>> quoted("dfca-auto"), quoted("fedavg, momentum 0.9")
+    ('dfca-auto', '"fedavg, momentum 0.9"')
     """
     return f'"{name}"' if "," in name else name
 

@@ -33,6 +33,7 @@ def list_everything() -> None:
         "Worlds": {name: world_in_words(facts) for name, facts in worlds().items()},
     }
     console = make_console()
+    console.print("dfca-gi, dfca-li: the paper's DFCA; dfca-auto: ours, recommended\n", highlight=False)
     for title, descriptions in tables.items():
         console.print(names_table(title, descriptions), "")
     console.print(

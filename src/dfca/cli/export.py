@@ -39,9 +39,9 @@ def export(
 
       dfca run quickstart --save-models
 
-      dfca export runs/quickstart --algorithm dfca
+      dfca export runs/quickstart --algorithm dfca-auto
 
-      dfca export runs/quickstart --algorithm dfca --client 3 --format onnx --out models
+      dfca export runs/quickstart --algorithm dfca-auto --client 3 --format onnx --out models
     """
     from dfca.api.exporting import check_format
     from dfca.api.stored import load_run

@@ -60,7 +60,7 @@ def init(
     expect: Annotated[
         int, typer.Option(metavar="N", min=1, max=100_000, help="Nobody trains before so many members have joined.")
     ] = 1,
-    algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca",
+    algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca-auto",
     task: Annotated[
         str, typer.Option(metavar="NAME", help="classification, or regression: the label is a number.")
     ] = "classification",

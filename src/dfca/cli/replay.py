@@ -29,9 +29,12 @@ def replay(
 
       dfca replay runs/traced
     """
+    from dfca.base.renamed import refuse_earlier
     from dfca.runs.replay import replay_run
 
     names, numbers = parse_names(algorithms), parse_seeds(seeds)
+    for name in names or ():
+        refuse_earlier(name)
     numbers = list(range(numbers)) if isinstance(numbers, int) else numbers
     console = make_console()
     different, total = [], 0

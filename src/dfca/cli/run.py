@@ -75,7 +75,7 @@ def run(
 
       dfca run mnist-small --set local.learning_rate=0.05 --out runs/slow
 
-      dfca run my-experiment.toml --algorithms my_module:mine,dfca --log tensorboard
+      dfca run my-experiment.toml --algorithms my_module:mine,dfca-auto --log tensorboard
     """
     from dfca.base.memory import explain_oom, keep_freed_memory
     from dfca.experiment.load import load_experiment

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from dfca import algorithms as registry
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import check_name, import_function, is_import
+from dfca.base.renamed import earlier
 from dfca.base.validation import show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
 from dfca.core.options import MOST_PERSONAL_STEPS, LocalOptions
@@ -116,7 +117,7 @@ class PersonalConfig(Section):
     steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] | None = Field(
         None,
         description="full-batch steps of every client on its own samples after the last round; auto: picked from 0 to "
-        "200 on held-out samples; default: auto for dfca, 0 for the others",
+        "200 on held-out samples; default: auto for dfca-auto, 0 for the others",
     )
 
 
@@ -170,7 +171,7 @@ class Config(Section):
     description: str = Field("", description="a paragraph for the report")
     clients: int = Field(ge=1, le=1_000_000, description="number of clients")
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        description="models that every client keeps; auto: found by the election of dfca"
+        description="models that every client keeps; auto: found by the election of dfca-auto"
     )
     rounds: int = Field(ge=1, description="rounds of every client")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
@@ -432,6 +433,7 @@ class Config(Section):
     def digest(self) -> str:
         """Hash everything that can change a number of a trial; of a world, what its preset stands for."""
         numbers = self._numbers() | ({"world": self.world.facts(self.clients)} if self.world else {})
+        numbers["algorithm"] = {earlier(label): table for label, table in numbers["algorithm"].items()}
         text = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -15,6 +15,7 @@ import tomli_w
 
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import look_in
+from dfca.base.renamed import renamed
 from dfca.base.validation import show
 from dfca.experiment.config import Config, flatten
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
@@ -142,7 +143,7 @@ def read_stored(text: str) -> tuple[Config, Sweep]:
     Raises:
         ConfigError: if somebody changed it.
     """
-    sweep, values = split_sweep(_parse(text, "config.toml"))
+    sweep, values = split_sweep(renamed(_parse(text, "config.toml")))
     return Config.of(values), sweep
 
 

@@ -32,6 +32,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
     for found in problems.values():
         path = found[0][0]
         sentences.append(_sentence(path, [problem for where, problem in found if where == path], model))
+    sentences = list(dict.fromkeys(sentences))  # a name may be wrong in `algorithms` and in [algorithm]
     if len(sentences) == 1:
         return ConfigError(sentences[0])
     listed = "; ".join(f"({number}) {each}" for number, each in enumerate(sentences, 1))

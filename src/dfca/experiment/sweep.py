@@ -18,9 +18,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import ConfigError
+from dfca.base.renamed import earlier
 from dfca.base.validation import show
 from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
 
@@ -75,6 +77,10 @@ class Trial:
     def name(self) -> str:
         """Name the trial's files: "ifca-0"; in a sweep with the first digits of its digest."""
         return trial_name(*self.key)
+
+    def file(self, folder: Path, suffix: str = "") -> Path:
+        """Return where a file of this trial is, or will be, in a folder of the run."""
+        return trial_file(folder, suffix, *self.key)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -193,6 +199,14 @@ def trial_name(algorithm: str, seed: int, digest: str = "") -> str:
     ('ifca-0', 'my.module.mine-0-0123456789ab')
     """
     return f"{algorithm.replace(':', '.')}-{seed}" + (f"-{digest[:12]}" if digest else "")
+
+
+def trial_file(folder: Path, suffix: str, algorithm: str, seed: int, digest: str = "") -> Path:
+    """Return where a file of a trial is; files of a trial begun under the earlier name of its algorithm keep theirs."""
+    path = folder / f"{trial_name(algorithm, seed, digest)}{suffix}"
+    old = folder / f"{trial_name(earlier(algorithm), seed, digest)}{suffix}"
+    begun = old.exists() or old.with_name(f"{old.name}.part").exists()  # a trace that is being written
+    return old if begun and not path.exists() else path
 
 
 def label_of(at: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Algorithms with options of their own, so that the same one can stand in a table twice.
 
     algorithms = [
-        "dfca",
+        "dfca-auto",
         "fedavg",
         {name = "fedavg", momentum = 0.9},                                         # "fedavg momentum=0.9"
         {name = "dfedavgm", label = "dfedavgm, slow", local.learning_rate = 0.1},
@@ -31,8 +31,8 @@ LABEL = re.compile(r"[\w.:-]+([ ,+(=][\w .,:+=()%-]*[\w)%])?")
 def unfold(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the tables in the list `algorithms` by their labels, and put their options into `algorithm`.
 
-    >>> unfold({"algorithms": ["dfca", {"name": "fedavg", "momentum": 0.9}]})
-    {'algorithms': ['dfca', 'fedavg momentum=0.9'], 'algorithm': {'fedavg momentum=0.9': {'momentum': 0.9}}}
+    >>> unfold({"algorithms": ["dfca-auto", {"name": "fedavg", "momentum": 0.9}]})
+    {'algorithms': ['dfca-auto', 'fedavg momentum=0.9'], 'algorithm': {'fedavg momentum=0.9': {'momentum': 0.9}}}
 
     Raises ConfigError for a table without a name, or with the label of another.
     """
@@ -110,8 +110,8 @@ def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
 def rejoin(names: Sequence[str], labels: Collection[str]) -> list[str]:
     """Put labels with commas together again, which the command line has split.
 
-    >>> rejoin(["dfca", "fedavg", "momentum 0.9"], ["fedavg, momentum 0.9"])
-    ['dfca', 'fedavg, momentum 0.9']
+    >>> rejoin(["dfca-auto", "fedavg", "momentum 0.9"], ["fedavg, momentum 0.9"])
+    ['dfca-auto', 'fedavg, momentum 0.9']
     """
     joined: list[str] = []
     rest = list(names)

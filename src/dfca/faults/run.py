@@ -96,7 +96,7 @@ class FaultRun:
 
     @property
     def _start(self) -> str:
-        return {"dfca": "elected", "dfca-fi": "elected", "dfca-li": "own"}.get(self.world.algorithm, "shared")
+        return {"dfca-auto": "elected", "dfca-fi": "elected", "dfca-li": "own"}.get(self.world.algorithm, "shared")
 
     @property
     def _models(self) -> int:
@@ -106,7 +106,7 @@ class FaultRun:
         """Make the options of a peer."""
         world = self.world
         exchange = {"local": "none", "ifca": "server"}.get(world.algorithm, "gossip")
-        share = "relay" if world.algorithm == "dfca" else "trained" if exchange != "gossip" else world.share
+        share = "relay" if world.algorithm == "dfca-auto" else "trained" if exchange != "gossip" else world.share
         degree = self.graph.degree(i)
         rules = CheckedRules(
             i,
@@ -131,7 +131,7 @@ class FaultRun:
             timeout_s=4.0,
             participation=world.participation,
             election=ElectionOptions(warmup_steps=2, patience=2, most=5),
-            revives=world.algorithm == "dfca",
+            revives=world.algorithm == "dfca-auto",
             join_s=5.0,
             hang_s=5.0,
             merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,

@@ -11,6 +11,7 @@ from typing import Any
 import networkx as nx
 
 from dfca.base.errors import ConfigError, unknown
+from dfca.base.renamed import refuse_earlier
 from dfca.peer.records.options import ENDLESS
 
 FAULTS_S = 60.0
@@ -52,7 +53,7 @@ class FaultWorld:
     number: int
     peers: int = 5
     edges: tuple[tuple[int, int], ...] = ()
-    algorithm: str = "dfca"
+    algorithm: str = "dfca-auto"
     aggregation: str = "sequential"
     share: str = "trained"
     weights: str = "uniform"
@@ -79,7 +80,7 @@ class FaultWorld:
     rounds: int = 0
 
 
-ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
+ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
 
 
 def draw_world(number: int, seed: int = 0) -> FaultWorld:
@@ -87,7 +88,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
     rnd = random.Random(f"{seed}/{number}")
     n = rnd.choice((2, 3, 4, 5, 6, 7, 8, 10, 12))
     graph = _draw_graph(rnd, n)
-    algorithm = rnd.choice((*ALGORITHMS, "dfca", "dfca", "dfca-fi"))
+    algorithm = rnd.choice((*ALGORITHMS, "dfca-auto", "dfca-auto", "dfca-fi"))
 
     def some(chance: float, most: int) -> list[int]:
         return rnd.sample(range(n), min(n, rnd.randint(1, most))) if rnd.random() < chance else []
@@ -119,7 +120,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.choice(("sequential", "batch")),
         rnd.choice(("trained", "all", "relay")),
         rnd.choice(("uniform", "metropolis")),
-        rnd.choice((None, 2, 3)) if algorithm in ("dfca", "dfca-fi") else rnd.choice((1, 2, 3)),
+        rnd.choice((None, 2, 3)) if algorithm in ("dfca-auto", "dfca-fi") else rnd.choice((1, 2, 3)),
         rnd.choice((1, 2, 2, 3)),
         rnd.choice((1.0, 1.0, 1.0, 0.7)),
         rnd.choice((0.0, 0.01, 0.3, 1.5)),
@@ -138,7 +139,7 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
         rnd.choice((-1, rnd.randrange(2000))),
         rnd.choice((0, 0, 0, 1, 4)),
-        rnd.random() < 0.5 and algorithm == "dfca",
+        rnd.random() < 0.5 and algorithm == "dfca-auto",
         rnd.choice((0, 0, 0, ENDING, ENDING, ENDLESS)),
     )
     lied = world.rounds == ENDING and (world.garbage or world.liars)  # who has ended never takes back what it said
@@ -200,6 +201,7 @@ def _read(node: ast.expr) -> Any:
 
 def _check_ids(world: FaultWorld) -> None:
     """Raise ConfigError where a world names a peer that it does not have, or an algorithm that does not exist."""
+    refuse_earlier(world.algorithm)
     if world.algorithm not in ALGORITHMS:
         raise unknown("algorithm", world.algorithm, ALGORITHMS)
     pairs = [each[0] for each in (*world.slow, *world.late, *world.jumps)]

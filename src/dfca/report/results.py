@@ -16,6 +16,7 @@ import tomli_w
 from dfca import __version__
 from dfca.base.errors import RunError
 from dfca.base.files import atomic_write
+from dfca.base.renamed import renamed
 from dfca.report.rows import named, summary_rows
 from dfca.report.virtual.summary import VirtualResults, is_virtual
 from dfca.runs.store.reading import Run
@@ -67,7 +68,7 @@ def load_results(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read: {reason}; {WHAT_TO_GIVE}") from error
     if not isinstance(content, dict) or content.get("dfca_results") != FORM or "runs" not in content:
         raise RunError(f"{path} holds no results of this version of dfca; {WHAT_TO_GIVE}")
-    return content
+    return renamed(content)
 
 
 def stored_run(path: Path) -> Run:

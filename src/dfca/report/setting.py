@@ -122,7 +122,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def about_algorithm(run: Run, label: str) -> str:
-    """Describe an algorithm; one with options of its own by these, "dfca with momentum 0"."""
+    """Describe an algorithm; one with options of its own by these, "dfca-auto with momentum 0"."""
     name = base_of(label)
     options = (run.config.get("algorithm") or {}).get(label)
     given = ", ".join(f"{key} {value}" for key, value in flat(options or {}))

@@ -52,7 +52,7 @@ def compare_rows_(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _reference_of(rows: Sequence[Row]) -> str | None:
-    """Choose dfca, or else the best mean over the points among the algorithms that most points have."""
+    """Choose dfca-auto, or else the best mean over the points among the algorithms that most points have."""
     if not rows:
         return None
     means: dict[str, dict[int, float | None]] = {}

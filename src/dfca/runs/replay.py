@@ -78,7 +78,7 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
 
 def trace_of(folder: Path, trial: Trial) -> Path:
     """Return where the trace of a trial is."""
-    return folder / "trace" / f"{trial.name}.jsonl"
+    return trial.file(folder / "trace", ".jsonl")
 
 
 def _difference(written: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:

@@ -117,7 +117,7 @@ class TensorBoard(Tracker):
 
     def open(self, trial: Trial, round: int) -> Any:
         """Make a writer; of a trial that goes on, what was written beyond its checkpoint is hidden."""
-        place = self.folder / "tensorboard" / trial.name
+        place = trial.file(self.folder / "tensorboard")
         writer = self.library.SummaryWriter(str(place), purge_step=round + 1 if round else None)
         if not round:
             writer.add_text("config", f"```toml\n{trial.point.config.to_toml()}```")

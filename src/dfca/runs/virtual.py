@@ -64,8 +64,8 @@ class VirtualTrial:
             setting.learns.metric,
         )
         self._slowdowns = self._world.compute.slowdowns(trial.seed, config.clients)
-        self._trace = TraceFile(folder.path / "trace" / f"{trial.name}.jsonl") if config.world.trace else None
-        self._lanes_file = folder.path / "timeline" / f"{trial.name}.json"
+        self._trace = TraceFile(trial.file(folder.path / "trace", ".jsonl")) if config.world.trace else None
+        self._lanes_file = trial.file(folder.path / "timeline", ".json")
         self._timeline: Timeline | None = None
         if drawn:
             options = config.world.timeline or TimelineConfig.model_validate({})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dfca.base.errors import RunError
+from dfca.base.renamed import current, renamed
 from dfca.watch.metric import as_part, read_metric
 from dfca.watch.node_source import NodeSource
 from dfca.watch.reading import JsonFile, LinesFile, finite, read_file, text, whole_numbers
@@ -127,7 +128,7 @@ class RunSource:
         self._points = {}
         for point in points if isinstance(points, list) else ():
             if isinstance(point, dict) and isinstance(point.get("digest"), str):
-                self._points[point["digest"][:12]] = point
+                self._points[point["digest"][:12]] = renamed(point)
 
     def _expect_trials(self) -> None:
         """Add the trials that were asked for, in their order."""
@@ -144,7 +145,7 @@ class RunSource:
         point = digest[:12] if isinstance(digest, str) and self._points else ""
         if self._points and point not in self._points:
             return None  # of a point that is no longer asked for
-        trial = TrialView(label(algorithm), seed, point)
+        trial = TrialView(label(current(algorithm)), seed, point)
         if trial.key in self._trials:
             return self._trials[trial.key]
         if len(self._trials) >= MOST_TRIALS:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dfca.base.errors import ConfigError
 from dfca.base.files import atomic_write, read_small
+from dfca.base.renamed import current, earlier, refuse_earlier
 from dfca.core.options import MOST_PERSONAL_STEPS
 from dfca.node.task.problems import check
 from dfca.node.task.sections import Field, Section, digest_of
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 FILE = "facts.json"
 VERSION = 1
 """Of these facts and of the protocol between nodes; nodes of different versions refuse each other."""
-ALGORITHMS = ("dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
+ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local")
 """Those that need neither a server nor the true clusters."""
 LARGEST = 16 * 2**20
 """Bytes of facts that are read: names and scaling of 100,000 features take 7 MB."""
@@ -180,7 +181,7 @@ class Facts(Section):
         description="makes two swarms two, even if all else is equal",
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
-    algorithm: Literal["dfca", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca"
+    algorithm: Literal["dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca-auto"
     clusters: int | None = Field(default=None, ge=1, le=1024, description="none: found by the members")
     rounds: int = Field(default=0, ge=0, le=FOREVER, description="0: for ever")
     starts_with: int = Field(
@@ -225,7 +226,7 @@ class Facts(Section):
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
         if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
-            raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca" finds them')
+            raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca-auto" finds them')
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
@@ -243,6 +244,7 @@ class Facts(Section):
         if self.personal == 0:
             left_out.add("personal")
         plain = {key: value for key, value in self.plain().items() if key not in left_out}
+        plain["algorithm"] = earlier(self.algorithm)  # so are the bytes of a swarm of 0.2, and its nodes may join
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @classmethod
@@ -265,11 +267,14 @@ class Facts(Section):
             raise ConfigError(
                 f"the swarm speaks version {version} of the protocol and this dfca version {VERSION}; upgrade {older}"
             )
+        if isinstance(content.get("algorithm"), str):
+            content["algorithm"] = current(content["algorithm"])
         return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content)
 
     @classmethod
     def checked(cls, content: dict[str, Any]) -> Facts:
         """Make facts from a table. Raises ConfigError with everything that is wrong."""
+        refuse_earlier(content.get("algorithm"))
         return check(content, cls, "the swarm's facts")
 
     @classmethod

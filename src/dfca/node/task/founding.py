@@ -59,7 +59,7 @@ class Founding(Joining):
     hidden: tuple[int, ...] | None = None
     classes: tuple[str, ...] | None = None
     clusters: int | None = None
-    algorithm: str = "dfca"
+    algorithm: str = "dfca-auto"
     task: str = "classification"
     seed: int = 0
     agreed: dict[str, Any] | None = None

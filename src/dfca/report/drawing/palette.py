@@ -28,7 +28,7 @@ CLUSTERS = (
 
 ALGORITHMS: Mapping[str, str] = MappingProxyType(
     {
-        "dfca": "#9c3cf0",
+        "dfca-auto": "#9c3cf0",
         "dfca-gi": "#0072b2",
         "dfca-li": "#e69f00",
         "dfca-fi": "#8c6432",

@@ -94,7 +94,7 @@ class Checkpoints:
         return any(self._run_folder.glob("checkpoint/*/round-*.json"))
 
     def _folder(self, trial: Trial) -> Path:
-        return self._run_folder / "checkpoint" / trial.name
+        return trial.file(self._run_folder / "checkpoint")
 
 
 def _load(sidecar: Path) -> Checkpoint:

@@ -47,9 +47,10 @@ from dfca.base.files import (
     remove_leftovers,
     text_sha256,
 )
+from dfca.base.renamed import renamed
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import Point, Sweep, Trial, trial_name
+from dfca.experiment.sweep import Point, Sweep, Trial, trial_file
 from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
@@ -162,7 +163,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Read summary.json; without the file, the summary of a run that has finished no trial."""
-        summary = self._read_json("summary.json", {"runs": []})
+        summary: dict[str, Any] = renamed(self._read_json("summary.json", {"runs": []}))
         runs = summary.get("runs")
         if not isinstance(runs, list) or not all(map(is_row, runs)):
             raise RunError(
@@ -182,8 +183,8 @@ class RunFolder:
 
     def lacks_lines(self, row: Mapping[str, Any]) -> bool:
         """Return whether lines of metrics of a finished trial are missing or damaged; of old rows nobody knows."""
-        name = trial_name(*self.key_of(row))
-        return isinstance(row.get("lines"), int) and count_lines(self.path / METRICS / f"{name}.jsonl") < row["lines"]
+        path = trial_file(self.path / METRICS, ".jsonl", *self.key_of(row))
+        return isinstance(row.get("lines"), int) and count_lines(path) < row["lines"]
 
     def finish(self, trial: Trial, row: Mapping[str, Any]) -> None:
         """Put the row of a finished trial into the summary, with the number of its lines of metrics, then forget its
@@ -197,7 +198,7 @@ class RunFolder:
 
     def store_topology(self, point: Point, seed: int, graph: Mapping[str, Any]) -> None:
         """Store the facts, edges and true clusters of a seed's graph."""
-        graphs = self._read_json("topology.json", {})
+        graphs = renamed(self._read_json("topology.json", {}))
         if point.at is None:
             if str(seed) not in graphs:
                 self._write_json("topology.json", graphs | {str(seed): dict(graph)})
@@ -209,11 +210,11 @@ class RunFolder:
 
     def save_models(self, trial: Trial, bank: Stream, metadata: Mapping[str, str]) -> None:
         """Store the final bank of a trial, (models, N, P), as `runs.store.models` names and describes it."""
-        atomic_save(self.path / "models" / f"{trial.name}.safetensors", {"bank": bank}, metadata)
+        atomic_save(trial.file(self.path / "models", ".safetensors"), {"bank": bank}, metadata)
 
     def has_models(self, trial: Trial) -> bool:
         """Return whether the final bank of a trial is stored."""
-        return (self.path / "models" / f"{trial.name}.safetensors").exists()
+        return trial.file(self.path / "models", ".safetensors").exists()
 
     def recorded_threads(self) -> int | None:
         """Return how many threads the run began with; None where nothing, or no number, is recorded."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from dfca.base.errors import RunError
 from dfca.base.files import append_line, atomic_write
+from dfca.base.renamed import earlier, renamed
 from dfca.experiment.sweep import Trial, trial_name
 
 FOLDER, OLD = "metrics", "metrics.jsonl"
@@ -62,7 +63,7 @@ class MetricsFiles:
         old.unlink()
 
     def _path(self, trial: Trial) -> Path:
-        return self._run_folder / FOLDER / f"{trial.name}.jsonl"
+        return trial.file(self._run_folder / FOLDER, ".jsonl")
 
 
 def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
@@ -76,7 +77,8 @@ def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> li
     places: dict[str, int] = {}
     for place, row in enumerate(rows):
         for digest in ("", row.get("digest", "")):  # only the names of a sweep's trials have it
-            places.setdefault(trial_name(row["algorithm"], row["seed"], digest), place)
+            for name in (row["algorithm"], earlier(row["algorithm"])):
+                places.setdefault(trial_name(name, row["seed"], digest), place)
     files = sorted(
         (run_folder / FOLDER).glob("*.jsonl"), key=lambda path: (places.get(path.stem, len(rows)), path.name)
     )
@@ -126,7 +128,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line = renamed(json.loads(text))
             _ = hash((line["algorithm"], line["seed"], line["round"], line.get("digest"), line.get("time_s")))
             if not isinstance(line["round"], int) or not isinstance(line.get("time_s") or 0.0, int | float):
                 raise ValueError("its round or its time is no number")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import Stream
+from dfca.base.renamed import renamed
 from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
 from dfca.sim.metrics_table import plain_scores
@@ -98,6 +99,7 @@ class StoredModels:
                 facts = {key: value if key in plain else json.loads(value) for key, value in metadata.items()}
         except (OSError, SafetensorError, ValueError) as error:
             raise RunError(f"{path} cannot be read ({error}); run it again with --save-models") from error
+        facts = renamed(facts)
         if facts and facts.get("format") != FORMAT:
             raise RunError(f"{path} has the format {facts.get('format')}, this version reads {FORMAT}")
         return cls(path, facts, bool(facts.get("shared", shared)))

@@ -15,10 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import text_sha256
+from dfca.base.renamed import renamed
 from dfca.experiment.load import read_stored
-from dfca.experiment.sweep import merge, nest, trial_name
+from dfca.experiment.sweep import merge, nest, trial_file
 from dfca.runs.store.folder import check_form, is_row
 from dfca.runs.store.histories import graphs, histories
 from dfca.runs.store.metric import metric_key
@@ -73,12 +76,16 @@ class Run:
         """Read the timelines of the finished trials in virtual time, each with the head of its row."""
         found = []
         for row in self.summary["runs"]:
-            name = trial_name(row["algorithm"], row["seed"], row["digest"] if self.swept else "")
-            path = self.folder / "timeline" / f"{name}.json"
+            path = self.file_of(row, "timeline", ".json")
             if row.get("finished") and path.exists():
                 head = {key: row[key] for key in ("algorithm", "seed", "point") if key in row}
                 found.append(head | _read_json(path))
         return found
+
+    def file_of(self, row: Mapping[str, Any], folder: str, suffix: str) -> Path:
+        """Return where the file of a row's trial is, in one of the folders of the run."""
+        digest = row["digest"] if self.swept else ""
+        return trial_file(self.folder / folder, suffix, row["algorithm"], row["seed"], digest)
 
     def at(self, point: Mapping[str, Any]) -> Run:
         """Return the part of a sweep that belongs to one of its points, with that point's config."""
@@ -132,10 +139,11 @@ def load_run(run_folder: str | Path) -> Run:
         raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
     config_text = _read(folder / "config.toml")
     try:
-        config = tomllib.loads(config_text)
+        stored = tomllib.loads(config_text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
-    summary = _read_json(folder / "summary.json")
+    config = renamed(stored)
+    summary = renamed(_read_json(folder / "summary.json"))
     if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
         raise RunError(
             f'{folder / "summary.json"} has no list "runs" of rows; restore it, or use `dfca repair {folder}`'
@@ -151,13 +159,15 @@ def load_run(run_folder: str | Path) -> Run:
             environment=environment,
             summary=summary,
             metrics=metrics,
-            topology=_read_json(folder / "topology.json"),
+            topology=renamed(_read_json(folder / "topology.json")),
         )
         _refuse_edited(run)
         summary["runs"] = _with_unfinished(summary, metrics, config)
         if not run.swept:
             summary.setdefault("clients", config.get("clients"))
-        return replace(run, summary=summary | {"histories": histories(metrics), "graphs": graphs(run.topology)})
+        shown = config_text if config == stored else tomli_w.dumps(config)
+        more = {"histories": histories(metrics), "graphs": graphs(run.topology)}
+        return replace(run, config_text=shown, summary=summary | more)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, explain_write_errors
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import trial_name
+from dfca.experiment.sweep import trial_file
 from dfca.runs.store.folder import RunFolder, head_of, is_row
 from dfca.runs.store.metric import metric_key
 from dfca.runs.store.metrics import FOLDER as METRICS
@@ -77,7 +77,7 @@ def _drop_rows(folder: RunFolder) -> Iterator[str]:
     summary = folder.summary()
     kept = []
     for row in summary["runs"]:
-        file = folder.path / METRICS / f"{trial_name(*folder.key_of(row))}.jsonl"
+        file = trial_file(folder.path / METRICS, ".jsonl", *folder.key_of(row))
         problem = "lines of metrics are missing" if row.get("finished") and folder.lacks_lines(row) else None
         if problem is None and row.get("finished") and (problem := _contradiction(row, file)) is not None:
             yield from _move_aside(folder.path, file, problem)
