@@ -25,6 +25,7 @@ from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.rules.merging import merge_
 from dfca.core.rules.personal import release_round
+from dfca.core.rules.turns import opening
 from dfca.data.clients import ClientData
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import Needs, Task, TrainedChunk
@@ -258,12 +259,7 @@ class Simulation:
             return self.start.draw_banks(self.start.drawn_models(), most)
         components, setup, merging = self._components(), self._election_setup(), self.setting.merging
         graphs = [self.setting.graph.subgraph(part) for part in components]
-        self.elections = [
-            elect(setup, graph, self.setting.clusters)
-            if merging is None
-            else elect(setup, graph, None, merging.opened(len(graph)))
-            for graph in graphs
-        ]
+        self.elections = [elect(setup, graph, *opening(self.setting.clusters, merging, len(graph))) for graph in graphs]
         centres = [len(result.centres) for result in self.elections]
         if merging is not None:
             self.merging = Merging(self.start, merging, components, centres)
