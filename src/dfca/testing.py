@@ -25,15 +25,14 @@ from dfca.core.rules.merging import (
     Observation,
     Plan,
     decide,
-    is_last,
     observe,
     observes,
     order_of,
     personal_steps,
     total,
-    wait_after,
 )
 from dfca.core.rules.personal import SWEEPS, average, pick, release_round
+from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
@@ -79,7 +78,7 @@ def lockstep(
     `order` arranges what a receiver gets, by its id. A server is a complete graph on which a client's own copy counts
     only if the client trained it, and that also reaches the clients that sat the round out.
     """
-    surveys = None if setting.merging is None else Surveys(setting, setting.merging)
+    surveys = None if setting.merging is None else SurveyedClients(setting, setting.merging)
     clients = surveys.clients if surveys else make_clients(setting)
     states = _begin(setting, clients)
     server, release = setting.algorithm.exchange == "server", release_round(setting.last_steps, setting.rounds)
@@ -98,7 +97,7 @@ def lockstep(
         if setting.algorithm.peers is not None:
             states = _average_with_chosen(setting, clients, states, sent, present, now)
             continue
-        relayed = _relay(setting, clients, states, sent, present, now, surveys is None or surveys.over)
+        relayed = _relay(setting, clients, states, sent, present, now, surveys is None or surveys.schedule.over)
         if liars is not None:
             for message in sent:
                 if message.sender in liars and message.cluster == states[message.sender].assignment:
@@ -149,20 +148,18 @@ def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
     return [replace(state, closed=tuple(each)) for state, each in zip(states, shut, strict=True)]
 
 
-class Surveys:
-    """The surveys of `rules.merging` among clients, one by one; clients: as they train until the last survey, and after
-    it; over: whether it has been. Clients of every connected part of the graph are asked on their own."""
+class SurveyedClients:
+    """The surveys of `rules.merging` among clients, one by one; each connected part is asked on its own."""
 
     def __init__(self, setting: Setting, options: MergeOptions) -> None:
-        self.setting, self.options, self.over = setting, options, False
-        self.due, self.quiet = options.first, 0
-        self._later = make_clients(setting)
+        self.setting, self.schedule = setting, Schedule(options, setting.rounds, options.first)
+        self._later = make_clients(setting)  # as they train after the last survey
         self.clients = [replace(client, hold_out_until=setting.rounds, chooses_unseen=True) for client in self._later]
 
     def hold(self, states: list[ClientState], now: int) -> list[ClientState]:
-        """Hold the survey that is due after so many rounds, if one is."""
-        options, setting = self.options, self.setting
-        if self.over or now < self.due:
+        """Hold the survey that is due after `now` rounds, if one is."""
+        setting, schedule = self.setting, self.schedule
+        if not schedule.is_due(now):
             return states
         plans: list[Plan] = []
         for part in nx.connected_components(setting.graph):
@@ -170,13 +167,13 @@ class Surveys:
             slots = [j for j in range(len(states[min(part)].bank)) if j not in closed]
             follows = Counter(states[i].assignment for i in part)
             said = (self._observe(states[i], i, slots, follows, now) for i in sorted(part))
-            plans.append(plan := decide(total(slots, said), options, setting.clusters))
+            plans.append(plan := decide(total(slots, said), schedule.options, setting.clusters))
             states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
-        self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
-        self.due = now + wait_after(self.quiet, options)
-        if is_last(now, self.quiet, (), options, setting.rounds) or left <= (setting.clusters or 1):
-            self.over, self.clients = True, self._later
+        merged = any(plan.merges for plan in plans)
+        self.schedule = schedule.after(now, merged, (), is_settled(left, setting.clusters))
+        if self.schedule.over:
+            self.clients = self._later
             orders = [order_of(len(state.bank), state.closed) for state in states]
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]
         return states
@@ -188,7 +185,7 @@ class Surveys:
         follows = -1 if state.assignment is None else state.assignment
         if not observes(self.setting.seed, now, i, counts[state.assignment]):
             return Observation(follows, len(client.divided()[0][1]))
-        local = personal_steps(client.local, self.options)
+        local = personal_steps(client.local, self.schedule.options)
         with seeded(self.setting.seed, "noise", i, -1):
             followers = [counts[j] for j in slots]
             return observe(client.model, state.bank, slots, follows, followers, *client.divided(), local)

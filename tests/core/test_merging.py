@@ -36,7 +36,6 @@ from dfca.core.rules.merging import (
     decide,
     differ,
     harms,
-    is_last,
     judge,
     judge_each,
     merge_,
@@ -45,10 +44,10 @@ from dfca.core.rules.merging import (
     shares_of,
     total,
     unsettled,
-    wait_after,
     worths,
 )
 from dfca.core.rules.relay import MANY, NEVER
+from dfca.core.rules.surveys import is_last, wait_after
 from dfca.core.state import ClientState
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting

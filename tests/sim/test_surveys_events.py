@@ -54,6 +54,16 @@ def test_the_ideal_world_equals_the_synchronous_simulator(world: str) -> None:
     assert (left in simulation.notes) == (setting.clusters is None)
 
 
+def test_parts_too_small_to_open_more_clusters_than_asked_for_elect_as_many_and_survey_none() -> None:
+    parts = nx.disjoint_union(nx.cycle_graph(6), nx.cycle_graph(6))
+    setting = small(graph=parts, clusters=3)
+    assert setting.merging is not None  # twelve clients together could open four
+    result = EventSimulation(setting).run()
+    assert_same(setting, result)
+    assert result.banks.shape[0] == 3
+    assert "survey" not in result.records
+
+
 @pytest.mark.parametrize(
     ("drift", "rounds", "clusters"),
     [(7, 40, None), (16, 48, None), (16, 48, 2)],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dfca.core.rules.merging import models_judged, order_of, wait_after
+from dfca.core.rules.merging import models_judged, order_of
+from dfca.core.rules.surveys import wait_after
 from dfca.peer.records.lineage import Entry, Lineage, layout_of, quiet_surveys
 from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
 from dfca.peer.relay import Relay

@@ -1,15 +1,14 @@
-"""When a by-election is due: a distribution is new, a cluster was lost, or models were taken that do not fit.
+"""What a peer knows of losses and clusters, and when it calls a by-election by it (rules: `rules.revival`).
 
-A peer remembers its lowest and highest loss. Where the loss of its best model stays above `ALARM` times the lowest, and
-above `LOST_SHARE` of the way up to the highest, for `ROUNDS` rounds in a row, no model fits it any more and it raises
-the alarm. So does a peer that took over models without having voted for them, if a model of its own, warmed up after
-`PAUSE` rounds, or 2, 4, 8, ... times as many, fits its samples better than all of them (`misfit`). Alarms travel from
-neighbour to neighbour, once per change, and are forgotten after `FRESH` rounds.
+Besides a risen loss, a misfit raises the alarm: a peer that took over models without having voted for them warms up a
+model of its own after `PAUSE` rounds, and after 2, 4, 8, ... times as many; it raises the alarm if that one fits its
+samples better than all of them. Alarms travel from neighbour to neighbour, once per change, and are forgotten after
+`FRESH` rounds.
 
-A cluster is lost when nobody trains it: updates carry the newest round of every cluster that their sender knows of, and
-the peer counts its own rounds since it last saw a newer one, but for those with less than half of its neighbours in
-reach. Models of slow or far-away trainers come seldom, so the count must exceed what was seen between two of them
-before; one that was never seen is waited for longer. Who knows better takes no part in the by-election (`believes`).
+Updates carry the newest round of every cluster that their sender knows of. A peer counts its own rounds since it last
+saw a newer one, except those with less than half of its neighbours in reach. Models of slow or distant trainers are
+rare, so the idle time must exceed what was seen between two of them. A peer that knows of a recent update takes no part
+in the by-election for that cluster (`believes`).
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dfca.core.rules.clusters import NEWEST, merge_values_
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.merging import Plan
-from dfca.core.rules.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
+from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
 
-UNSEEN = 10
-"""Rounds after which a cluster that nobody was ever known to train counts as lost."""
 FRESH = 20
 """Rounds after which an alarm that was not raised anew is forgotten."""
 UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": False}
@@ -33,26 +31,20 @@ UNSEEN_CLUSTER = {"newest": -1, "seen": -1, "idle": 0, "gaps": 0, "mourned": Fal
 
 @dataclass
 class DriftDetector:
-    """A peer's memory: its lowest loss, since how many rounds it is above it, and what it knows of the others.
+    """A peer's memory of its own losses and of what it has heard of clusters and alarms."""
 
-    newest: by cluster, the newest round of a local update that it knows of; idle: rounds since that changed; gaps: the
-    longest idle time that ended by itself; mourned: lost clusters that an election did not fill; last, pause: when an
-    election was held last, and for how many rounds none is called; alarms: by peer, the number of its last alarm,
-    whether it is raised, and the own round in which it came.
-    """
-
-    lowest: float = math.inf
-    highest: float = -math.inf
-    alarm: int = 0
-    misfit: bool = False
-    newest: list[int] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-    idle: list[int] = field(default_factory=list)
-    gaps: list[int] = field(default_factory=list)
-    mourned: list[bool] = field(default_factory=list)
-    last: int = -PAUSE
-    pause: int = PAUSE
-    alarms: dict[int, tuple[int, bool, int]] = field(default_factory=dict)
+    lowest: float = math.inf  # lowest loss of its best model
+    highest: float = -math.inf  # highest loss since the last election
+    alarm: int = 0  # rounds in a row in which the loss has risen
+    misfit: bool = False  # a model of its own fits better than those that it took over
+    newest: list[int] = field(default_factory=list)  # by cluster: newest round of a local update that it knows of
+    seen: list[int] = field(default_factory=list)  # the same at the end of its last round
+    idle: list[int] = field(default_factory=list)  # rounds since that changed
+    gaps: list[int] = field(default_factory=list)  # longest idle time that ended by itself
+    mourned: list[bool] = field(default_factory=list)  # lost, and an election did not fill it
+    last: int = -PAUSE  # round of the last election
+    pause: int = PAUSE  # rounds after it in which none is called
+    alarms: dict[int, tuple[int, bool, int]] = field(default_factory=dict)  # by peer: (number, raised, own round)
 
     def copy(self) -> DriftDetector:
         """Copy the memory, without the alarms of others."""
@@ -61,31 +53,33 @@ class DriftDetector:
 
     @property
     def alarmed(self) -> bool:
-        """Whether no model fits this peer any more."""
+        """Whether this peer raises the alarm: no model fits it any more."""
         return self.alarm >= ROUNDS or self.misfit
 
     @property
     def unfit(self) -> bool:
-        """Whether its loss is above what raises the alarm, if it stays there."""
+        """Whether its loss has risen, or models that it took over do not fit."""
         return self.alarm > 0 or self.misfit
 
     def look(self, loss: float, mixed: bool = True) -> None:
-        """Take in the loss of one's best model; mixed: it was averaged with others since, or nobody is away.
+        """Take in the loss of its best model.
 
-        Who trains a model alone for a while overfits it: how low its loss gets then is nothing to compare with.
+        Args:
+            loss: The loss on its training samples.
+            mixed: Whether the model was averaged with others since, or nobody is away. A peer that trains alone
+                overfits its own samples: how low its loss gets then is no measure.
         """
         self.highest = max(self.highest, loss) if math.isfinite(loss) else self.highest
-        rise, learned = loss - self.lowest, self.highest - self.lowest
-        self.alarm = self.alarm + 1 if loss > ALARM * self.lowest and rise > LOST_SHARE * learned else 0
+        self.alarm = self.alarm + 1 if has_risen(loss, self.lowest, self.highest) else 0
         if mixed:
             self.lowest = min(self.lowest, loss)
 
     def believes(self, lost: tuple[int, ...], round: int) -> bool:
-        """Return whether clusters may be lost of which a neighbour says so: this peer knows of no recent update."""
+        """Return whether clusters may be lost, as a neighbour says: this peer knows of no recent update."""
         return all(self.idle[j] >= ROUNDS or self.newest[j] < round - ROUNDS for j in lost if j < len(self.idle))
 
     def learn(self, freshness: tuple[int, ...], limit: int) -> None:
-        """Take in what a neighbour knows of who trains what; no round beyond `limit` is believed."""
+        """Take in the newest rounds that a neighbour knows of; no round beyond `limit` is believed."""
         for j, round in enumerate(freshness[: len(self.newest)]):
             if self.newest[j] < round <= limit:
                 self.newest[j] = round
@@ -98,9 +92,12 @@ class DriftDetector:
         return True
 
     def end_round(self, clusters: int, informed: bool = True, unwatched: Iterable[int] = ()) -> None:
-        """Count for how long each cluster has been idle; informed: enough neighbours are in reach to know.
+        """Count for how long each cluster has been idle.
 
-        unwatched: those that cannot be lost.
+        Args:
+            clusters: How many there are.
+            informed: Whether enough neighbours are in reach to know.
+            unwatched: Clusters that cannot be lost.
         """
         self.grow(clusters)
         for j in range(clusters):
@@ -113,39 +110,30 @@ class DriftDetector:
             self.idle[j] = 0
 
     def is_due(self, round: int, options: ElectionOptions) -> bool:
-        """Return whether enough peers raise the alarm, or a cluster was lost, and the last election is long ago."""
-        if round - self.last < self.pause:
-            return False
+        """Return whether to call a by-election after a round."""
         fresh = sum(raised and round - since < FRESH for _, raised, since in self.alarms.values())
-        return fresh >= options.support or bool(self.lost())
+        return is_due(fresh, options.support, bool(self.lost()), round - self.last, self.pause)
 
     def lost(self) -> tuple[int, ...]:
         """List the clusters that nobody trains and that no election has failed to fill yet."""
-        found = []
-        for j, idle in enumerate(self.idle):
-            bound = UNSEEN if self.seen[j] < 0 else ROUNDS + 2 * self.gaps[j]
-            if idle >= bound and not self.mourned[j]:
-                found.append(j)
-        return tuple(found)
+        known = enumerate(zip(self.idle, self.mourned, self.gaps, self.seen, strict=True))
+        return tuple(j for j, (idle, given_up, gap, seen) in known if is_lost(idle, given_up, gap, seen >= 0))
 
     def close(self, round: int, clusters: int, opened: tuple[int, ...]) -> None:
-        """End an election after which there are so many clusters; what nobody filled is not asked for again."""
+        """End an election after which there are `clusters`; lost ones that it did not fill are given up."""
         for j in self.lost():
             self.mourned[j] = True
         self.grow(clusters)
         for j in opened:
             for name, value in UNSEEN_CLUSTER.items():
                 getattr(self, name)[j] = value
-        self.last, self.pause = round, PAUSE if opened else 2 * self.pause
+        self.last, self.pause = round, next_pause(self.pause, bool(opened))
         self._forget_lowest()
         self.highest = -math.inf  # the models are others
 
     def merge(self, plan: Plan, order: Sequence[int]) -> None:
-        """Take in what a survey decided: clusters are merged and closed; order: which of them are 0, 1, ... now."""
-        for into, closed, *_ in plan.merges:
-            self.newest[into] = max(self.newest[into], self.newest[closed])
-        for j in plan.closed:
-            self.newest[j] = UNSEEN_CLUSTER["newest"]
+        """Take in what a survey decided: clusters are merged and closed; order: the old number of cluster 0, 1, ..."""
+        merge_values_(self.newest, plan, NEWEST)
         newest = [self.newest[j] for j in order]
         for name, value in UNSEEN_CLUSTER.items():
             setattr(self, name, [value] * len(order))
@@ -153,7 +141,7 @@ class DriftDetector:
         self._forget_lowest()
 
     def _forget_lowest(self) -> None:
-        """Learn what a low loss is; how much was learned since the last election is known."""
+        """Measure the lowest loss anew; the highest since the last election stays."""
         self.alarm, self.lowest, self.misfit = 0, math.inf, False
         self.alarms = {origin: (number, False, since) for origin, (number, _, since) in self.alarms.items()}
 

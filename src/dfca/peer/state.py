@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import participates
-from dfca.core.rules.merging import LATEST
+from dfca.core.rules.surveys import is_settled, is_too_late
 from dfca.core.state import ClientState, is_finite
 from dfca.peer.curves import CurvePool
 from dfca.peer.inbox import Inbox
@@ -188,12 +188,12 @@ class PeerState(Personal):
         options, surveyed = self.options, bool(self.lineage) and self.lineage[-1].is_survey
         # Whether others wait for as long after a survey is not known: until one is the last there may be another.
         due = self.round if surveyed else max(self.round, self.survey_at)
-        if options.merging is None or due > LATEST * options.rounds:
+        if options.merging is None or is_too_late(due, options.rounds):
             return False
         if self.bank is None:
             return True
         ended = bool(self.lineage) and self.lineage[-1].last
-        return not ended and len(self.bank) - len(self.copies.closed) > (options.clusters or 1)
+        return not ended and not is_settled(len(self.bank) - len(self.copies.closed), options.clusters)
 
     @property
     def open_clusters(self) -> list[int]:

@@ -26,6 +26,7 @@ from dfca.core.options import (
 )
 from dfca.core.rng import seeded
 from dfca.core.rules.mixing import WEIGHT_RULES, WeightRule
+from dfca.core.rules.surveys import merging_of
 from dfca.data.clients import Split
 from dfca.sim.local.choices import ENGINES, PLACES, EngineName, LiarOptions, Place
 
@@ -184,10 +185,7 @@ class Setting:
         None where they are not: by the algorithm, with too few rounds, or where no more clusters can be opened than
         asked for. Then the verdict of the election decides.
         """
-        options = self.algorithm.merging
-        if options is None or self.rounds < 2 * options.first:
-            return None
-        return options if (self.clusters or 1) < options.opened(self.clients) else None
+        return merging_of(self.algorithm.merging, self.rounds, self.clusters, self.clients)
 
     @property
     def quiet_from(self) -> int:

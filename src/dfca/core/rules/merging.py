@@ -86,8 +86,6 @@ OF_OTHERS, OF_AVERAGES = 0, 3
 OBSERVERS = 12
 """So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
 does, where there are many, with a probability of e^-12."""
-LATEST = 0.75
-"""After this share of the rounds no survey is held: what is left trains on all samples."""
 UNFIT, FEWEST_UNFIT = 0.25, 2
 """A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
 
@@ -412,14 +410,3 @@ def observes(seed: int, now: int, client: int, followers: int) -> bool:
     """Draw whether a client takes personal steps in a survey after `now` rounds: by its own lot, and the number of
     those that follow the same cluster, so that nobody has to be asked."""
     return derive(seed, "survey", now, client) * followers < OBSERVERS << 32
-
-
-def wait_after(quiet: int, options: MergeOptions) -> int:
-    """Return how many rounds lie between two surveys, the first of them the last of so many that merged nothing."""
-    return 2 * options.every if quiet else options.every
-
-
-def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
-    """Return whether no survey follows one after `now` rounds, the last of so many in a row that merged nothing;
-    alone: the clusters that it left alone."""
-    return bool(quiet and not alone) or now + wait_after(quiet, options) > LATEST * rounds

@@ -1,14 +1,62 @@
-"""When clients that train call an election: a lost cluster, or a distribution that no model fits any more."""
+"""When clients that train call an election: a cluster was lost, or no model fits a distribution any more.
+
+L_i is the loss of client i's best model in a round, l_i and h_i its lowest and highest loss since the last election;
+idle_j counts the rounds since a local update of cluster j was last seen, gap_j is the longest such time that ended by
+itself, and `last` is the round of the last election.
+
+  risen_i  = L_i > ALARM l_i  and  L_i - l_i > LOST_SHARE (h_i - l_i)
+  alarm_i  = risen_i in ROUNDS rounds in a row
+  lost_j   = idle_j >= ROUNDS + 2 gap_j, and no election has failed to fill j since
+  due      = (alarms >= support or any lost_j)  and  now - last >= pause
+  pause    = PAUSE after an election that opened a cluster, else twice the pause before
+"""
 
 from __future__ import annotations
 
+from typing import overload
+
+from torch import Tensor
+
 ALARM = 1.5
-"""A client whose lowest loss stays above so many times the lowest it has seen raises the alarm."""
+"""Ratio of the loss to the lowest one above which a loss has risen."""
 LOST_SHARE = 0.2
-"""... and has lost so much of what its loss went down by since the last election: with momentum losses become tiny, and
-twice of next to nothing is no drift."""
+"""Share of what was learned since the last election that must be lost too: with momentum losses become tiny, and twice
+next to nothing is no drift."""
 ROUNDS = 3
-"""It does after so many rounds in a row; after as many rounds without a trainer a cluster counts as lost."""
+"""Rounds in a row with a risen loss before the alarm; rounds without a trainer before a cluster counts as lost."""
+UNSEEN = 10
+"""Rounds before a cluster counts as lost of which no update was ever seen."""
 PAUSE = 10
-"""Rounds between two elections: a new centre needs some to be trained before it is judged. Twice as many after each
-election that opened nothing, so that a false alarm costs little."""
+"""Rounds between two elections: a new centre must be trained before it is judged."""
+
+
+@overload
+def has_risen(loss: float, lowest: float, highest: float) -> bool: ...
+@overload
+def has_risen(loss: Tensor, lowest: Tensor, highest: Tensor) -> Tensor: ...
+def has_risen(loss: float | Tensor, lowest: float | Tensor, highest: float | Tensor) -> bool | Tensor:
+    """Return risen_i of one client, or of many (N,): L > ALARM l and L - l > LOST_SHARE (h - l)."""
+    return (loss > ALARM * lowest) & (loss - lowest > LOST_SHARE * (highest - lowest))
+
+
+def is_lost(idle: int, given_up: bool, gap: int = 0, seen: bool = True) -> bool:
+    """Return lost_j.
+
+    Args:
+        idle: Rounds since an update of the cluster was last seen.
+        given_up: Whether an election has failed to fill it since.
+        gap: The longest idle time that ended by itself; 0 where clients see all updates at once.
+        seen: Whether an update of it was ever seen.
+    """
+    return not given_up and idle >= (ROUNDS + 2 * gap if seen else UNSEEN)
+
+
+def is_due(alarms: int, support: int, lost: bool, waited: int, pause: int) -> bool:
+    """Return whether a by-election is called, `waited` rounds after the last one."""
+    return waited >= pause and (alarms >= support or lost)
+
+
+def next_pause(pause: int, opened: bool) -> int:
+    """Return the pause after an election: twice the one before where it opened nothing, so that false alarms cost
+    little."""
+    return PAUSE if opened else 2 * pause

@@ -320,16 +320,15 @@ class Facts(Section):
 
         from dfca import algorithms
         from dfca.core.options import ElectionOptions, MergeOptions
+        from dfca.core.rules.surveys import merging_of
 
         algorithm = algorithms.get(self.algorithm)
         options = self.election.plain() | {"bounded": self.robust != "none"}
         del options["quorum"]
         revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
-        merging = self.merging
-        if merging is None or algorithm.merging is None or 0 < self.rounds < 2 * merging.first:
-            return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=None)
-        surveys = MergeOptions(**merging.plain())
-        return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=surveys)
+        surveys = None if self.merging is None else MergeOptions(**self.merging.plain())
+        merging = merging_of(algorithm.merging and surveys, self.rounds or None, self.clusters)
+        return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=merging)
 
     def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
         """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dfca.core.options import MergeOptions
 from dfca.core.rules.election import Tally, Vote, add, bid, cast, count, decide, follows, is_sayable, lot, no_votes
+from dfca.core.rules.turns import next_slot, opening
 from dfca.core.state import is_finite
 from dfca.peer.records.lineage import Entry, Lineage, digest_of, shared_length
 from dfca.peer.records.messages import (
@@ -262,11 +263,8 @@ class Election(Wave):
 
     def _after(self, log: list[Turn]) -> Standing:
         """Read a log. Where clusters are merged later, more are opened than needed: as many as there are peers for."""
-        clusters, options = self.clusters, self.options.among(self.voters)
-        opened = 0 if self.merging is None or self.call is not None else self.merging.opened(self.voters)
-        if opened > (clusters or 1):
-            clusters, options = None, replace(options, unasked=opened)
-        return standing(log, clusters, self.call, options)
+        clusters, unasked = opening(self.clusters, None if self.call else self.merging, self.voters)
+        return standing(log, clusters, self.call, replace(self.options.among(self.voters), unasked=unasked))
 
     @property
     def _models(self) -> list[Tensor]:
@@ -405,8 +403,7 @@ class Election(Wave):
         taken = [turn.slot for turn in self.log if turn.accepted]
         opened = [j for j in range(self.call.clusters) if j not in self.call.closed]
         followed = {j for j, many in zip(opened, tally.followers, strict=False) if many}
-        free = [j for j in (*self.call.lost, *self.call.closed) if j not in taken and j not in followed]
-        return free[0] if free else max([self.call.clusters - 1, *taken]) + 1
+        return next_slot(self.call.lost, self.call.closed, self.call.clusters, taken, followed)
 
     def _learn_answer_time(self) -> None:
         """Take in how long bids took to become a candidate, or votes a decision."""

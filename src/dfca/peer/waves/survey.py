@@ -21,7 +21,8 @@ from operator import add as plus
 from typing import Any, NamedTuple
 
 from dfca.core.options import MergeOptions
-from dfca.core.rules.merging import Observation, Survey, add, count, decide, is_last, nothing, observes, unsettled
+from dfca.core.rules.merging import Observation, Survey, add, count, decide, nothing, observes, unsettled
+from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
 from dfca.peer.records.work import Observe
@@ -151,9 +152,9 @@ class SurveyWave(Wave):
         plan = decide(said, self.merging, self.clusters, alone, grown)
         if sum(said.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
-        left = len(self.slots) - len(plan.closed)
-        quiet = 0 if plan.merges else before + 1
-        last = is_last(self.round, quiet, alone, self.merging, self.rounds) or left <= (self.clusters or 1)
+        settled = is_settled(len(self.slots) - len(plan.closed), self.clusters)
+        schedule = Schedule(self.merging, self.rounds, self.round, before)
+        last = schedule.after(self.round, bool(plan.merges), alone, settled).over
         slots = layout_of(self.base).changed_by(plan, last)
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dfca.core.rng import stream
 from dfca.core.rules.election import ElectionOptions, Parts, Vote, bid, cast, divide, lot, verdict
+from dfca.core.rules.turns import Seats, standing, start_seats
 from dfca.data.clients import ClientData
 from dfca.peer.records.messages import Call
 from dfca.sim.liars import Liars
@@ -60,25 +61,11 @@ class ElectionSetup:
 
 
 class TurnResult(NamedTuple):
-    """A turn that was held: the candidate's position among the clients, its model (P,), and what the turn cost."""
+    """A turn that was held: the candidate's model (P,), what was decided, and the scalars that the turn sent."""
 
-    position: int
     model: Tensor
-    turn: TurnRecord
+    record: TurnRecord
     scalars: int
-
-
-class Limits(NamedTuple):
-    """When an election ends: after `room` accepted candidates, or `patience` refused in a row.
-
-    fill: accept by bids alone from then on, until there are so many. held: the centres that were held before
-    (`rules.election.decide`). unasked: so many are accepted first, whatever the verdicts.
-    """
-
-    room: int
-    fill: bool = False
-    held: int = 0
-    unasked: int = 0
 
 
 class Electorate:
@@ -173,44 +160,41 @@ class Electorate:
             Vote(int(row[0]), row[1], row[2], int(row[3]), tuple(row[4 : 4 + c]), tuple(row[4 + c :])) for row in rows
         ]
 
-    def hold_turns(self, standing: Collection[int], limits: Limits) -> list[TurnResult]:
-        """Hold turns among those that stand, one candidate each, until the limits are reached."""
-        held: list[TurnResult] = []
-        fresh, refused, accepted, misses = set(standing), set[int](), 0, 0
+    def hold_turns(self, may_stand: Collection[int], seats: Seats, held: int = 0, first: int = -1) -> list[TurnResult]:
+        """Hold turns until the election is over (`rules.turns`).
+
+        Args:
+            may_stand: The positions of the clients that may stand.
+            seats: How many centres are opened.
+            held: How many centres the clients held before (`rules.election.decide`).
+            first: The position of the first centre, which was accepted without a turn; -1: there is none.
+        """
+        turns: list[TurnResult] = []
+        log: list[tuple[int | None, bool]] = [] if first < 0 else [(self.ids[first], True)]
         patience = self._setup.options.among(len(self.ids)).patience
-        while accepted < limits.room:
-            over = misses >= patience
-            candidates = fresh | refused if over else fresh
-            if over and not (limits.fill and candidates):
-                break
-            if not candidates:  # everybody has stood
-                misses = patience
-                continue
-            held.append(self._turn(candidates, over or accepted < limits.unasked, limits.held))
-            position = held[-1].position
-            fresh.discard(position)
-            if held[-1].turn.accepted:
-                accepted += 1
-                refused.discard(position)
-                misses = misses if over else 0
+        while not (rule := standing(log, seats, patience)).over:
+            candidates = {position for position in may_stand if self.ids[position] not in rule.barred}
+            if candidates:
+                turns.append(self._turn(candidates, rule.forced, held))
+                log.append((turns[-1].record.candidate, turns[-1].record.accepted))
             else:
-                refused.add(position)
-                misses += 1
-        return held
+                log.append((None, False))
+        return turns
 
     def _turn(self, candidates: Collection[int], forced: bool, held: int) -> TurnResult:
         """Hold one turn: the highest bid stands, and if it is accepted, or forced, its model is one more centre."""
         bids = self.bids(candidates)
         candidate = max(bids, key=lambda position: (bids[position], -position))
         model = self.model(candidate)
-        found = verdict(self.votes(model, candidate), candidate, self._setup.options, held)
+        decision = verdict(self.votes(model, candidate), candidate, self._setup.options, held)
         scalars = self.cost.turn([self.ids[p] for p in candidates], self.ids[candidate], self.centres)
-        turn = TurnRecord(self.ids[candidate], bids[candidate], found.support, found.z, found.accepted or forced)
-        if turn.accepted:  # the losses of the model that was voted on are those of one more centre
+        accepted = decision.accepted or forced
+        if accepted:  # the losses of the model that was voted on are those of one more centre
             self._on_bids = [torch.cat(pair) for pair in zip(self._on_bids, self._new[0], strict=True)]
             self._on_votes = [torch.cat(pair) for pair in zip(self._on_votes, self._new[1], strict=True)]
             self.centres += 1
-        return TurnResult(candidate, model, turn, scalars)
+        record = TurnRecord(self.ids[candidate], bids[candidate], decision.support, decision.z, accepted)
+        return TurnResult(model, record, scalars)
 
     def _look(self, model: Tensor, position: int) -> None:
         """Compute the losses per sample of one client's model at every client: tensors (1, n_i)."""
@@ -257,19 +241,20 @@ class Electorate:
 def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None, unasked: int = 0) -> ElectionResult:
     """Elect centres among the clients of one connected graph.
 
-    With `clusters` given that many centres are elected as long as there are candidates; with None the verdicts decide
-    when to stop. unasked: so many are elected in any case, by the highest bids.
+    Args:
+        setup: What all elections of a simulation share.
+        graph: The clients and their links.
+        clusters: The number of centres asked for; None: the verdicts decide when to stop.
+        unasked: The number of centres accepted without a vote, by the highest bids.
     """
-    clients, seed = Electorate(setup, graph), setup.seed
-    ids = clients.ids
+    electorate, seed = Electorate(setup, graph), setup.seed
+    ids = electorate.ids
     first = min(range(len(ids)), key=lambda position: (lot(seed, ids[position]), ids[position]))
-    centre = clients.model(first)
-    clients.open(centre, first)
-    most = min(max(unasked, setup.options.most) if clusters is None else clusters, len(ids))
-    held = clients.hold_turns(
-        {*range(len(ids))} - {first}, Limits(most - 1, clusters is not None, unasked=max(0, unasked - 1))
-    )
-    turns = (TurnRecord(ids[first], 0.0, 0, 0.0, accepted=True), *(each.turn for each in held))
-    scalars = clients.cost.wave + sum(each.scalars for each in held)  # the first centre follows the wave
-    centres = [centre, *(each.model for each in held if each.turn.accepted)]
-    return ElectionResult(torch.stack(centres), turns, len(turns) * (len(ids) - 1), scalars)
+    centre = electorate.model(first)
+    electorate.open(centre, first)
+    seats = start_seats(clusters, setup.options.most, unasked)
+    held = electorate.hold_turns(range(len(ids)), seats, first=first)
+    records = (TurnRecord(ids[first], 0.0, 0, 0.0, accepted=True), *(turn.record for turn in held))
+    scalars = electorate.cost.wave + sum(turn.scalars for turn in held)  # the first centre follows the wave
+    centres = [centre, *(turn.model for turn in held if turn.record.accepted)]
+    return ElectionResult(torch.stack(centres), records, len(records) * (len(ids) - 1), scalars)

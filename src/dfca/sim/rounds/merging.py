@@ -1,12 +1,12 @@
-"""Surveys (`rules.merging`) for all clients at once: which clusters are worth their data, and who holds out samples
-for it until when.
+"""Surveys (`rules.merging`) for all clients at once: which clusters are worth their data, and when they are held.
 
-What a survey sends is counted as one turn on a wave (`peer.election`): the sums up the tree, the decision down.
+What a survey sends is counted as one turn on a wave (`peer.waves`): the sums up the tree, the decision down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,18 +15,16 @@ from torch import Tensor
 from dfca.core.options import MergeOptions
 from dfca.core.rules.merging import (
     EXCESSES,
-    LATEST,
     Observation,
     Plan,
     decide,
-    is_last,
     nothing,
     observes,
     order_of,
     total,
     unsettled,
-    wait_after,
 )
+from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import Asked, observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
@@ -36,24 +34,32 @@ KEY_SCALARS = 5
 """Numbers that name the wave in each of its messages."""
 
 
-class Merging:
-    """The clusters of every client that are closed, and when the next survey is due; every rank knows the same.
+class SurveyRounds:
+    """The surveys of a run; every rank knows the same.
 
-    closed (m, N) bool: parts of a graph that are not connected close their own. due: after how many rounds a survey is
-    held; quiet: how many in a row have merged nothing; over: whether no survey is due until a cluster is opened again;
-    grown (N,) bool: whether a by-election has opened one. log: the surveys so far, of the first part.
+    Args:
+        start: What the simulation begins with.
+        options: How clusters are merged.
+        parts: The connected parts of the graph.
+        centres: How many centres each part has elected.
     """
 
-    def __init__(self, start: Start, options: MergeOptions, parts: Sequence[Sequence[int]], centres: Sequence[int]):
-        """Begin with so many centres in each part of the graph."""
+    def __init__(
+        self, start: Start, options: MergeOptions, parts: Sequence[Sequence[int]], centres: Sequence[int]
+    ) -> None:
         self.start, self.options, self.parts = start, options, parts
-        self.closed = torch.zeros(max(centres), start.setting.clients, dtype=torch.bool)
+        self.closed = torch.zeros(max(centres), start.setting.clients, dtype=torch.bool)  # (m, N), alike within a part
         for part, many in zip(parts, centres, strict=True):
             self.closed[many:, list(part)] = True
-        self.due, self.quiet, self.over = options.first, 0, False
-        self.grown = torch.zeros(start.setting.clients, dtype=torch.bool)
-        self.log: list[dict[str, Any]] = []
-        self._waves: dict[int, int] = {}
+        self.schedule = Schedule(options, start.setting.rounds, options.first, over=self._settled())
+        self.grown = torch.zeros(start.setting.clients, dtype=torch.bool)  # (N,): a by-election has opened a cluster
+        self.log: list[dict[str, Any]] = []  # the surveys of the first part
+        self._waves: dict[int, int] = {}  # by part: scalars of a wave
+
+    @property
+    def over(self) -> bool:
+        """Whether no survey is held until a cluster is opened."""
+        return self.schedule.over
 
     @property
     def everywhere(self) -> set[int]:
@@ -63,10 +69,6 @@ class Merging:
     def slots(self, part: Sequence[int]) -> tuple[int, ...]:
         """List the clusters that are open in a part of the graph."""
         return tuple((~self.closed[:, part[0]]).nonzero()[:, 0].tolist())
-
-    def is_due(self, now: int) -> bool:
-        """Return whether a survey is held after so many rounds."""
-        return not self.over and self.due <= now <= LATEST * self.start.setting.rounds
 
     def losses(self, banks: Tensor) -> Tensor:
         """Compute the losses that members choose a cluster by until the last survey: (L, m), on held-out samples.
@@ -92,18 +94,17 @@ class Merging:
         setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
         for number, part in enumerate(self.parts):
             slots = self.slots(part)
-            each = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
-            heard = total(slots, each)
+            observed = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
+            heard = total(slots, observed)
             grown = bool(self.grown[part[0]])
-            alone |= (left := unsettled(heard, None if grown else setting.clusters, self.quiet))
+            alone |= (left := unsettled(heard, None if grown else setting.clusters, self.schedule.quiet))
             plans.append(plan := decide(heard, self.options, setting.clusters, left, grown))
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
         self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
-        self.quiet = 0 if any(plan.merges for plan in plans) else self.quiet + 1
-        self.due = now + wait_after(self.quiet, self.options)
-        self.over = is_last(now, self.quiet, alone, self.options, setting.rounds) or self._settled()
+        merged = any(plan.merges for plan in plans)
+        self.schedule = self.schedule.after(now, merged, alone, self._settled())
         return plans, scalars
 
     def renumber(self) -> list[tuple[Sequence[int], list[int]]]:
@@ -122,15 +123,14 @@ class Merging:
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False
         self.grown[list(part)] = True
-        self.due, self.quiet = now + self.options.first, 0
-        self.over = self.due > LATEST * self.start.setting.rounds
+        self.schedule = self.schedule.reopened(now)
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint needs, besides the log."""
         return {
             "merging.closed": self.closed,
-            "merging.due": torch.tensor(self.due),
-            "merging.quiet": torch.tensor(self.quiet),
+            "merging.due": torch.tensor(self.schedule.due),
+            "merging.quiet": torch.tensor(self.schedule.quiet),
             "merging.over": torch.tensor(self.over),
             "merging.grown": self.grown,
         }
@@ -138,15 +138,15 @@ class Merging:
     def restore(self, tensors: Mapping[str, Tensor], log: Sequence[dict[str, Any]]) -> None:
         """Continue from a state."""
         self.closed = tensors["merging.closed"].clone()
-        self.due = int(tensors.get("merging.due", self.due))  # a checkpoint of an earlier version has neither
-        self.quiet = int(tensors.get("merging.quiet", 0))
-        self.over = bool(tensors["merging.over"])
+        due = int(tensors.get("merging.due", self.schedule.due))  # a checkpoint of an earlier version has neither
+        quiet = int(tensors.get("merging.quiet", 0))
+        self.schedule = replace(self.schedule, due=due, quiet=quiet, over=bool(tensors["merging.over"]))
         self.grown = tensors.get("merging.grown", self.grown).clone()
         self.log = list(log)
 
     def _settled(self) -> bool:
         """Return whether there is nothing left to merge."""
-        return all(len(self.slots(part)) <= (self.start.setting.clusters or 1) for part in self.parts)
+        return all(is_settled(len(self.slots(part)), self.start.setting.clusters) for part in self.parts)
 
     def _ask(self, banks: Tensor, assignments: Tensor, now: int) -> Tensor:
         """Gather what all clients say: (N, 3 + EXCESSES * m), the cluster, the samples, the optimism, the excess."""

@@ -1,10 +1,9 @@
-"""Reviving: a lost cluster, or a distribution that is new, opens a centre while training goes on.
+"""By-elections (`rules.revival`) for all clients at once.
 
-Every client remembers its lowest loss so far. Where the loss of its best model stays above `ALARM` times that for
-`ROUNDS` rounds in a row, its distribution has changed to one that no model fits, and it calls an election. So does a
-cluster that nobody has trained for `ROUNDS` rounds. All clients then warm up a model anew and vote as at the start
-(`election`), with the k models that they hold as centres; only those that raised the alarm may stand, or everybody
-if a cluster was lost. An accepted candidate takes the place of a lost cluster, else it opens a new one.
+All clients warm up a model anew and vote as at the start (`election`), with the models that they hold as centres. Only
+those that raise the alarm may stand, or everybody if a cluster was lost. An accepted candidate takes the place of a
+lost cluster, else it opens a new one. Everybody sees all updates at once, so that a cluster has no gaps.
+`peer.revival` is the same for one peer: `test_a_detector_and_all_clients_at_once_watch_alike` holds the two equal.
 """
 
 from __future__ import annotations
@@ -16,44 +15,33 @@ import torch
 from torch import Tensor
 
 from dfca.core.rules.election import ElectionOptions
-from dfca.core.rules.revival import ALARM, LOST_SHARE, PAUSE, ROUNDS
+from dfca.core.rules.revival import PAUSE, ROUNDS, has_risen, is_due, is_lost, next_pause
+from dfca.core.rules.turns import call_seats, next_slot
 from dfca.peer.records.messages import Call
-from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate, Limits
+from dfca.sim.rounds.election import ElectionResult, ElectionSetup, Electorate
 
 
 class Revival:
-    """What the clients watch: lowest (N,), highest (N,) and alarm (N,) per client, idle (m,) rounds per cluster."""
+    """What the clients know of losses and clusters."""
 
     def __init__(self, clients: int, clusters: int) -> None:
-        self.lowest = torch.full((clients,), float("inf"), dtype=torch.float64)
-        self.highest = -self.lowest
-        self.alarm = torch.zeros(clients, dtype=torch.int64)
-        self.idle = torch.zeros(clusters, dtype=torch.int64)
-        self.mourned = torch.zeros(clusters, dtype=torch.bool)
-        self.last = torch.tensor(-PAUSE)
-        self.pause = torch.tensor(PAUSE)
+        self.lowest = torch.full((clients,), float("inf"), dtype=torch.float64)  # loss per client
+        self.highest = -self.lowest  # loss per client since the last election
+        self.alarm = torch.zeros(clients, dtype=torch.int64)  # rounds in a row in which the loss has risen
+        self.idle = torch.zeros(clusters, dtype=torch.int64)  # rounds in which nobody trained the cluster
+        self.mourned = torch.zeros(clusters, dtype=torch.bool)  # lost, and an election did not fill it
+        self.last = torch.tensor(-PAUSE)  # round of the last election
+        self.pause = torch.tensor(PAUSE)  # rounds after it in which none is called
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint needs."""
-        return {
-            "revival.lowest": self.lowest,
-            "revival.highest": self.highest,
-            "revival.alarm": self.alarm,
-            "revival.idle": self.idle,
-            "revival.mourned": self.mourned,
-            "revival.last": self.last,
-            "revival.pause": self.pause,
-        }
+        return {f"revival.{name}": value for name, value in vars(self).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from a state."""
-        self.lowest = tensors["revival.lowest"].clone()
-        self.highest = tensors.get("revival.highest", torch.full_like(self.lowest, -torch.inf)).clone()
-        self.alarm = tensors["revival.alarm"].clone()
-        self.idle = tensors["revival.idle"].clone()
-        self.mourned = tensors["revival.mourned"].clone()
-        self.last = tensors["revival.last"].clone()
-        self.pause = tensors["revival.pause"].clone()
+        """Continue from a state; one of version 0.1 has no highest losses."""
+        for name, value in vars(self).items():
+            known = tensors.get("revival.highest", value) if name == "highest" else tensors[f"revival.{name}"]
+            setattr(self, name, known.clone())
 
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
         """Look at the lowest losses (N,) that some clients assign by."""
@@ -62,8 +50,7 @@ class Revival:
         high = self.highest[some] = torch.where(
             own.isfinite(), torch.maximum(self.highest[some], own), self.highest[some]
         )
-        drifted = (own > ALARM * before) & (own - before > LOST_SHARE * (high - before))
-        self.alarm[some] = torch.where(drifted, self.alarm[some] + 1, 0)
+        self.alarm[some] = torch.where(has_risen(own, before, high), self.alarm[some] + 1, 0)
         self.lowest[some] = torch.minimum(before, own)
 
     def calls_election(
@@ -75,9 +62,8 @@ class Revival:
         self.idle = torch.where(trained, 0, self.idle + 1)
         self.mourned &= ~trained
         self.idle[list(closed)] = 0
-        if now - int(self.last) < int(self.pause):
-            return False
-        return int((self.alarm >= ROUNDS).sum()) >= options.support or bool(self._lost().any())
+        alarms, waited = int((self.alarm >= ROUNDS).sum()), now - int(self.last)
+        return is_due(alarms, options.support, bool(self._lost()), waited, int(self.pause))
 
     def elect(
         self, setup: ElectionSetup, graph: nx.Graph, banks: Tensor, now: int, closed: Collection[int] = ()
@@ -87,20 +73,22 @@ class Revival:
         banks (m, L, P) are those of the members of this rank; closed: the clusters that are. Returns the (slot, centre)
         that it opens, and what it cost.
         """
-        lost = self._lost().nonzero()[:, 0].tolist()
+        lost = self._lost()
+        shut = sorted(set(closed) - set(lost))
         standing = {p for p, client in enumerate(sorted(graph)) if lost or self.alarm[client] >= ROUNDS}
         if not standing:
             return [], ElectionResult(banks[:0, 0], (), 0, 0)
-        clients = Electorate(setup, graph, now, Call(tuple(lost), len(banks)))
+        electorate = Electorate(setup, graph, now, Call(tuple(lost), len(banks)))
         known = [j for j in range(len(banks)) if j not in closed]
-        clients.use_banks(banks, known)
-        new = range(len(banks), max(len(banks), setup.options.most))
-        slots = [*lost, *sorted(closed), *new]
-        held = clients.hold_turns(standing, Limits(len(slots), held=len(known)))
-        opened = zip(slots, (each.model for each in held if each.turn.accepted), strict=False)
-        turns = tuple(each.turn for each in held)
-        scalars = clients.cost.wave + sum(each.scalars for each in held)
-        return list(opened), ElectionResult(banks[:0, 0], turns, len(turns) * (len(graph) - 1), scalars)
+        electorate.use_banks(banks, known)
+        held = electorate.hold_turns(standing, call_seats(lost, shut, len(banks), setup.options.most), len(known))
+        opened: dict[int, Tensor] = {}
+        for turn in held:
+            if turn.record.accepted:
+                opened[next_slot(lost, shut, len(banks), opened)] = turn.model
+        records = tuple(turn.record for turn in held)
+        scalars = electorate.cost.wave + sum(turn.scalars for turn in held)
+        return list(opened.items()), ElectionResult(banks[:0, 0], records, len(held) * (len(graph) - 1), scalars)
 
     @property
     def unfit(self) -> set[int]:
@@ -121,15 +109,16 @@ class Revival:
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
         """End an election after which there are so many clusters; what nobody filled is not asked for again."""
         self.last = torch.tensor(now)
-        self.pause = torch.tensor(PAUSE) if opened else 2 * self.pause
+        self.pause = torch.tensor(next_pause(int(self.pause), bool(opened)))
         self.forget_lowest(range(len(self.lowest)))  # also that of clients that changed
         self.highest.fill_(float("-inf"))
-        self.mourned |= self._lost()
+        self.mourned[self._lost()] = True
         grown = clusters - len(self.idle)
         self.idle = torch.cat([self.idle, torch.zeros(grown, dtype=torch.int64)])
         self.mourned = torch.cat([self.mourned, torch.zeros(grown, dtype=torch.bool)])
         self.idle[list(opened)], self.mourned[list(opened)] = 0, False
 
-    def _lost(self) -> Tensor:
-        """Find the clusters that nobody trains and that no election has failed to fill yet."""
-        return (self.idle >= ROUNDS) & ~self.mourned
+    def _lost(self) -> list[int]:
+        """List the clusters that nobody trains and that no election has failed to fill yet."""
+        known = enumerate(zip(self.idle.tolist(), self.mourned.tolist(), strict=True))
+        return [j for j, (idle, given_up) in known if is_lost(idle, given_up)]

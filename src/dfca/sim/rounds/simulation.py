@@ -25,6 +25,7 @@ from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.rules.merging import merge_
 from dfca.core.rules.personal import release_round
+from dfca.core.rules.turns import opening
 from dfca.data.clients import ClientData
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
@@ -33,7 +34,7 @@ from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
 from dfca.sim.rounds.exchange import Exchange, Sent
-from dfca.sim.rounds.merging import Merging
+from dfca.sim.rounds.merging import SurveyRounds
 from dfca.sim.rounds.revival import Revival
 from dfca.sim.rounds.selection import Selection
 from dfca.sim.setting import Setting
@@ -60,7 +61,7 @@ class Simulation:
         self.flat, self.engine = self.start.flat, self.start.engine
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.elections: list[ElectionResult] = []
-        self.merging: Merging | None = None
+        self.merging: SurveyRounds | None = None
         with self._timed("start"), explain_oom():
             self.banks = self._make_banks()
         self.exchange = Exchange(setting, self.models, self.shards, self.start.layout, self.start.liars)
@@ -151,7 +152,7 @@ class Simulation:
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
         with self._timed("start"):
-            surveyed = self.merging is not None and self.merging.is_due(now + 1)
+            surveyed = self.merging is not None and self.merging.schedule.is_due(now + 1)
             if self.merging is not None and surveyed:
                 self._merge(self.merging, now + 1)
             if self.revival is not None:
@@ -258,15 +259,11 @@ class Simulation:
             return self.start.draw_banks(self.start.drawn_models(), most)
         components, setup, merging = self._components(), self._election_setup(), self.setting.merging
         graphs = [self.setting.graph.subgraph(part) for part in components]
-        self.elections = [
-            elect(setup, graph, self.setting.clusters)
-            if merging is None
-            else elect(setup, graph, None, merging.opened(len(graph)))
-            for graph in graphs
-        ]
+        self.elections = [elect(setup, graph, *opening(self.setting.clusters, merging, len(graph))) for graph in graphs]
         centres = [len(result.centres) for result in self.elections]
         if merging is not None:
-            self.merging = Merging(self.start, merging, components, centres)
+            self.merging = SurveyRounds(self.start, merging, components, centres)
+            self._hold_out(0)
         banks = self.start.make_banks(max(centres), most)
         for part, result in zip(components, self.elections, strict=True):
             for j, models in enumerate(banks):  # where a component has fewer centres, its first fills the empty places
@@ -328,7 +325,7 @@ class Simulation:
         self._hold_out(now + 1)
         self._losses = None
 
-    def _merge(self, merging: Merging, now: int) -> None:
+    def _merge(self, merging: SurveyRounds, now: int) -> None:
         """Survey which clusters are worth their data, after so many rounds, and merge those that are not."""
         unfit = () if self.revival is None else self.revival.unfit
         plans, scalars = merging.survey(self.banks, self.assignments, now, unfit)
@@ -349,7 +346,7 @@ class Simulation:
         self._hold_out(now)
         self._losses = None
 
-    def _renumber(self, merging: Merging) -> None:
+    def _renumber(self, merging: SurveyRounds) -> None:
         """Number the clusters that are left anew, and drop the models of the others."""
         orders, clusters = merging.renumber(), len(merging.closed)
         for part, order in orders:

@@ -1,0 +1,100 @@
+"""The turns of an election: who may stand next, whether the candidate needs a vote, and when the election is over.
+
+An election opens up to `most` centres, one candidate per turn. Nobody stands twice. The first `unasked` candidates are
+accepted without a vote. After `patience` rejections in a row, or once everybody has stood, the election is over; where
+a number of centres was asked for it continues by bids alone, with those that were rejected, until it has that many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from dfca.core.options import MergeOptions
+
+
+class Seats(NamedTuple):
+    """How many centres an election opens."""
+
+    most: int  # no more than this
+    asked: bool = False  # exactly this number was asked for
+    unasked: int = 0  # number of centres accepted without a vote
+
+
+class Standing(NamedTuple):
+    """What the turns so far mean for the next one."""
+
+    barred: frozenset[int]  # clients that may not stand
+    misses: int  # rejections in a row
+    forced: bool  # the next candidate is accepted without a vote
+    over: bool  # there is no next turn
+
+
+def start_seats(clusters: int | None, most: int, unasked: int = 0) -> Seats:
+    """Return the seats of the election of a start.
+
+    Args:
+        clusters: The number of centres asked for; None: the verdicts decide.
+        most: The largest number that verdicts may open.
+        unasked: The number of centres accepted without a vote.
+    """
+    if clusters is None:
+        return Seats(max(most, unasked), unasked=unasked)
+    return Seats(clusters, asked=True, unasked=unasked)
+
+
+def opening(clusters: int | None, merging: MergeOptions | None, voters: int) -> tuple[int | None, int]:
+    """Return (clusters, unasked) of the election of a start by `voters` clients.
+
+    Where clusters are merged later, more are opened than asked for, without a vote.
+    """
+    opened = 0 if merging is None else merging.opened(voters)
+    return (None, opened) if opened > (clusters or 1) else (clusters, 0)
+
+
+def call_seats(lost: Collection[int], closed: Collection[int], clusters: int, most: int) -> Seats:
+    """Return the seats of a by-election: one per lost or closed cluster of `clusters`, and new ones up to `most`."""
+    return Seats(len(lost) + len(closed) + max(0, most - clusters))
+
+
+def next_slot(
+    lost: Iterable[int], closed: Iterable[int], clusters: int, taken: Collection[int], followed: Collection[int] = ()
+) -> int:
+    """Choose the cluster that a candidate of a by-election opens: a lost one, a closed one, or one more.
+
+    Args:
+        lost: Clusters that nobody trains.
+        closed: Clusters that are closed.
+        clusters: The number of clusters before the election.
+        taken: Clusters that the election has opened so far.
+        followed: Clusters that a voter follows: they are not replaced.
+    """
+    free = (j for j in (*lost, *closed) if j not in taken and j not in followed)
+    return next(free, max([clusters - 1, *taken]) + 1)
+
+
+def standing(log: Iterable[tuple[int | None, bool]], seats: Seats, patience: int) -> Standing:
+    """Read a log of turns.
+
+    Args:
+        log: (candidate, accepted) of every turn so far; the candidate is None where nobody was left that could stand.
+        seats: How many centres are opened.
+        patience: Rejections in a row that are tolerated.
+    """
+    chosen, refused, misses = set[int](), set[int](), 0
+    for candidate, accepted in log:
+        if candidate is None:
+            if misses >= patience:
+                return Standing(frozenset(), misses, False, True)  # nobody is left at all
+            misses = patience
+        elif accepted:
+            chosen.add(candidate)
+            misses = misses if misses >= patience else 0
+        else:
+            refused.add(candidate)
+            misses += 1
+    tired = misses >= patience
+    over = len(chosen) >= seats.most or (tired and not seats.asked)
+    by_bids = tired and seats.asked
+    barred = chosen if by_bids else chosen | refused
+    return Standing(frozenset(barred), misses, by_bids or len(chosen) < seats.unasked, over)
