@@ -102,6 +102,10 @@ class CopyDesk(Part):
             copies = at.rules.receive_(copies, message) if taken else copies
         return copies
 
+    def sources(self) -> set[int]:
+        """Return the neighbours that were asked and have not answered."""
+        return {asked.source for asked in self.wanted.values()}
+
     def next_timeout(self) -> float:
         """Return when the first copy is no longer waited for."""
         return min((asked.until for asked in self.wanted.values()), default=math.inf)

@@ -56,7 +56,8 @@ class Elections(Part):
     def restore(self, stored: dict[str, Any]) -> None:
         """See `Part`; the wave's memory is shared with the peer's again (`Peer.restore`)."""
         super().restore(stored)
-        self.announced = Announced(stored["alarm_number"], *stored["alarm_sent"])
+        if "alarm_number" in stored:
+            self.announced = Announced(stored["alarm_number"], *stored["alarm_sent"])
         wave = stored["election"]
         self.wave = wave if isinstance(wave, Election) else None
 
@@ -216,7 +217,7 @@ class Elections(Part):
             self.detector.learn(freshness, MOST_ROUND)
 
     def end_round(self, at: PeerView, surveying: bool) -> None:
-        """Count for how long every cluster has been idle. Before the last survey, surveys close what has no followers."""
+        """Count for how long every cluster has been idle; surveying: surveys close what has no followers."""
         if at.options.revives:
             assert at.bank is not None
             unwatched = range(len(at.bank)) if surveying else at.copies.closed

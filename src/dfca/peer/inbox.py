@@ -96,7 +96,7 @@ class Inbox:
     """Updates that wait to be folded."""
 
     depth: int = 1  # how many of a sender and cluster are kept, the newest
-    kept: dict[tuple[int, int], list[tuple[Update, float]]] = field(default_factory=dict)  # with the time when they came
+    kept: dict[tuple[int, int], list[tuple[Update, float]]] = field(default_factory=dict)  # with when they came
     newest: dict[tuple[int, int], int] = field(default_factory=dict)  # the newest round seen of a sender and cluster
 
     def add(self, sender: int, update: Update, now: float) -> bool:

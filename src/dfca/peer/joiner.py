@@ -236,12 +236,13 @@ class Joiner(Part):
         """Note that its neighbours' round is its own: they begin together."""
         self.newcomer = False
 
-    def next_timeout(self, at: PeerView, free: bool) -> float:
-        """Return when something is no longer waited for; free: no job runs, and no election."""
+    def next_timeout(self, at: PeerView, free: bool, ending: bool) -> float:
+        """Return when something is no longer waited for; free: no job runs, and no wave; ending: a round ends."""
         times = [until for until, _ in self.suspects.values() if until > at.now]
         if self.pursuit is not None:
             times.append(self.pursuit.until)
-        elif free and at.bank is None:
+        is_alone = at.bank is None and self.pursuit is None
+        if free and (is_alone or (not ending and self.waits_for_hello(at))):
             times.append(self.join_until)
         return min(times, default=math.inf)
 

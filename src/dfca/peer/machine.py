@@ -46,8 +46,7 @@ class Machine(ABC):
     @property
     def bank(self) -> Tensor | None:
         """Its models (m, P), None for none."""
-        bank = self.copies.bank
-        return bank if len(bank) else None
+        return self.copies.bank if self.copies.counts else None
 
     @property
     def refused(self) -> Counter[str]:
@@ -105,7 +104,8 @@ class Machine(ABC):
         """
         fields = {name: value for name, value in vars(self).items() if name not in self.UNSTORED}
         bare = replace(self.copies, bank=torch.empty(0))
-        return fields | {"links": self.links, "refused": self.refused, "copies": bare, "clusters": len(self.copies.bank)}
+        clusters = len(self.copies.bank)
+        return fields | {"links": self.links, "refused": self.refused, "copies": bare, "clusters": clusters}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; the memory that `allocate` returns holds the models already."""

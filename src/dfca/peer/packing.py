@@ -24,7 +24,7 @@ from dfca.core import client, exchange
 from dfca.core import options as core_options
 from dfca.core import state as core_state
 from dfca.core.rules import election, merging, relay
-from dfca.peer import curves, inbox, pursuit, revival, state
+from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state
 from dfca.peer.records import lineage, messages, options, staleness, work
 from dfca.peer.waves import deadline, survey
 from dfca.peer.waves import election as peer_election
@@ -32,8 +32,9 @@ from dfca.peer.waves import election as peer_election
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, core_state, exchange, election, merging, relay, core_options),
-    *(peer_election, curves, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state),
-    *(survey, work),
+    *(copies, curves, cycle, inbox, pursuit, revival, state),
+    *(lineage, messages, options, staleness, work),
+    *(deadline, peer_election, survey),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dfca.core.rules.merging import LATEST, models_judged, wait_after
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
@@ -18,7 +18,12 @@ SLACK = 2.0
 class Surveys(Part):
     """Surveys which clusters are worth their data."""
 
-    STORED_AS = {"due": "survey_at", "held": "surveyed", "strikes": "survey_strikes", "failed": "survey_failed"}
+    STORED_AS: ClassVar[dict[str, str]] = {
+        "due": "survey_at",
+        "held": "surveyed",
+        "strikes": "survey_strikes",
+        "failed": "survey_failed",
+    }
 
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
