@@ -31,8 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.rules.merging import order_of
-from dfca.core.state import ClientState
+from dfca.peer import bank
 from dfca.peer.copies import CopyDesk
 from dfca.peer.cycle import RoundCycle, Step
 from dfca.peer.elections import Elections
@@ -169,16 +168,16 @@ class Peer(Machine):
         if (problem := saved.problem(self.options)) is not None:
             self.out.refuse(problem, self.id)
             return
-        bank, own, dtype = saved.bank, saved.own, self.options.dtype
+        models, own, dtype = saved.bank, saved.own, self.options.dtype
         self.elections.resume(None if own is None else own.to(dtype))
-        if bank is None:
+        if models is None:
             return
-        self._take_bank(bank.to(dtype), saved.lineage, saved.round)
+        self._take_bank(models.to(dtype), saved.lineage, saved.round)
         history = {name: getattr(saved, name) for name in FRESHNESS}
-        if all(len(values) == len(bank) for values in history.values()):
+        if all(len(values) == len(models) for values in history.values()):
             self.copies = replace(self.copies, assignment=saved.assignment, **history)
         self.surveys.resume(saved.survey_at, saved.samples)
-        self.elections.resume_fit(saved.detector, saved.voted, saved.round, len(bank))
+        self.elections.resume_fit(saved.detector, saved.voted, saved.round, len(models))
         self.last_step.resume(saved.curves)
 
     # Inputs.
@@ -324,9 +323,7 @@ class Peer(Machine):
 
     def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
         """Begin with models (m, P) of a lineage; that they fit was seen when they came, or were loaded."""
-        bank = self.allocate(len(models))
-        bank.copy_(models)
-        self.copies = replace(ClientState.of(bank), round=round, assignment=None, closed=layout_of(lineage).closed)
+        self.copies = bank.taken(models, lineage, round, self.allocate)
         self.lineage, self.state = lineage, State.WAITING
         self.surveys.postpone(self)
         self.cycle.clear()
@@ -334,44 +331,22 @@ class Peer(Machine):
         self.elections.begin_with(len(models))
 
     def _open_cluster(self, slot: int, model: Tensor) -> None:
-        """Put a model into a cluster that an election opened; the bank grows where it is new."""
-        bank, before = self.copies.bank, len(self.copies.bank)
-        if slot >= before:
-            bank = self.allocate(slot + 1)
-        for j in (*range(before, slot + 1), slot):
-            bank[j].copy_(model)
-            self.copies = self.copies.with_model(j, bank)
+        """Put a model into a cluster that an election opened."""
+        self.copies = bank.opened(self.copies, slot, model, self.allocate)
         self.surveys.postpone(self)
         self.cycle.forget_clusters((slot,))
 
-    def _set_freshness(self, cluster: int, copy: m.BankCopy) -> None:
-        """Note how fresh a copy is that was taken over."""
-        offer = copy.message.offer
-        assert offer is not None
-        stamps, origins = list(self.copies.stamps), list(self.copies.origins)
-        stamps[cluster], origins[cluster] = offer.stamp, offer.origin
-        self.copies = replace(self.copies, stamps=tuple(stamps), origins=tuple(origins))
-
     def _take_entry(self, entry: Entry) -> None:
-        """Merge and close clusters as a survey decided; after the last survey, renumber those that are left."""
+        """Merge and close clusters as a survey decided."""
         if layout_of(self.lineage).after(entry) is None:
             return
         self.elections.reset_alarm()
         self.lineage = (*self.lineage, entry)
         if entry.changes:
-            after = self.copies.merged(entry.plan)
-            if after.assignment in after.closed:
-                after = replace(after, assignment=None)
-            order = list(range(len(after.bank)))
-            if entry.last:
-                order = order_of(len(after.bank), after.closed)
-                after = after.renumbered(order, len(after.bank) - len(after.closed))
-            bank = self.allocate(len(after.bank))
-            bank.copy_(after.bank)
-            self.copies = replace(after, bank=bank)
+            self.copies, order = bank.surveyed(self.copies, entry, self.allocate)
             self.cycle.forget_clusters(entry.slots)
             self.desk.forget(entry.slots)
-            self.elections.merge(entry.plan, order[: len(bank)])
+            self.elections.merge(entry.plan, order)
         self.out.note("survey", number=len(self.open_clusters))
 
     def _draw(self) -> None:
@@ -453,12 +428,12 @@ class Peer(Machine):
 
     def _store(self, result: Trained) -> Tensor | None:
         """Store what was trained in the bank, and return it; None where it cannot be used."""
-        bank = self.copies.bank
+        models, j = self.copies.bank, result.cluster
         if not result.fine:
             return None
-        trained = bank[result.cluster].clone() if result.model is None else result.model
+        trained = models[j].clone() if result.model is None else result.model
         if self.options.size and (result.model is not None or self.rules.layout is not None):
-            self.rules.store_(bank, result.cluster, trained)  # a run without training has models without numbers
+            self.rules.store_(models, j, trained)  # a run without training has models without numbers
         return trained
 
     def _end_rest(self, job: Rest, result: None) -> None:
@@ -581,9 +556,6 @@ class Peer(Machine):
 
     # Copies, and the models of others.
 
-    def _on_copy_request(self, sender: int, request: m.CopyRequest) -> None:
-        self.desk.answer(self, sender, request)
-
     def _on_copy(self, sender: int, copy: m.Copy) -> None:
         if self.desk.take_in(self, sender, copy):
             if self.bank is not None:
@@ -598,9 +570,6 @@ class Peer(Machine):
             self.links[sender].decline()
             self._carry_out(self.joiner.give_up(self))
             self._settle()
-
-    def _on_bank_request(self, sender: int, request: m.BankRequest) -> None:
-        self.joiner.answer(self, sender, request)
 
     def _on_bank_copy(self, sender: int, copy: m.BankCopy) -> None:
         if self.joiner.expects(sender):
@@ -641,7 +610,7 @@ class Peer(Machine):
         for j in opened:
             copy = pursuit.taken[j]
             self._open_cluster(j, copy.message.model)
-            self._set_freshness(j, copy)
+            self.copies = bank.stamped(self.copies, j, copy.message.offer)
             self.out.note("adopt", pursuit.source, j, copy.message.round)
         self.lineage = pursuit.lineage
         self.elections.close(self, len(self.copies.bank), opened)
@@ -656,7 +625,7 @@ class Peer(Machine):
         self.job = None
         self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
         for j, copy in pursuit.taken.items():
-            self._set_freshness(j, copy)
+            self.copies = bank.stamped(self.copies, j, copy.message.offer)
         self.out.note(kind, pursuit.source, number=len(pursuit.taken))
         self._announce_taken()
         self.desk.stop_waiting()
@@ -742,12 +711,6 @@ class Peer(Machine):
             self.wave.receive(sender, message, self.now)
         elif not isinstance(message, m.Refuse):
             self.out.send(sender, m.Refuse(message.key))
-
-    def _on_alarm(self, sender: int, alarm: m.Alarm) -> None:
-        self.elections.hear_alarm(self, sender, alarm)
-
-    def _on_curves(self, sender: int, curves: m.Curves) -> None:
-        self.last_step.hear(self, sender, curves)
 
     def _warm_up(self, stage: int | None) -> None:
         self.state = State.WARMING
@@ -923,19 +886,31 @@ class Peer(Machine):
             self.cycle.wait_for(Step.BEGIN)
 
 
-_HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
+Handler = Callable[[Peer, int, Any], None]
+
+
+def _to(part: str, method: str) -> Handler:
+    """Hand a message to a part, with what it may read of the peer."""
+
+    def handle(peer: Peer, sender: int, message: Any) -> None:
+        getattr(getattr(peer, part), method)(peer, sender, message)
+
+    return handle
+
+
+_HANDLERS: dict[type, Handler] = {
     **dict.fromkeys(m.ELECTION, Peer._on_election),
     m.Probe: Peer._on_probe,
     m.Hello: Peer._on_hello,
     m.Update: Peer._on_update,
     m.Nothing: Peer._on_nothing,
-    m.CopyRequest: Peer._on_copy_request,
+    m.CopyRequest: _to("desk", "answer"),
     m.Copy: Peer._on_copy,
     m.Declined: Peer._on_declined,
-    m.BankRequest: Peer._on_bank_request,
+    m.BankRequest: _to("joiner", "answer"),
     m.BankCopy: Peer._on_bank_copy,
-    m.Alarm: Peer._on_alarm,
-    m.Curves: Peer._on_curves,
+    m.Alarm: _to("elections", "hear_alarm"),
+    m.Curves: _to("last_step", "hear"),
 }
 _STEPS: dict[Step, Callable[[Peer], None]] = {
     Step.ASK: Peer._ask_for_copies,
