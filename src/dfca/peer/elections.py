@@ -213,7 +213,7 @@ class Elections(Part):
 
     def learn(self, at: PeerView, freshness: tuple[int, ...], lineage: Lineage) -> None:
         """Take in what a neighbour knows of that."""
-        if freshness and at.options.revives and lineage == at.lineage:
+        if at.options.revives and lineage == at.lineage:
             self.detector.learn(freshness, MOST_ROUND)
 
     def end_round(self, at: PeerView, surveying: bool) -> None:

@@ -238,13 +238,14 @@ class Joiner(Part):
 
     def next_timeout(self, at: PeerView, free: bool, ending: bool) -> float:
         """Return when something is no longer waited for; free: no job runs, and no wave; ending: a round ends."""
-        times = [until for until, _ in self.suspects.values() if until > at.now]
-        if self.pursuit is not None:
-            times.append(self.pursuit.until)
-        is_alone = at.bank is None and self.pursuit is None
-        if free and (is_alone or (not ending and self.waits_for_hello(at))):
-            times.append(self.join_until)
-        return min(times, default=math.inf)
+        due = math.inf if self.pursuit is None else self.pursuit.until
+        if self.suspects:
+            due = min([due, *(until for until, _ in self.suspects.values() if until > at.now)])
+        if free and (self.newcomer or at.bank is None):
+            is_alone = at.bank is None and self.pursuit is None
+            if is_alone or (not ending and self.waits_for_hello(at)):
+                due = min(due, self.join_until)
+        return due
 
 
 def _lineage_of(at: PeerView) -> Lineage | None:

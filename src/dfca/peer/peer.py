@@ -274,16 +274,16 @@ class Peer(Machine):
 
     def next_wake(self) -> float | None:
         """See `Machine`."""
-        cycle, wave = self.cycle, self.wave
+        cycle = self.cycle
         if cycle.step is not None:
             return -math.inf
-        free = self.job is None and wave is None
-        due = min(self.desk.next_timeout(), self.joiner.next_timeout(self, free, cycle.ending is not None))
-        if cycle.deadline is not None:
-            due = min(due, cycle.deadline)
+        due, wave = math.inf if cycle.deadline is None else cycle.deadline, self.wave
+        if self.desk.wanted:
+            due = min(due, self.desk.next_timeout())
         if wave is not None:
             due = min(due, wave.next_wake())
-        return self._on_drivers_clock(due)
+        free = self.job is None and wave is None
+        return self._on_drivers_clock(min(due, self.joiner.next_timeout(self, free, cycle.ending is not None)))
 
     def wake(self, now: float) -> None:
         """Do what is due: the next step of a round, or what a timer asks for."""
@@ -542,10 +542,13 @@ class Peer(Machine):
         """Take in what comes along with the end of a neighbour's round; returns what is known of it."""
         known = self.links[sender]
         if round >= known.offers_round:
-            held = len(self.copies.counts)
-            own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
-            known.offer(tuple(own.values()), round, lineage)
-        self.elections.learn(self, freshness, lineage)
+            if offers:
+                held = len(self.copies.counts)
+                own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
+                offers = tuple(own.values())
+            known.offer(offers, round, lineage)
+        if freshness:
+            self.elections.learn(self, freshness, lineage)
         is_first = known.hello is None
         if known.learn_from_model(round, lineage):
             if is_first:

@@ -47,7 +47,7 @@ from dfca.peer.waves.turns import PASS, Standing, is_next, is_possible, standing
 from dfca.peer.waves.wave import Wave
 
 PATIENT_FOR_MODELS = 8
-"""After so many silences a peer goes on without those that it waits for in a turn: models take their time."""
+"""After this many silences a peer stops waiting for others in a turn: models take their time."""
 
 
 class Outcome(NamedTuple):
@@ -158,12 +158,12 @@ class Election(Wave):
         return self.phase == "bid" and sender == self.parent
 
     def outvotes(self, entry: Entry) -> bool:
-        """Return whether to go on rather than take what others decided: with fewer votes, or under a bad root."""
+        """Return whether to continue rather than take what others decided: with fewer votes, or under a bad root."""
         bad = entry.root in self.banned or not self._trusts(entry.root)
         return bad or (self.opened and self.voters > entry.voters)
 
     def _is_decidable(self, turn: Turn) -> bool:
-        """Return whether this can be what came of the turn that goes on."""
+        """Return whether this can be what came of the turn that runs."""
         if self.phase != "vote":
             return self.phase == "bid" and turn == PASS
         known = self.candidate is not None and turn.candidate == self.candidate.candidate
@@ -185,7 +185,7 @@ class Election(Wave):
             self.no_shows.add(-self.best[1])
 
     def _end_turn_without_the_silent(self, now: float) -> bool:
-        """Go on without children whose bid or votes do not come; a root that is silent again and again is banned."""
+        """Continue without children whose bid or votes do not come; a root that is silent again and again is banned."""
         if self._silences_seen < PATIENT_FOR_MODELS:
             return False
         if self.phase in ("bid", "vote") and self.missing:
@@ -419,8 +419,8 @@ class Election(Wave):
         if self.parent is not None:
             self._send(self.parent, Votes(self.key, len(self.log), self.tally))
             return
-        found = decide(self.tally, self.candidate.gain, self.options, self._held_count)
-        turn = Turn(self.candidate.candidate, self._standing.forced or found.accepted)
+        verdict = decide(self.tally, self.candidate.gain, self.options, self._held_count)
+        turn = Turn(self.candidate.candidate, self._standing.forced or verdict.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
         self._decided(turn, self._after([*self.log, turn]).over)
@@ -443,7 +443,7 @@ class Election(Wave):
         self.since_s = self.last_s
 
     def _decided(self, turn: Turn, done: bool) -> None:
-        """Hand the decision of a turn down, and go on to the next, or end."""
+        """Hand the decision of a turn down, and begin the next, or end."""
         for kid in sorted(self.kids):
             self._send(kid, Decision(self.key, len(self.log), turn, done))
         if self.phase == "vote":
@@ -454,7 +454,7 @@ class Election(Wave):
         self._accept(turn, done)
 
     def _accept(self, turn: Turn, done: bool = False) -> None:
-        """Enter a turn into the log, and go on to the next, or end."""
+        """Enter a turn into the log, and begin the next, or end."""
         self.log.append(turn)
         if turn.accepted:
             assert self.candidate is not None
@@ -513,7 +513,7 @@ class Election(Wave):
         self.centres = self.centres[: sum(turn.accepted for turn in self.log)]
 
     def _without(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
+        """Continue without a neighbour that takes no part, or no longer; the next attempt asks it again."""
         if neighbour == self.parent:
             self._lose_parent(now)
             return

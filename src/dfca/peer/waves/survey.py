@@ -9,7 +9,7 @@ half of it, and clusters that nobody seems to follow are closed only where as ma
 
 A survey can be done without: the next is some rounds away, and who misses the result finds it in the lineage of its
 neighbours. So nobody begins an attempt again. A child that is lost, or silent, is no longer waited for; who loses its
-parent, or waits for it in vain, gives up and goes on, and its children with it.
+parent, or waits for it in vain, gives up and continues its rounds, and its children with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
 
 PATIENCE = 3.0
-"""So many times longer than for its children a peer waits for its parent, who waits for others."""
+"""A peer waits this many times longer for its parent, which waits for others, than for its children."""
 
 
 class Surveyed(NamedTuple):
@@ -188,7 +188,7 @@ class SurveyWave(Wave):
 
     @property
     def _patience_s(self) -> float:
-        """How long a silence lasts before this peer goes on: the longer the more peers are below it."""
+        """How long a silence lasts before this peer continues: the longer the more peers are below it."""
         wait_s = self.answer_time.deadline_s
         if not self.opened:  # it may be the end of a round that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
@@ -199,7 +199,7 @@ class SurveyWave(Wave):
         return wait_s + (self.work_s if self.opened else 0.0)
 
     def wake(self, now: float) -> None:
-        """Go on without those that are silent; without a parent that is, give up."""
+        """Stop waiting for those that are silent; where that is the parent, give up."""
         if now < self.next_wake():
             return
         waits = self._waited_for()

@@ -31,20 +31,20 @@ Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
-"""After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
+"""After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
 MOST_DOUBLINGS = 8
 MOST_AHEAD = 1000
-"""Nobody joins a wave of an attempt that is further ahead."""
+"""No peer joins a wave of an attempt that is further ahead."""
 PATIENT = 5
-"""From so many silences on a peer goes on without those that it waits for."""
+"""From this many silences on a peer stops waiting for others."""
 STRIKES = {"wave": 2, "bid": 2, "stand": 3, "vote": 3}
-"""Who was waited for in vain so often in a phase is waited for no more: models take their time. A root waits once more,
-so that its children, who wait for theirs, can go on before."""
+"""A peer that was waited for in vain this often in a phase is waited for no more: models take their time. A root waits
+once more, so that its children, which wait for theirs, continue first."""
 ROOT_STRIKES = 5
-"""Nobody joins the waves of a root of which so many ended in silence: more than a root needs to give up a member that
-is silent."""
+"""No peer joins the waves of a root of which this many ended in silence: more than a root needs to give up a member
+that is silent."""
 MOST_WAVES = 32
-"""Nor of one that began so many in all."""
+"""Nor of one that began this many in all."""
 MOST_ROOTS = 4096
 """Of how many roots a peer remembers that."""
 
@@ -139,7 +139,7 @@ class Wave(ABC):
 
     @abstractmethod
     def _without(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
+        """Continue without a neighbour that takes no part, or no longer; the next attempt asks it again."""
 
     def begin(self, now: float, attempt: int = 0) -> None:
         """Begin a wave of one's own."""
@@ -267,7 +267,7 @@ class Wave(ABC):
             self._send(neighbour, Probe(self.key, self.base, self.call))
 
     def lost(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that is out of reach."""
+        """Continue without a neighbour that is out of reach."""
         self.links.discard(neighbour)
         if self.phase != "done":
             self._without(neighbour, now)
@@ -288,7 +288,7 @@ class Wave(ABC):
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
             if self.parent is None and self._silences_seen >= PATIENT:
-                wait_s *= 1.5  # its children, who wait for theirs, go on before
+                wait_s *= 1.5  # its children, which wait for theirs, continue first
         return wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self._silences_seen)
 
     @property
@@ -297,7 +297,7 @@ class Wave(ABC):
         return max(0, self.silences - sum(n for root, n in self.failed.items() if not self._trusts(root)))
 
     def wake(self, now: float) -> None:
-        """Begin again after too long a silence; after several, go on without the silent."""
+        """Begin again after too long a silence; after several, continue without the silent."""
         if now < self.next_wake():
             return
         self._blame_the_silent()
