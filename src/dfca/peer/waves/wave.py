@@ -31,7 +31,7 @@ Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
-"""After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
+"""After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for a message."""
 MOST_DOUBLINGS = 8
 MOST_AHEAD = 1000
 """No peer joins a wave of an attempt that is further ahead."""
