@@ -83,10 +83,10 @@ def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
         options, lambda models: torch.zeros(models, 1, dtype=torch.float64), 1, Saved(VERSION, 0, 0, 3, mine, bank)
     )
     copy = BankCopy(Message(1, 0, 4, 1, 5 * bank[0], Offer(1, 3, 1)), 4, 1, low)
-    peer.pursuit = Pursuit(1, low, 0.0, 9.0, taken={0: copy}, clusters=1, round=4)
-    assert peer.pursuit.complete
-    peer._adopt()
-    assert peer.pursuit is None
+    peer.joiner.pursuit = Pursuit(1, low, 0.0, 9.0, taken={0: copy}, clusters=1, round=4)
+    assert peer.joiner.pursuit.complete
+    peer._carry_out(peer.joiner.adopt(peer))
+    assert peer.joiner.pursuit is None
     assert peer.lineage == mine
     assert peer.bank is not None
     assert peer.bank.item() == 1.0

@@ -86,7 +86,7 @@ def test_nodes_in_memory_pick_and_score_as_rounds_do(algorithm: str) -> None:
     assert any(row["personal_steps_by_client"])
     for i, steps in enumerate(row["personal_steps_by_client"]):
         node = nodes[i]
-        assert node.machine.personal_steps == steps
+        assert node.machine.last_step.steps == steps
         bank = node.machine.bank
         expected = by_rounds.banks[:, 0 if algorithm in ("ifca", "fedavg", "oracle") else i]
         torch.testing.assert_close(bank, expected[: len(bank)], rtol=1e-9, atol=1e-11)
@@ -197,13 +197,13 @@ def test_endless_rounds_measure_whenever_they_have_doubled_and_hold_nothing_out(
                 elif isinstance(job, Curve):
                     losses = torch.tensor([float(steps != best) for steps in GRID]).double()
                     peer.finished(job, OwnCurve(0, 10, losses), 0.0)
-                    measured.append((peer.round, peer.personal_steps))
+                    measured.append((peer.round, peer.last_step.steps))
     assert measured == [(32, 5), (64, 50)]
     # a neighbour that is a measurement behind does not count; what it says of this one does
     lower = tuple(float(steps != 2) for steps in GRID)
     for due, expected in ((32, 50), (64, 2)):
         peer.receive(1, Curves(due, 0, 1, 0, tuple(3 * value for value in lower)), 0.0)
-        assert peer.personal_steps == expected
+        assert peer.last_step.steps == expected
     peer.receive(1, Curves(65, 0, 1, 0, lower), 0.0)
     assert peer.refused["a curve of another round"] == 1
 

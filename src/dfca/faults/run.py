@@ -476,15 +476,17 @@ class FaultRun:
         if not isinstance(peer, Peer):
             return
         degree, models = len(peer.neighbours), 0 if peer.bank is None else len(peer.bank)
-        waiting = sum(map(len, peer.inbox.kept.values()))
+        waiting = sum(map(len, peer.cycle.inbox.kept.values()))
         senders = self.world.peers if self.world.rewires else degree  # what former neighbours sent counts
-        if waiting > 2 * senders * max(1, models) or len(peer.wanted) > max(1, models) or len(peer.links) > degree:
-            raise Violation(f"peer {peer.id} keeps {waiting} updates and {len(peer.wanted)} requests")
-        if len(peer.suspects) > degree or len(peer.answers) > max(1, models):
-            raise Violation(f"peer {peer.id} keeps {len(peer.suspects)} suspects, {len(peer.answers)} answers")
-        if len(peer.curves.heard) > degree or any(len(each.rows) > SWEEPS + 1 for each in peer.curves.heard.values()):
-            raise Violation(f"peer {peer.id} keeps the curves of {len(peer.curves.heard)} neighbours")
-        if peer.curves.samples and not all(math.isfinite(value) for row in peer.curves.rows for value in row):
+        desk, suspects = peer.desk, peer.joiner.suspects
+        if waiting > 2 * senders * max(1, models) or len(desk.wanted) > max(1, models) or len(peer.links) > degree:
+            raise Violation(f"peer {peer.id} keeps {waiting} updates and {len(desk.wanted)} requests")
+        if len(suspects) > degree or len(desk.answers) > max(1, models):
+            raise Violation(f"peer {peer.id} keeps {len(suspects)} suspects, {len(desk.answers)} answers")
+        curves = peer.last_step.curves
+        if len(curves.heard) > degree or any(len(heard.rows) > SWEEPS + 1 for heard in curves.heard.values()):
+            raise Violation(f"peer {peer.id} keeps the curves of {len(curves.heard)} neighbours")
+        if curves.samples and not all(math.isfinite(value) for row in curves.rows for value in row):
             raise Violation(f"peer {peer.id} has a curve that is not finite")
 
     def _parts(self) -> Iterator[set[int]]:
@@ -511,8 +513,9 @@ class FaultRun:
         if peer.state is not State.DONE:
             yield f"peer {i} is {peer.state.name.lower()} after its last round"
         elif isinstance(peer, Peer):
-            sweeps = len(peer.curves.rows) - 1
-            if sweeps < SWEEPS and peer.curves.alike(peer.links):
+            curves = peer.last_step.curves
+            sweeps = len(curves.rows) - 1
+            if sweeps < SWEEPS and curves.alike(peer.links):
                 yield f"peer {i} has done {sweeps} sweeps"
 
     def _is_well(self) -> bool:

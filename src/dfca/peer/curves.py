@@ -1,10 +1,10 @@
 """The curves of `rules.personal` among peers: what a peer knows of its own and of its neighbours', and what it picks.
 
-A peer sends its curve to all neighbours. When those of all that are waited for are here it knows which of them are
-alike (they deploy the same cluster of the same elections), and sends these how many they are. Then it sweeps: row t of
-everybody alike and in reach makes its own row t + 1, which it sends to them. No round waits for this: who is late is
-waited for, who is out of reach is not, and a link that comes up brings all rows at once. The steps are picked at the
-end, with what is here then.
+A peer sends its curve to all neighbours. When it has those of all neighbours with models, it knows which of them are
+alike (they deploy the same cluster of the same elections), and sends these their number. Then it sweeps: row t of all
+that are alike and in reach makes its own row t + 1, which it sends to them. No round waits for this. A sweep waits for
+late neighbours, not for those out of reach; a link that comes up brings all rows at once. The steps are picked at the
+end, with what has come by then.
 """
 
 from __future__ import annotations
@@ -28,33 +28,28 @@ Row = tuple[float, ...]
 
 @dataclass
 class Heard:
-    """What a neighbour has sent: `Curves`, its rows by the number of sweeps behind them."""
+    """What a neighbour has sent."""
 
-    due: int
+    due: int  # as in `Curves`
     cluster: int
     lineage: Lineage
     degree: int = UNKNOWN
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, Row] = field(default_factory=dict)  # by the number of sweeps behind them
 
 
 @dataclass
 class CurvePool:
-    """The curve of a peer and those of its neighbours.
+    """The curve of a peer and those of its neighbours."""
 
-    due: the round before which it was measured; cluster: what it deployed then, of that lineage; samples: how many it
-    holds out; rows: the curve after 0, 1, ... sweeps, none before it is measured; degree: how many neighbours are
-    alike; picked: the steps, once they are; tried: how often a measurement was begun; heard: by neighbour, what came.
-    """
-
-    due: int = -1
-    cluster: int = UNKNOWN
-    samples: int = 0
-    lineage: Lineage = ()
-    rows: list[Row] = field(default_factory=list)
-    degree: int = UNKNOWN
-    picked: int | None = None
-    tried: int = 0
-    heard: dict[int, Heard] = field(default_factory=dict)
+    due: int = -1  # the round before which it was measured
+    cluster: int = UNKNOWN  # the cluster that the peer deployed then
+    samples: int = 0  # how many it holds out
+    lineage: Lineage = ()  # of that cluster
+    rows: list[Row] = field(default_factory=list)  # the curve after 0, 1, ... sweeps; none before it is measured
+    degree: int = UNKNOWN  # how many neighbours are alike
+    picked: int | None = None  # the steps, once they are picked
+    tried: int = 0  # how often a measurement was begun
+    heard: dict[int, Heard] = field(default_factory=dict)  # by neighbour, what came
 
     def copy(self) -> CurvePool:
         """Copy what survives a restart: neighbours send their rows again."""
@@ -75,6 +70,24 @@ class CurvePool:
         self.due, self.cluster, self.samples, self.lineage = due, curve.cluster, curve.samples, lineage
         self.rows, self.degree, self.picked, self.tried = [tuple(curve.losses.tolist())], UNKNOWN, None, 0
 
+    def begin_try(self) -> None:
+        """Note that a measurement begins."""
+        self.tried += 1
+
+    def settle(self, steps: int) -> bool:
+        """Pick steps for good, if a curve was measured and none are picked; return whether that is so."""
+        settles = self.measured and self.picked is None
+        self.picked = steps if settles else self.picked
+        return settles
+
+    def take_mean(self, message: Curves) -> bool:
+        """Take the mean of the cluster in place of what sweeps would bring; return False for one of another curve."""
+        if not self.measured or not self.sound or (message.due, message.cluster) != (self.due, self.cluster):
+            return False
+        if len(message.values) == len(GRID):
+            self.rows = [self.rows[0], message.values]
+        return True
+
     def take(self, sender: int, message: Curves) -> None:
         """Take in what a neighbour sent; a first row begins anew, and what is older than that is of no use."""
         known, due = self.heard.get(sender), message.due
@@ -90,14 +103,14 @@ class CurvePool:
 
     def forget_strangers(self, neighbours: Collection[int]) -> None:
         """Forget what those sent that are no neighbours any more."""
-        self.heard = {n: each for n, each in self.heard.items() if n in neighbours}
+        self.heard = {n: heard for n, heard in self.heard.items() if n in neighbours}
 
     def everything(self) -> Curves:
         """Make the message for a link that comes up: all rows so far."""
         return self._message(0, self.rows[:SWEEPS])
 
     def advance(self, waited: Collection[int], linked: Collection[int]) -> Iterator[tuple[list[int], Curves]]:
-        """Go on as far as what is here allows; yields what is to be sent to whom.
+        """Sweep as far as what is here allows; yields what is to be sent to whom.
 
         waited: the neighbours whose curves are waited for; linked: all in reach.
         """
@@ -130,7 +143,7 @@ class CurvePool:
         pool = self.rows[-1]
         if self.sound and len(self.rows) <= SWEEPS:
             near = [self.heard[n] for n in self.alike(self.heard)]
-            newest = [(each.rows[max(each.rows)], max(each.degree, len(near))) for each in near if each.rows]
+            newest = [(heard.rows[max(heard.rows)], max(heard.degree, len(near))) for heard in near if heard.rows]
             pool = _averaged(pool, newest)
         return pick(_tensor(self.rows[0]), self.samples, _tensor(pool))
 
@@ -141,9 +154,9 @@ class CurvePool:
         known = {n: self.heard[n] for n in sorted(among) if n in self.heard}
         return [
             n
-            for n, each in known.items()
-            if (each.due, each.cluster) == (self.due, self.cluster)
-            and compatible(self.lineage, each.lineage, self.cluster)
+            for n, heard in known.items()
+            if (heard.due, heard.cluster) == (self.due, self.cluster)
+            and compatible(self.lineage, heard.lineage, self.cluster)
         ]
 
     def _receivers(self, linked: Collection[int]) -> list[int]:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 
-from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.lineage import Lineage, clusters_of
 from dfca.peer.records.messages import Hello, Offers, Update
 
 MOST_PARTS = 4096
-"""Of so many parts of a neighbour's round a peer remembers that they came."""
+"""How many models of a neighbour's round a peer counts."""
+MOST_ROUND = 2**40
+"""No later round is believed."""
+UNKNOWN = -1
+"""The incarnation of a neighbour that has sent models and no hello yet."""
 
 
 @lru_cache(64)
@@ -24,21 +28,31 @@ def _alone(cluster: int) -> frozenset[int]:
 
 @dataclass(slots=True)
 class Neighbour:
-    """What a neighbour in reach has said.
+    """What a neighbour in reach has said."""
 
-    hello: its last; since: the first round that it can still be expected to send; round, clusters, parts: the newest
-    round that it has ended, the clusters of it that came, and how many there are; offers: the copies it would hand on,
-    as of which round, and of which lineage.
-    """
+    hello: Hello | None = None  # its last
+    since: int = 0  # the first round that it can still be expected to send
+    round: int = -1  # the newest that it has ended
+    clusters: frozenset[int] = frozenset()  # those of that round whose models are here
+    parts: int = 1  # how many models that round has
+    offers: Offers = ()  # the copies that it would hand on
+    offers_round: int = -1  # as of which round
+    offers_lineage: Lineage = ()  # and of which lineage
 
-    hello: Hello | None = None
-    since: int = 0
-    round: int = -1
-    clusters: frozenset[int] = frozenset()
-    parts: int = 1
-    offers: Offers = ()
-    offers_round: int = -1
-    offers_lineage: Lineage = ()
+    def greet(self, hello: Hello) -> None:
+        """Take in its hello."""
+        self.hello, self.since = hello, min(hello.round, MOST_ROUND)
+        if not hello.clusters:
+            self.offers = ()
+
+    def decline(self) -> None:
+        """Take in that it has no models after all."""
+        if self.hello is not None:
+            self.hello = self.hello._replace(clusters=0)
+
+    def offer(self, offers: Offers, round: int, lineage: Lineage) -> None:
+        """Take in what it would hand on at the end of a round."""
+        self.offers, self.offers_round, self.offers_lineage = offers, round, lineage
 
     def ended(self, round: int, cluster: int, parts: int) -> None:
         """Note that a part of what the neighbour sends at the end of a round is here."""
@@ -48,7 +62,7 @@ class Neighbour:
             self.clusters |= {cluster}
 
     def learn_lineage(self, round: int, lineage: Lineage, clusters: int) -> bool:
-        """Take in of which lineage a model was that was sent in a round; return False where that is no news.
+        """Take in the lineage of a model that was sent in a round; return False where that is no news.
 
         Models are overtaken by small messages. Rounds and lineages only grow in a peer's life: of two things that it
         said, the one with the higher (round, lineage) was said later.
@@ -59,6 +73,17 @@ class Neighbour:
         self.hello = hello._replace(round=round, lineage=lineage, clusters=clusters)
         return True
 
+    def learn_from_model(self, round: int, lineage: Lineage) -> bool:
+        """Take in what the end of its round says of it; return whether that is news. It stands for a missing hello."""
+        hello, next_round = self.hello, min(round, MOST_ROUND) + 1
+        if hello is None:
+            self.hello = Hello(UNKNOWN, next_round, max(1, clusters_of(lineage)), lineage)
+            return True
+        if hello.clusters and hello.lineage == lineage:
+            return False
+        clusters = clusters_of(lineage) if lineage else hello.clusters
+        return self.learn_lineage(next_round, lineage, max(1, clusters))
+
     def has_ended(self, round: int) -> bool:
         """Return whether all that the neighbour sends at the end of a round is here, or will never come."""
         if self.since > round or self.round > round:
@@ -68,14 +93,11 @@ class Neighbour:
 
 @dataclass(slots=True)
 class Inbox:
-    """Updates that wait to be folded: the newest of each sender and cluster, or the newest `depth`.
+    """Updates that wait to be folded."""
 
-    newest: the newest round seen by sender and cluster, so that duplicates and overtaken updates do nothing.
-    """
-
-    depth: int = 1
-    kept: dict[tuple[int, int], list[tuple[Update, float]]] = field(default_factory=dict)
-    newest: dict[tuple[int, int], int] = field(default_factory=dict)
+    depth: int = 1  # how many of a sender and cluster are kept, the newest
+    kept: dict[tuple[int, int], list[tuple[Update, float]]] = field(default_factory=dict)  # with when they came
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)  # the newest round seen of a sender and cluster
 
     def add(self, sender: int, update: Update, now: float) -> bool:
         """Keep an update; return False where a newer one has come before."""

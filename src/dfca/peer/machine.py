@@ -1,4 +1,4 @@
-"""What every kind of participant has: neighbours in reach, what is to leave it, what it refused."""
+"""What every kind of participant has: inputs, a clock, models, neighbours in reach, what is to leave it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from dfca.base.errors import unknown
 from dfca.core.state import ClientState
 from dfca.peer.inbox import Neighbour
+from dfca.peer.parts import Outbox
 from dfca.peer.records.messages import well_formed
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import Job, Ready
@@ -25,27 +26,32 @@ INPUTS = ("begin", "connected", "disconnected", "receive", "rewire", "limit_peer
 
 
 class Machine(ABC):
-    """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns.
+    """A participant without I/O: a driver calls the inputs below and then carries out what `ready` returns."""
 
-    allocate(m) returns memory (m, P) for its models; where it was called before, the first rows still hold what they
-    held. bank: its models (m, P), None for none; copies: what is known of them; job: the long job that runs. now: its
-    time, which never goes back; set_back: by how much the driver's clock was.
-    """
-
-    state: Enum
-    job: Job | None
-    NO_STATE: frozenset[str] = frozenset(("options", "rules", "id", "allocate", "bank", "_out"))
-    """The attributes that are not part of its state: who makes it knows them, and the models are the driver's."""
+    state: Enum  # what it does now
+    job: Job | None  # the long job that runs
+    UNSTORED: frozenset[str] = frozenset(("options", "rules", "id", "allocate", "links", "out"))
+    """Attributes that `state_of` leaves out, or stores in another way."""
 
     def __init__(self, options: PeerOptions, allocate: Callable[[int], Tensor], incarnation: int = 0) -> None:
-        self.options, self.rules, self.id, self.allocate = options, options.rules, options.id, allocate
-        self.incarnation = incarnation
-        self.now = self.set_back = 0.0
-        self.bank: Tensor | None = None
-        self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))
-        self.links: dict[int, Neighbour] = {}
-        self.refused: Counter[str] = Counter()
-        self._out = Ready()
+        self.options, self.rules, self.id = options, options.rules, options.id
+        self.allocate = allocate  # returns memory (m, P) for models; called again, the first rows hold what they held
+        self.incarnation = incarnation  # how often it has begun before
+        self.now = 0.0  # its time, which never goes back
+        self.set_back = 0.0  # by how much the driver's clock did
+        self.copies = ClientState.of(torch.empty(0, options.size, dtype=options.dtype))  # its models, and their history
+        self.links: dict[int, Neighbour] = {}  # the neighbours in reach, and what they said
+        self.out = Outbox(self.links)  # what is to leave it
+
+    @property
+    def bank(self) -> Tensor | None:
+        """Its models (m, P), None for none."""
+        return self.copies.bank if self.copies.counts else None
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many messages it could not use, by reason."""
+        return self.out.refused
 
     @property
     def round(self) -> int:
@@ -96,17 +102,20 @@ class Machine(ABC):
 
         The models themselves are the driver's: they are in the memory that `allocate` returned.
         """
-        fields = {name: value for name, value in vars(self).items() if name not in self.NO_STATE}
+        fields = {name: value for name, value in vars(self).items() if name not in self.UNSTORED}
         bare = replace(self.copies, bank=torch.empty(0))
-        return {**fields, "copies": bare, "clusters": 0 if self.bank is None else len(self.bank)}
+        clusters = len(self.copies.bank)
+        return fields | {"links": self.links, "refused": self.refused, "copies": bare, "clusters": clusters}
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Continue from a whole state; the memory that `allocate` returns holds the models already."""
-        for name in (vars(self).keys() & fields.keys()) - self.NO_STATE:
+        for name in (vars(self).keys() & fields.keys()) - self.UNSTORED:
             setattr(self, name, fields[name])
-        self.bank = self.allocate(fields["clusters"]) if fields["clusters"] else None
-        if self.bank is not None:
-            self.copies = replace(self.copies, bank=self.bank)
+        for kept, name in ((self.links, "links"), (self.refused, "refused")):
+            kept.clear()
+            kept.update(fields[name])
+        empty = torch.empty(0, self.options.size, dtype=self.options.dtype)
+        self.copies = replace(self.copies, bank=self.allocate(fields["clusters"]) if fields["clusters"] else empty)
 
     @abstractmethod
     def _handle(self, sender: int, message: Any) -> bool:
@@ -120,45 +129,31 @@ class Machine(ABC):
         if now != self.now:
             self._tick(now)
         if sender not in self.links:
-            self._refuse("from a stranger", sender)
+            self.out.refuse("from a stranger", sender)
         elif not well_formed(message):
-            self._refuse("malformed", sender)
+            self.out.refuse("malformed", sender)
         elif not self._handle(sender, message):
-            self._refuse("not for this participant", sender)
-        out = self._out
-        return bool(out.messages or out.work or out.save)
+            self.out.refuse("not for this participant", sender)
+        ready = self.out.ready
+        return bool(ready.messages or ready.work or ready.save)
 
     def ready(self) -> Ready:
         """Return what is to be saved, sent, done and noted, and forget it."""
-        out, self._out = self._out, Ready()
-        return out
+        return self.out.take()
 
     def take_notes(self) -> list[tuple[str, int, int, int, float]]:
         """Return what `ready` would return as `noted`, and forget it."""
-        noted = self._out.noted
+        ready = self.out.ready
+        noted = ready.noted
         if noted:
-            self._out.noted = []
+            ready.noted = []
         return noted
 
     def _tick(self, now: float) -> None:
-        """Go on to a time of the driver's clock. Where that was set back, deadlines are as far away as before."""
+        """Advance to a time of the driver's clock. Where that was set back, deadlines stay as far away as they were."""
         if now + self.set_back < self.now:
             self.set_back = self.now - now
         self.now = now + self.set_back
-
-    def _send(self, neighbour: int, message: Any) -> None:
-        if neighbour in self.links:
-            self._out.messages.append((neighbour, message))
-
-    def _broadcast(self, message: Any) -> None:
-        self._out.messages += [(neighbour, message) for neighbour in self.links]
-
-    def _note(self, kind: str, other: int = -2, cluster: int = -1, round: int = -1, number: float = 0.0) -> None:
-        self._out.noted.append((kind, other, cluster, round, number))
-
-    def _refuse(self, reason: str, sender: int, cluster: int = -1, round: int = -1) -> None:
-        self.refused[reason] += 1
-        self._note("refused", sender, cluster, round)
 
 
 def names(peers: Any) -> str:
@@ -167,7 +162,7 @@ def names(peers: Any) -> str:
     return f"client {shown}" if len(peers) == 1 else f"clients {shown}"
 
 
-# For who drives one participant alone.
+# For drivers of one participant alone.
 
 
 class Memory:

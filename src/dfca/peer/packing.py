@@ -24,7 +24,7 @@ from dfca.core import client, exchange
 from dfca.core import options as core_options
 from dfca.core import state as core_state
 from dfca.core.rules import election, merging, relay
-from dfca.peer import curves, inbox, pursuit, revival, state
+from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state
 from dfca.peer.records import lineage, messages, options, staleness, work
 from dfca.peer.waves import deadline, survey
 from dfca.peer.waves import election as peer_election
@@ -32,20 +32,21 @@ from dfca.peer.waves import election as peer_election
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
     *(client, core_state, exchange, election, merging, relay, core_options),
-    *(peer_election, curves, deadline, inbox, lineage, messages, options, pursuit, revival, staleness, state),
-    *(survey, work),
+    *(copies, curves, cycle, inbox, pursuit, revival, state),
+    *(lineage, messages, options, staleness, work),
+    *(deadline, peer_election, survey),
 )
 
 
 def records_of(modules: Iterable[ModuleType]) -> dict[str, type]:
     """List the dataclasses, named tuples and enums that modules define, by name."""
     return {
-        name: each
+        name: item
         for module in modules
-        for name, each in vars(module).items()
-        if isinstance(each, type)
-        and each.__module__ == module.__name__
-        and (is_dataclass(each) or hasattr(each, "_fields") or issubclass(each, Enum))
+        for name, item in vars(module).items()
+        if isinstance(item, type)
+        and item.__module__ == module.__name__
+        and (is_dataclass(item) or hasattr(item, "_fields") or issubclass(item, Enum))
     }
 
 
@@ -74,18 +75,18 @@ class Packer:
         if isinstance(value, torch.dtype):
             return {_MARK: "dtype", "is": str(value).removeprefix("torch.")}
         if type(value) is list:
-            return [self.pack(each) for each in value]
+            return [self.pack(item) for item in value]
         if isinstance(value, dict):
             kind = "Counter" if isinstance(value, Counter) else "dict"
             if kind == "dict" and all(type(key) is str and key != _MARK for key in value):
-                return {key: self.pack(each) for key, each in value.items()}
-            return {_MARK: kind, "is": [[self.pack(key), self.pack(each)] for key, each in value.items()]}
+                return {key: self.pack(item) for key, item in value.items()}
+            return {_MARK: kind, "is": [[self.pack(key), self.pack(item)] for key, item in value.items()]}
         if isinstance(value, set | frozenset):
-            return {_MARK: "set", "is": [self.pack(each) for each in sorted(value)]}
+            return {_MARK: "set", "is": [self.pack(item) for item in sorted(value)]}
         if isinstance(value, deque):
-            return {_MARK: "deque", "is": [self.pack(value.maxlen), *(self.pack(each) for each in value)]}
+            return {_MARK: "deque", "is": [self.pack(value.maxlen), *(self.pack(item) for item in value)]}
         if type(value) is tuple:
-            return {_MARK: "tuple", "is": [self.pack(each) for each in value]}
+            return {_MARK: "tuple", "is": [self.pack(item) for item in value]}
         return self._pack_record(value)
 
     def _pack_record(self, value: Any) -> Any:
@@ -94,7 +95,7 @@ class Packer:
             raise RunError(f"a checkpoint cannot hold a {kind}")
         if isinstance(value, Enum):
             return {_MARK: kind, "is": value.name}
-        names = [each.name for each in fields(value)] if is_dataclass(value) else value._fields  # type: ignore[attr-defined]
+        names = [item.name for item in fields(value)] if is_dataclass(value) else value._fields  # type: ignore[attr-defined]
         return {_MARK: kind, "is": {name: self.pack(getattr(value, name)) for name in names}}
 
     def _pack_tensor(self, tensor: Tensor) -> Any:
@@ -121,11 +122,11 @@ class Unpacker:
     def unpack(self, packed: Any) -> Any:
         """Unpack one value. Raises RunError for a class or a field that this version does not know."""
         if isinstance(packed, list):
-            return [self.unpack(each) for each in packed]
+            return [self.unpack(item) for item in packed]
         if not isinstance(packed, dict):
             return packed
         if _MARK not in packed:
-            return {key: self.unpack(each) for key, each in packed.items()}
+            return {key: self.unpack(item) for key, item in packed.items()}
         kind, inner = packed[_MARK], packed["is"]
         if kind == "float":
             return float(inner)
@@ -139,10 +140,10 @@ class Unpacker:
                 self._copies[inner] = self.tensors[inner].clone()
             return self._copies[inner]
         if kind in ("dict", "Counter"):
-            pairs = {self.unpack(key): self.unpack(each) for key, each in inner}
+            pairs = {self.unpack(key): self.unpack(item) for key, item in inner}
             return Counter(pairs) if kind == "Counter" else pairs
         if kind in ("set", "tuple", "deque"):
-            values = [self.unpack(each) for each in inner]
+            values = [self.unpack(item) for item in inner]
             if kind == "deque":
                 return deque(values[1:], values[0])
             return set(values) if kind == "set" else tuple(values)
@@ -164,7 +165,7 @@ class Unpacker:
             raise RunError(f"the checkpoint's {kind} has a field {unknown[0]}, which this version does not know")
         if missing := [name for name, needed in needs.items() if needed and name not in inner]:
             raise RunError(f"the checkpoint's {kind} has no field {missing[0]}, which this version needs")
-        return known(**{name: self.unpack(each) for name, each in inner.items()})
+        return known(**{name: self.unpack(item) for name, item in inner.items()})
 
 
 def _address(tensor: Tensor) -> int:

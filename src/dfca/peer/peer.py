@@ -6,86 +6,191 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
 
     EMPTY      no models: waits for a neighbour that has some, or for an election
     WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
-    ELECTING   takes part in an election with a vote (`election.py`)
-    PAUSED     takes part without one: it forwards, and ends with the same centres; or in a survey (`survey.py`)
+    ELECTING   takes part in an election with a vote (`waves.election`)
+    PAUSED     takes part without one: it forwards, and ends with the same centres; or in a survey (`waves.survey`)
     TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `Personalise` after the last
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
-    DONE       all its rounds are done; it goes on serving
+    DONE       all its rounds are done; it still serves others
 
 A round: train; send the trained model to all neighbours; then, under `batch`, wait until every neighbour in reach has
 ended the same round, or for `timeout_s`. The end of a round has three steps, each of which waits until everything else
 of the same instant has been handled (`wake`): ask for copies that too few neighbours trained (`rules.relay`), fold what
-came, close the round, which may begin a survey (`merging.py`) or call a by-election (`revival.py`), and begin the next.
-While a peer trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that
-comes raises an exception.
+came, close the round, which may begin a survey or call a by-election (`revival`), and begin the next. While a peer
+trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that comes raises an
+exception.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
-from dfca.peer.inbox import Neighbour
-from dfca.peer.machine import names
+import torch
+from torch import Tensor
+
+from dfca.peer import bank
+from dfca.peer.copies import CopyDesk
+from dfca.peer.cycle import RoundCycle, Step
+from dfca.peer.elections import Elections
+from dfca.peer.inbox import MOST_ROUND, UNKNOWN, Neighbour
+from dfca.peer.joiner import Extend, Follow, JoinEffect, Joiner, Pursue, Switch
+from dfca.peer.last_step import LastStep
+from dfca.peer.machine import Machine, names
+from dfca.peer.parts import Part, is_silent, takes_part
 from dfca.peer.records import messages as m
-from dfca.peer.records.work import Curve, Draw, Job, Observe, Personalise, Rest, Score, Train, Warm
-from dfca.peer.rounds import Rounds
-from dfca.peer.state import State, Step
-from dfca.peer.waves.election import Election
+from dfca.peer.records.lineage import Entry, Lineage, layout_of
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.records.work import (
+    KEPT,
+    READS_BANK,
+    Curve,
+    Draw,
+    Job,
+    Losses,
+    Observe,
+    Personalise,
+    Rest,
+    Score,
+    Train,
+    Trained,
+    Warm,
+    WarmUp,
+)
+from dfca.peer.state import FRESHNESS, VERSION, Saved, State
+from dfca.peer.surveys import Surveys
+from dfca.peer.waves.deadline import AnswerTime
+from dfca.peer.waves.election import Election, Outcome
 from dfca.peer.waves.survey import SurveyWave
 
 
-class Peer(Rounds):
+class Peer(Machine):
     """One participant that exchanges models with its neighbours, or with nobody.
 
-    The inputs are here; what they do is in the parts, each of which knows those before it: `state` (what a peer
-    remembers), `relay`, `merging`, `voting`, `join`, `rounds`.
+    Each of its six parts owns its fields and knows no other part. The peer calls them one after another, and is the
+    only one that writes what it does (`state`, `job`) and what it holds (`copies`, `lineage`).
     """
 
-    def next_wake(self) -> float | None:
-        """See `Machine`."""
-        if self.step is not None:
-            return -math.inf
-        times = [asked.until for asked in self.wanted.values()] if self.wanted else []
-        if self.deadline is not None:
-            times.append(self.deadline)
-        free = self.job is None and self.election is None
-        if free and ((self.bank is None and self.pursuit is None) or self._waits_for_hello()):
-            times.append(self.join_until)
-        if self.pursuit is not None:
-            times.append(self.pursuit.until)
-        if self.election is not None:
-            times.append(self.election.next_wake())
-        if self.suspects:
-            times += [until for until, _ in self.suspects.values() if until > self.now]
-        return self._on_drivers_clock(min(times)) if times else None
+    PARTS = ("cycle", "desk", "joiner", "elections", "surveys", "last_step")
+    UNSTORED = Machine.UNSTORED | set(PARTS)
 
-    def waits(self) -> str:
-        """Describe what the peer waits for, in a sentence without a subject."""
-        if self.state is State.EMPTY:
-            return f"waits for the models of {names(self.neighbours)}"
-        if self.state in (State.ELECTING, State.PAUSED) and self.election is not None:
-            what = "a survey" if isinstance(self.election, SurveyWave) else "an election"
-            return f"waits for {what} ({self.election.phase})"
-        if self.ending is not None:
-            peers = sorted(
-                {n for n in self.links if self._expects(n)} | {asked.source for asked in self.wanted.values()}
-            )
-            return f"waits for round {self.ending} of {names(peers)}"
-        return "waits for nothing" if self.state is not State.DONE else "is done"
+    def __init__(
+        self,
+        options: PeerOptions,
+        allocate: Callable[[int], Tensor],
+        incarnation: int = 0,
+        saved: Saved | None = None,
+    ) -> None:
+        super().__init__(options, allocate, incarnation)
+        self.state: Enum = State.EMPTY  # what it does
+        self.job: Job | None = None  # the long job that runs
+        self.neighbours = options.neighbours  # those of the graph now, in reach or not
+        self.lineage: Lineage = ()  # the elections and surveys that its models come from
+        self.answer_time = AnswerTime(options.hang_s)  # how long answers take, which all parts learn together
+        self.most_peers = m.MOST_PEERS  # how many peers there can be
+        self.cycle = RoundCycle(self.out, options)  # train, send, wait, fold, close
+        self.desk = CopyDesk(self.out)  # copies of models that too few neighbours train
+        self.joiner = Joiner(self.out)  # models that are taken over from others
+        self.elections = Elections(self.out, incarnation)  # elections, and the alarms that lead to them
+        self.surveys = Surveys(self.out, options)  # which clusters are worth their data
+        self.last_step = LastStep(self.out, options)  # the personal last step
+        if saved is not None:
+            self._resume(saved)
+
+    # What parts read: `PeerView`.
+
+    @property
+    def wave(self) -> Election | SurveyWave | None:
+        """The election or survey that it takes part in."""
+        return self.elections.wave or self.surveys.wave
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples are held out of training now: somebody will ask how models do on them."""
+        return self.surveys.is_to_come(self) or self.last_step.unmeasured
+
+    @property
+    def open_clusters(self) -> list[int]:
+        """The clusters that are not closed."""
+        return [j for j in range(len(self.copies.counts)) if j not in self.copies.closed]
+
+    @property
+    def open_models(self) -> Tensor | None:
+        """The models of the clusters that are open, (k, P): the bank itself where all are."""
+        return self.bank if self.bank is None or not self.copies.closed else self.bank[self.open_clusters]
+
+    def hello(self) -> m.Hello:
+        """Make what it says of itself."""
+        return m.Hello(self.incarnation, self.round, len(self.copies.counts), self.lineage)
+
+    # What survives.
+
+    def _parts(self) -> Iterable[Part]:
+        return (getattr(self, name) for name in self.PARTS)
+
+    def state_of(self) -> dict[str, Any]:
+        """See `Machine`; with the fields of all parts."""
+        stored = super().state_of() | {"election": self.wave}
+        for part in self._parts():
+            stored |= part.save()
+        return stored
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """See `Machine`; what parts share is shared again."""
+        super().restore(fields)
+        for part in self._parts():
+            part.restore(fields)
+        self._set_neighbours(self.neighbours)
+        if self.wave is not None:
+            self.wave.resume(self.answer_time, self.open_models)
+
+    def save(self) -> Saved:
+        """Return what must survive a crash."""
+        return Saved(
+            version=VERSION,
+            seed=self.options.seed,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            bank=None if self.bank is None else self.bank.clone(),
+            detector=self.elections.detector.copy(),
+            voted=self.elections.voted,
+            own=self.elections.own,
+            survey_at=self.surveys.due,
+            samples=self.surveys.samples,
+            curves=self.last_step.curves.copy(),
+            **{name: getattr(self.copies, name) for name in ("round", "assignment", *FRESHNESS)},
+        )
+
+    def _resume(self, saved: Saved) -> None:
+        """Continue from a save; one that does not fit is refused, and the peer begins without models."""
+        if (problem := saved.problem(self.options)) is not None:
+            self.out.refuse(problem, self.id)
+            return
+        models, own, dtype = saved.bank, saved.own, self.options.dtype
+        self.elections.resume(None if own is None else own.to(dtype))
+        if models is None:
+            return
+        self._take_bank(models.to(dtype), saved.lineage, saved.round)
+        history = {name: getattr(saved, name) for name in FRESHNESS}
+        if all(len(values) == len(models) for values in history.values()):
+            self.copies = replace(self.copies, assignment=saved.assignment, **history)
+        self.surveys.resume(saved.survey_at, saved.samples)
+        self.elections.resume_fit(saved.detector, saved.voted, saved.round, len(models))
+        self.last_step.resume(saved.curves)
 
     # Inputs.
 
     def begin(self, now: float, late: bool = False) -> None:
         """Begin; late: others have begun before, and have models."""
         self._tick(now)
-        self.join_until = self.now + self.options.join_s
+        self.joiner.begin_waiting(self)
         if self.bank is not None:
-            self._wait_for(Step.BEGIN)
+            self.cycle.wait_for(Step.BEGIN)
             return
         drawn = self.options.start != "elected"
-        if not drawn and not late and self.own is None:
+        if not drawn and not late and self.elections.own is None:
             self._warm_up(None)
         elif drawn and (not late or self.rules.exchange == "none" or not self.neighbours):
             self._draw()
@@ -95,15 +200,15 @@ class Peer(Rounds):
         """Take in that a neighbour is in reach: a new epoch of the link begins."""
         self._tick(now)
         if neighbour not in self.neighbours:
-            self._refuse("unknown neighbour", neighbour)
+            self.out.refuse("unknown neighbour", neighbour)
             return
         if neighbour in self.links:
             self.disconnected(neighbour, now)
         self.links[neighbour] = Neighbour()
-        self._send(neighbour, self._hello())
-        self._send_curves(neighbour)
-        if self.election is not None:
-            self.election.gained(neighbour)
+        self.out.send(neighbour, self.hello())
+        self.last_step.greet(neighbour)
+        if self.wave is not None:
+            self.wave.gained(neighbour)
         self._after_input()
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -111,13 +216,12 @@ class Peer(Rounds):
         self._tick(now)
         if self.links.pop(neighbour, None) is None:
             return
-        self.wanted = {j: asked for j, asked in self.wanted.items() if asked.source != neighbour}
-        self.overdue.pop(neighbour, None)
-        if self.pursuit is not None and self.pursuit.source == neighbour:
-            self._give_up()
-        if self.election is not None:
-            self.election.lost(neighbour, self.now)
-        self._pool_curves()
+        self.desk.lose(neighbour)
+        if self.joiner.expects(neighbour):
+            self._carry_out(self.joiner.give_up(self))
+        if self.wave is not None:
+            self.wave.lost(neighbour, self.now)
+        self.last_step.pool(self)
         self._check_wait()
         self._settle()
         self._begin_if_all_have_spoken()
@@ -126,105 +230,710 @@ class Peer(Rounds):
     def rewire(self, neighbours: tuple[int, ...], now: float) -> None:
         """Take in that the graph around the peer has changed: these are its neighbours from now on.
 
-        Who is no neighbour any more is disconnected; what it has sent already is folded. A new one may connect from
-        now on.
+        Former neighbours are disconnected; what they have sent already is folded. A new one may connect from now on.
         """
         self._tick(now)
         self._set_neighbours(tuple(sorted({*neighbours} - {self.id})))
         for gone in [n for n in self.links if n not in self.neighbours]:
             self.disconnected(gone, now)
-        self.suspects = {n: each for n, each in self.suspects.items() if n in self.neighbours}
-        self.inbox.forget_strangers(self.neighbours)
-        self.curves.forget_strangers(self.neighbours)
+        self.joiner.forget_strangers(self.neighbours)
+        self.cycle.forget_strangers(self.neighbours)
+        self.last_step.forget_strangers(self.neighbours)
         self._settle()
         self._after_input()
+
+    def _set_neighbours(self, neighbours: tuple[int, ...]) -> None:
+        """Take others as the neighbours of the graph: their number weighs what is folded, and travels with models."""
+        same, rules = neighbours == self.options.neighbours, self.options.rules
+        self.neighbours, self.rules = neighbours, rules if same else replace(rules, degree=len(neighbours))
 
     def limit_peers(self, most: int, now: float) -> None:
         """Take in how many peers there can be, where the driver knows: no election counts more."""
         self._tick(now)
         self.most_peers = max(1, min(most, m.MOST_PEERS))
-        if self.election is not None:
-            self.election.most = self.most_peers
+        if self.wave is not None:
+            self.wave.limit(self.most_peers)
 
     def _handle(self, sender: int, message: Any) -> bool:
         handle = _HANDLERS.get(type(message))
         if handle is not None:
             handle(self, sender, message)
-            if self.election is not None:
+            if self.wave is not None:
                 self._after_input()
         return handle is not None
 
     def finished(self, job: Job, result: Any, now: float) -> None:
         """Take in finished work."""
         self._tick(now)
-        if isinstance(job, Score):
-            if job is self.checking:
-                self._judge_fit(result)
-            elif job is self.job:
-                self.job = None
-                self._end_warm_up(Warm(job.models[0], result))
-            elif isinstance(self.election, Election):
-                self.election.scored(job, result)
-        elif job is self.job:
+        if job is self.job:
             self.job = None
-            if isinstance(job, Draw):
-                self._take_bank(result, (), self.round)
-                self._broadcast(self._hello())
-                self._wait_for(Step.BEGIN)
-            elif isinstance(job, Train):
-                self._end_training(result)
-            elif isinstance(job, Rest):
-                self._end_rest()
-            elif isinstance(job, Observe):
-                if isinstance(self.election, SurveyWave):
-                    self.election.observed(result)
-            elif isinstance(job, Curve | Personalise):
-                self._end_personal(job, result)
-            else:
-                self._note("warmed")
-                self._end_warm_up(result)
+            _ENDS[type(job)](self, job, result)
+        elif isinstance(job, Score):
+            self._end_score(job, result)
         self._after_input()
+
+    def next_wake(self) -> float | None:
+        """See `Machine`."""
+        cycle = self.cycle
+        if cycle.step is not None:
+            return -math.inf
+        due, wave = math.inf if cycle.deadline is None else cycle.deadline, self.wave
+        if self.desk.wanted:
+            due = min(due, self.desk.next_timeout())
+        if wave is not None:
+            due = min(due, wave.next_wake())
+        free = self.job is None and wave is None
+        return self._on_drivers_clock(min(due, self.joiner.next_timeout(self, free, cycle.ending is not None)))
 
     def wake(self, now: float) -> None:
         """Do what is due: the next step of a round, or what a timer asks for."""
         self._tick(now)
-        if self.deadline is not None and self.now >= self.deadline:
-            self.deadline = None
-            self._note("timeout", round=self.ending if self.ending is not None else -1)
-            self.wanted.clear()
-            self._wait_for(Step.FOLD)
-        if self.wanted and (late := [j for j, asked in self.wanted.items() if self.now >= asked.until]):
-            for j in late:
-                asked = self.wanted.pop(j)
-                self.overdue[asked.source] = asked.since
+        if self.cycle.is_late(self.now):
+            self.desk.stop_waiting()
+            self.cycle.wait_for(Step.FOLD)
+        if self.desk.time_out(self.now):
             self._check_wait()
-        if self.pursuit is not None and self.now >= self.pursuit.until:
-            self.overdue[self.pursuit.source] = self.pursuit.since
-            self._suspect(self.pursuit.source)
-            self._give_up()
-        if self.election is not None:
-            self.election.wake(self.now)
-        if self.step is not None:
-            self._take_step()
-        elif self._waits_for_hello() and self.now >= self.join_until:
+        if (late := self.joiner.time_out(self)) is not None:
+            self.desk.note_overdue(late.source, late.since)
+            self._carry_out(self.joiner.give_up(self))
+        if self.wave is not None:
+            self.wave.wake(self.now)
+        if (step := self.cycle.take_step()) is not None:
+            _STEPS[step](self)
+        elif self._waits_for_hello() and self.now >= self.joiner.join_until:
             self._begin_round()
-        if self.bank is None or self.highest != self.lineage:
+        if self.joiner.may_seek(self):
             self._seek()
         self._settle()
         self._after_input()
 
+    def waits(self) -> str:
+        """Describe what the peer waits for, in a sentence without a subject."""
+        if self.state is State.EMPTY:
+            return f"waits for the models of {names(self.neighbours)}"
+        if self.state in (State.ELECTING, State.PAUSED) and self.wave is not None:
+            what = "an election" if self.surveys.wave is None else "a survey"
+            return f"waits for {what} ({self.wave.phase})"
+        if self.cycle.ending is not None:
+            peers = {n for n in self.links if self.cycle.expects(self, n)} | self.desk.sources()
+            return f"waits for round {self.cycle.ending} of {names(sorted(peers))}"
+        return "waits for nothing" if self.state is not State.DONE else "is done"
 
-_HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
+    # Models.
+
+    def _take_bank(self, models: Tensor, lineage: Lineage, round: int) -> None:
+        """Begin with models (m, P) of a lineage; that they fit was seen when they came, or were loaded."""
+        self.copies = bank.taken(models, lineage, round, self.allocate)
+        self.lineage, self.state = lineage, State.WAITING
+        self.surveys.postpone(self)
+        self.cycle.clear()
+        self.desk.forget_answers()
+        self.elections.begin_with(len(models))
+
+    def _open_cluster(self, slot: int, model: Tensor) -> None:
+        """Put a model into a cluster that an election opened."""
+        self.copies = bank.opened(self.copies, slot, model, self.allocate)
+        self.surveys.postpone(self)
+        self.cycle.forget_clusters((slot,))
+
+    def _take_entry(self, entry: Entry) -> None:
+        """Merge and close clusters as a survey decided."""
+        if layout_of(self.lineage).after(entry) is None:
+            return
+        self.elections.reset_alarm()
+        self.lineage = (*self.lineage, entry)
+        if entry.changes:
+            self.copies, order = bank.surveyed(self.copies, entry, self.allocate)
+            self.cycle.forget_clusters(entry.slots)
+            self.desk.forget(entry.slots)
+            self.elections.merge(entry.plan, order)
+        self.out.note("survey", number=len(self.open_clusters))
+
+    def _draw(self) -> None:
+        """Begin with a start of one's own."""
+        self.job = Draw()
+        self.out.ask(self.job)
+
+    def _end_draw(self, job: Draw, models: Tensor) -> None:
+        self._take_bank(models, (), self.round)
+        self.out.broadcast(self.hello())
+        self.cycle.wait_for(Step.BEGIN)
+
+    # The round cycle.
+
+    def _begin_round(self) -> None:
+        if self.bank is None or self.job is not None:
+            return
+        if self.wave is not None:
+            self._pause()
+            return
+        if self.joiner.newcomer:
+            if self.joiner.is_joining(self):
+                self.state = State.WAITING
+                return
+            self._catch_up()
+        job: Job | None = self.last_step.next_job(self)
+        if job is None and self.round >= self.options.rounds:
+            if self.state is not State.DONE:
+                self.out.note("done", round=self.round)
+            self.state = State.DONE
+            return
+        if job is None:
+            job = self._round_job()
+            self.out.note("start", round=self.round)
+            self.cycle.begin_training(self.now)
+        self.state, self.job = State.TRAINING, job
+        self.out.ask(job)
+
+    def _round_job(self) -> Train | Rest:
+        """Make the job of the round that begins: training, or rest."""
+        if not takes_part(self.options, self.id, self.round):
+            return Rest(self.round)
+        return Train(self.round, self.holds_out, self.surveys.is_to_come(self), self.copies.closed)
+
+    def _catch_up(self) -> None:
+        """Join the round that the neighbours are in."""
+        newest = self.joiner.catch_up(self)
+        if newest > self.round:
+            self.copies = replace(self.copies, round=newest)
+            self.out.note("jump", round=newest)
+            self.out.broadcast(self.hello())
+
+    def _end_training(self, job: Train, result: Trained) -> None:
+        """Begin the end of a round: send what was trained, take over what came meanwhile, wait for neighbours."""
+        round, cluster = self.round, result.cluster
+        complete, counts = len(self.links) >= len(self.neighbours), self.copies.counts
+        mixed = complete or (cluster < len(counts) and counts[cluster] > 0)
+        self.copies, trained = self.rules.end_round(self.copies, cluster, self._store(result))
+        self.state = State.WAITING
+        self.surveys.note_training(result.samples, self.cycle.end_training(self.now, round))
+        self.out.note("finish", cluster=cluster if result.fine else -1, round=round)
+        self.out.save()
+        if self.options.revives:
+            self.elections.look(self, result, round, mixed)
+        if self.rules.exchange == "none":
+            self.cycle.wait_for(Step.CLOSE)
+            return
+        fresh, offers = self.elections.freshness(self), tuple(self.rules.offers(self.copies).items())
+        if trained:
+            self.out.broadcast(*(m.Update(one, len(trained), self.lineage, 0.0, fresh, offers) for one in trained))
+        else:
+            self.out.broadcast(m.Nothing(round, self.lineage, fresh, offers))
+        self._carry_out(self.joiner.adopt(self))  # the trained model has left with the lineage that it is of
+        if self.joiner.may_seek(self):
+            self._seek()
+        if self.cycle.ending is not None:  # else it has begun anew with the models of others
+            self.cycle.await_neighbours(self)
+            self._check_wait()
+
+    def _store(self, result: Trained) -> Tensor | None:
+        """Store what was trained in the bank, and return it; None where it cannot be used."""
+        models, j = self.copies.bank, result.cluster
+        if not result.fine:
+            return None
+        trained = models[j].clone() if result.model is None else result.model
+        if self.options.size and (result.model is not None or self.rules.layout is not None):
+            self.rules.store_(models, j, trained)  # a run without training has models without numbers
+        return trained
+
+    def _end_rest(self, job: Rest, result: None) -> None:
+        self.out.note("sit", round=self.round)
+        self.copies = self.rules.skip_round(self.copies)
+        self.state = State.WAITING
+        self.cycle.wait_for(Step.CLOSE)
+
+    def _end_personal(self, job: Curve | Personalise, result: Any) -> None:
+        """Continue after a job of the personal last step, with what came meanwhile."""
+        self.last_step.end_job(self, job, result, self.lineage)
+        self.state = State.WAITING
+        self._carry_out(self.joiner.adopt(self))
+        self.cycle.wait_for(Step.BEGIN)
+
+    def _check_wait(self) -> None:
+        """Take the next step of a round's end where nobody is waited for."""
+        if self.state is State.WAITING:
+            self.cycle.check_wait(self, bool(self.desk.wanted))
+
+    def _ask_for_copies(self) -> None:
+        limit = self.cycle.limit(self)
+        self.cycle.note_asked()
+        self.desk.ask(self, limit, self.cycle.inbox.senders(limit), settled=not self.surveys.is_to_come(self))
+        if not self.desk.wanted or self.options.aggregation == "sequential":
+            self.cycle.wait_for(Step.FOLD)
+
+    def _fold(self) -> None:
+        """Fold what came; then the round that is being ended can be closed."""
+        if self.bank is None or isinstance(self.job, READS_BANK):
+            return
+        self.copies = self.cycle.fold(self)
+        self.copies = self.desk.fold(self)
+        if self.cycle.ending is not None:
+            if self.options.aggregation == "batch":
+                self.desk.stop_waiting()
+            self.cycle.end_wait()
+        elif self.wave is not None and self._is_idle:
+            self._pause()  # the call came between the update and its fold
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no job runs, nor one that looks whether models fit."""
+        return self.job is None and self.elections.checking is None
+
+    def _close_round(self) -> None:
+        """End a round: see whether a survey or an election is due, then begin the next."""
+        self.cycle.close()
+        self.elections.end_round(self, self.surveys.is_to_come(self))
+        if self.wave is None:
+            if self.surveys.is_due(self):
+                self.surveys.begin(self, self.elections.detector.unfit)
+            elif self.elections.is_due(self):
+                self.elections.call(self)
+            elif self.elections.must_look(self):
+                self._look_at_fit()
+                return
+        self._begin_round()
+
+    def _on_hello(self, sender: int, hello: m.Hello) -> None:
+        known = self.links[sender]
+        if known.hello is not None and known.hello.incarnation not in (UNKNOWN, hello.incarnation):
+            self.links[sender] = known = Neighbour()
+        if known.hello is None or known.hello.incarnation == UNKNOWN:
+            self.cycle.forget_sender(sender)  # it may have begun a new life, with an older round
+        known.greet(hello)
+        self._take_in_hello()
+
+    def _take_in_hello(self) -> None:
+        """Continue where it was the neighbours' hello that was waited for."""
+        self._seek()
+        self._settle()
+        self._check_wait()
+        self._begin_if_all_have_spoken()
+
+    def _waits_for_hello(self) -> bool:
+        """Return whether the first round waits for the neighbours' first hello."""
+        return self.cycle.ending is None and self.joiner.waits_for_hello(self)
+
+    def _begin_if_all_have_spoken(self) -> None:
+        """Begin the first round where no neighbour's first hello is waited for: it came, or its sender left."""
+        waiting = self.joiner.newcomer and self.state is State.WAITING and self.cycle.ending is None
+        if waiting and not is_silent(self.links):
+            self.cycle.wait_for(Step.BEGIN)
+
+    def _on_update(self, sender: int, update: m.Update) -> None:
+        message = update.message
+        if message.sender != sender:
+            self.out.refuse("in another's name", sender)
+        elif message.round > MOST_ROUND:
+            self.out.refuse("malformed", sender)
+        else:
+            known = self._learn(sender, message.round, update.lineage, update.freshness, update.offers)
+            known.ended(message.round, message.cluster, update.parts)
+            self.cycle.hold(self, sender, update)
+            self._check_wait()
+
+    def _on_nothing(self, sender: int, message: m.Nothing) -> None:
+        self.out.note("nothing", sender, round=message.round)
+        self._learn(sender, *message).ended(message.round, -1, 1)
+        self._check_wait()
+
+    def _learn(
+        self, sender: int, round: int, lineage: Lineage, freshness: tuple[int, ...], offers: m.Offers
+    ) -> Neighbour:
+        """Take in what comes along with the end of a neighbour's round; returns what is known of it."""
+        known = self.links[sender]
+        if round >= known.offers_round:
+            if offers:
+                held = len(self.copies.counts)
+                own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
+                offers = tuple(own.values())
+            known.offer(offers, round, lineage)
+        if freshness:
+            self.elections.learn(self, freshness, lineage)
+        is_first = known.hello is None
+        if known.learn_from_model(round, lineage):
+            if is_first:
+                self._take_in_hello()
+            else:
+                self._seek()
+        return known
+
+    # Copies, and the models of others.
+
+    def _on_copy(self, sender: int, copy: m.Copy) -> None:
+        if self.desk.take_in(self, sender, copy):
+            if self.bank is not None:
+                self.cycle.fold_if_idle(self)
+            self._check_wait()
+
+    def _on_declined(self, sender: int, declined: m.Declined) -> None:
+        if declined.cluster is not None:
+            if self.desk.is_declined(sender, declined.cluster):
+                self._check_wait()
+        elif self.joiner.expects(sender):
+            self.links[sender].decline()
+            self._carry_out(self.joiner.give_up(self))
+            self._settle()
+
+    def _on_bank_copy(self, sender: int, copy: m.BankCopy) -> None:
+        if self.joiner.expects(sender):
+            self._carry_out(self.joiner.take_in(self, sender, copy))
+            self._settle()
+        else:
+            self.desk.refuse_unasked(self, sender, copy)
+
+    def _seek(self) -> None:
+        """Look for a neighbour whose models are to be taken over."""
+        self._carry_out(self.joiner.seek(self))
+
+    def _carry_out(self, effect: JoinEffect | None) -> None:
+        """Do what the joiner wants done."""
+        if effect is not None:
+            _JOINS[type(effect)](self, effect)
+
+    def _await_models(self, effect: Pursue) -> None:
+        """Wait for models that were asked for: without any there is nothing else to do."""
+        if self.bank is None:
+            self._leave_wave()
+            self.state = State.EMPTY
+
+    def _follow(self, effect: Follow) -> None:
+        """Do to one's own models what surveys have decided since."""
+        self._leave_wave()
+        for entry in effect.lineage[len(self.lineage) :]:
+            self._take_entry(entry)
+        self.surveys.catch_up(self)
+        self.out.save()
+        self.out.broadcast(self.hello())
+        self._continue_round()
+
+    def _extend(self, effect: Extend) -> None:
+        """Take the clusters that others have opened since."""
+        pursuit, opened = effect
+        self._leave_wave()
+        for j in opened:
+            copy = pursuit.taken[j]
+            self._open_cluster(j, copy.message.model)
+            self.copies = bank.stamped(self.copies, j, copy.message.offer)
+            self.out.note("adopt", pursuit.source, j, copy.message.round)
+        self.lineage = pursuit.lineage
+        self.elections.close(self, len(self.copies.bank), opened)
+        self._announce_taken()
+        self._continue_round()
+
+    def _switch(self, effect: Switch) -> None:
+        """Take over all models of a neighbour, and its round."""
+        pursuit, round = effect
+        kind = "join" if self.bank is None else "switch"
+        self._leave_wave()
+        self.job = None
+        self._take_bank(torch.stack(pursuit.models()), pursuit.lineage, round)
+        for j, copy in pursuit.taken.items():
+            self.copies = bank.stamped(self.copies, j, copy.message.offer)
+        self.out.note(kind, pursuit.source, number=len(pursuit.taken))
+        self._announce_taken()
+        self.desk.stop_waiting()
+        self.cycle.begin_anew()
+
+    def _announce_taken(self) -> None:
+        """Tell the neighbours of models that were taken over without a vote."""
+        self.elections.set_voted(self, False)
+        self.out.save()
+        self.out.broadcast(self.hello())
+
+    def _continue_round(self) -> None:
+        """Continue the round, where clusters changed and none is under way."""
+        if self.state is State.PAUSED and self.wave is None:  # it had paused for what it has left
+            self.state = State.WAITING
+        if self.cycle.ending is not None:
+            self._check_wait()
+        elif self.job is None and self.cycle.step in (None, Step.FOLD):  # folding between rounds leads to no other step
+            self.cycle.wait_for(Step.BEGIN)
+
+    def _settle(self) -> None:
+        """See what a peer without models can do: wait, draw a start of its own, or stand for election."""
+        if self.bank is not None or self.joiner.pursuit is not None or self.job is not None or self.wave is not None:
+            return
+        if not self.joiner.may_begin_alone(self, has_own=self.elections.own is not None):
+            return
+        if self.options.start != "elected":
+            self.out.note("afresh")
+            self._draw()
+        elif self.elections.warm is None:
+            self._warm_up(None)
+        else:
+            self._stand(self.elections.warm)
+
+    # Elections and surveys.
+
+    def _on_probe(self, sender: int, probe: m.Probe) -> None:
+        surveys = probe.call is not None and probe.call.survey
+        if surveys:
+            fits = self.state is not State.DONE and self.surveys.may_join(self, probe)
+        else:
+            fits = self.elections.may_join(self, probe, pursuing=self.joiner.pursuit is not None)
+        if fits and not surveys and self.surveys.wave is not None:
+            self._leave_survey()  # it can wait: others are at a loss for models
+        wave = self.wave
+        if wave is not None and wave.is_kind_of(probe):
+            wave.receive(sender, probe, self.now)
+        elif wave is not None or not fits:
+            self.out.send(sender, m.Refuse(probe.key))
+            self.out.send(sender, self.hello())
+        elif surveys:
+            self._join_survey(sender, probe)
+        else:
+            self._join_election(sender, probe)
+
+    def _join_survey(self, sender: int, probe: m.Probe) -> None:
+        """Join a survey: at once between two rounds, else at the end of the round that runs."""
+        between = self.cycle.is_between_rounds()
+        unfit = self.elections.detector.unfit
+        self.surveys.join(self, sender, probe, unfit, ending=self._is_idle and not between)
+        if self.cycle.ending is not None:
+            self._check_wait()
+        elif self._is_idle and between:
+            self._pause()
+
+    def _join_election(self, sender: int, probe: m.Probe) -> None:
+        """Join an election: of a start at once, else between two rounds."""
+        starts = self.bank is None
+        self.elections.join(self, sender, probe, starts or self.job is not None or bool(self.cycle.finishes))
+        if starts:
+            if self.job is None and self.elections.warm is None:
+                self._warm_up(None)
+        elif self.cycle.ending is not None:
+            self._check_wait()
+        elif self._is_idle and self.cycle.step is None:
+            self._pause()
+        elif isinstance(self.job, WarmUp):  # it was looking at its fit: the election decides that
+            self._stop_warming()
+            self._pause()
+
+    def _on_election(self, sender: int, message: Any) -> None:
+        if self.wave is not None:
+            self.wave.receive(sender, message, self.now)
+        elif not isinstance(message, m.Refuse):
+            self.out.send(sender, m.Refuse(message.key))
+
+    def _warm_up(self, stage: int | None) -> None:
+        self.state = State.WARMING
+        self.job = self.elections.warm_up(self, stage)
+        self.out.ask(self.job)
+
+    def _stop_warming(self) -> None:
+        self.job = None
+        self.out.note("warmed")
+
+    def _end_warm_up(self, job: WarmUp, warm: Warm) -> None:
+        self.out.note("warmed")
+        self._use_warm(warm)
+
+    def _end_own_score(self, job: Score, losses: Losses) -> None:
+        self._use_warm(Warm(job.models[0], losses))
+
+    def _use_warm(self, warm: Warm) -> None:
+        """Vote, stand, or look at the fit, with a warmed-up model."""
+        if self.bank is None:
+            self.elections.keep_warm(warm)
+        if self.elections.wave is not None:
+            self._vote_with(self.elections.wave, warm)
+        elif self.bank is not None:
+            self._check_fit(warm.model, self.round - 1)
+        elif self.joiner.pursuit is None:
+            self._stand(warm)
+
+    def _vote_with(self, election: Election, warm: Warm) -> None:
+        election.warmed(warm)
+        self.state = State.ELECTING if self.elections.has_vote else State.PAUSED
+
+    def _stand(self, warm: Warm) -> None:
+        self.state = State.ELECTING
+        self.elections.stand(self, warm)
+
+    def _look_at_fit(self) -> None:
+        """Look whether models fit that were taken without a vote; for that a model of one's own is needed."""
+        own = self.elections.take_own()
+        if own is None:
+            self._warm_up(self.round - 1)
+        else:
+            self._check_fit(own, None)
+
+    def _check_fit(self, own: Tensor, stage: int | None) -> None:
+        self.state = State.WAITING
+        self.elections.check_fit(self, own, stage)
+
+    def _end_score(self, job: Score, losses: Losses) -> None:
+        """Take in losses that an election, or the look at the fit, asked for."""
+        if job is self.elections.checking:
+            self.elections.judge_fit(self, losses)
+            self.cycle.wait_for(Step.BEGIN)
+        elif self.elections.wave is not None:
+            self.elections.wave.scored(job, losses)
+
+    def _end_observation(self, job: Observe, result: Any) -> None:
+        if self.surveys.wave is not None:
+            self.surveys.wave.observed(result)
+
+    def _pause(self) -> None:
+        """Take part in the wave that runs, between two rounds: observe, or warm up if it is not too late."""
+        if self.surveys.wave is not None:
+            self.state = State.PAUSED
+            self.surveys.pause(self, self.elections.detector.unfit)
+            self._end_survey()
+        elif self.elections.prepare(self):
+            self._warm_up(self.round - 1)
+        else:
+            self.state = State.ELECTING if self.elections.has_vote else State.PAUSED
+
+    def _leave_wave(self) -> None:
+        """Take no part in an election or a survey any more, and stop the work for it."""
+        if self.wave is not None:
+            self.wave.leave()
+            self._drain_wave()
+            self.elections.leave()
+            self.surveys.leave()
+        if isinstance(self.job, WarmUp):
+            self._stop_warming()
+        elif isinstance(self.job, Observe):
+            self.job = None
+
+    def _leave_survey(self) -> None:
+        """Take no part in a survey any more; a peer that had paused for it is between two rounds."""
+        self._leave_wave()
+        self.state = State.WAITING if self.state is State.PAUSED else self.state
+
+    def _drain_wave(self) -> None:
+        """Send and ask for what a wave wants."""
+        assert self.wave is not None
+        messages, work = self.wave.drain()
+        for neighbour, message in messages:
+            self.out.send(neighbour, message)
+        for job in work:
+            self.out.ask(job)
+            self.job = job if isinstance(job, Observe) else self.job
+
+    def _after_input(self) -> None:
+        """Carry out what a wave wants, and what came of it where no training is under way."""
+        if self.wave is not None:
+            self._drain_wave()
+        if self.surveys.wave is not None:
+            self._end_survey()
+        elif self.elections.wave is not None:
+            self._advance_election(self.elections.wave)
+
+    def _advance_election(self, election: Election) -> None:
+        """Warm up while there is time; take the outcome where no training is under way."""
+        if election.opened and isinstance(self.job, WarmUp):
+            self._stop_warming()
+            self.state = State.PAUSED
+        elif self.state is State.PAUSED and election.warms and not election.opened and self.job is None:
+            # It has begun again, perhaps without a peer that can vote: there is time to warm up.
+            if self.bank is not None:
+                self._pause()
+            elif self.elections.warm is not None:
+                self._vote_with(election, self.elections.warm)
+            else:
+                self._warm_up(None)
+            self._drain_wave()
+        if election.outcome is not None and not isinstance(self.job, (*KEPT, Rest)):
+            self._conclude(election.outcome)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """Take the centres of an election, and continue."""
+        self.elections.end()
+        if outcome.base != self.lineage or (self.bank is None) != (outcome.call is None):
+            self.cycle.wait_for(Step.BEGIN)
+            return
+        if self.bank is None and outcome.entry is None:
+            self._settle()
+            return
+        if self.bank is None:
+            assert outcome.entry is not None
+            self._take_bank(torch.stack([model for _, model in outcome.opened]), (outcome.entry,), self.round)
+            self.joiner.settle_in()
+        else:
+            self._take_opened(outcome)
+        self.elections.set_result(self, outcome)
+        self.out.note("elect", number=len(self.open_clusters))
+        self.out.save()
+        if outcome.entry is not None:
+            self.out.broadcast(self.hello())
+        self.cycle.wait_for(Step.BEGIN if self.cycle.ending is None else Step.CLOSE)
+
+    def _take_opened(self, outcome: Outcome) -> None:
+        """Open the clusters of a by-election."""
+        for slot, model in outcome.opened:
+            self._open_cluster(slot, model)
+        if outcome.entry is not None:
+            self.lineage = (*self.lineage, outcome.entry)
+        self.elections.close(self, len(self.copies.bank), tuple(slot for slot, _ in outcome.opened))
+        self.elections.reset_alarm()
+        self.state = State.WAITING
+
+    def _end_survey(self) -> None:
+        """Take the result of a survey that has ended, between two rounds; without a result it ends at once."""
+        survey, paused = self.surveys.wave, self.state is State.PAUSED
+        if survey is None or survey.outcome is None:
+            return
+        entry = survey.outcome.entry
+        if entry is not None and not paused:
+            return
+        self.surveys.end(self)
+        if entry is not None and survey.base == self.lineage:
+            self._take_entry(entry)
+            self.surveys.wait_after_result(self)
+            self.out.broadcast(self.hello())
+            self.out.save()
+        if paused:
+            self.job, self.state = None, State.WAITING
+            self.cycle.wait_for(Step.BEGIN)
+
+
+Handler = Callable[[Peer, int, Any], None]
+
+
+def _to(part: str, method: str) -> Handler:
+    """Hand a message to a part, with what it may read of the peer."""
+
+    def handle(peer: Peer, sender: int, message: Any) -> None:
+        getattr(getattr(peer, part), method)(peer, sender, message)
+
+    return handle
+
+
+_HANDLERS: dict[type, Handler] = {
     **dict.fromkeys(m.ELECTION, Peer._on_election),
     m.Probe: Peer._on_probe,
     m.Hello: Peer._on_hello,
     m.Update: Peer._on_update,
     m.Nothing: Peer._on_nothing,
-    m.CopyRequest: Peer._on_copy_request,
+    m.CopyRequest: _to("desk", "answer"),
     m.Copy: Peer._on_copy,
     m.Declined: Peer._on_declined,
-    m.BankRequest: Peer._on_bank_request,
+    m.BankRequest: _to("joiner", "answer"),
     m.BankCopy: Peer._on_bank_copy,
-    m.Alarm: Peer._on_alarm,
-    m.Curves: Peer._on_curves,
+    m.Alarm: _to("elections", "hear_alarm"),
+    m.Curves: _to("last_step", "hear"),
+}
+_STEPS: dict[Step, Callable[[Peer], None]] = {
+    Step.ASK: Peer._ask_for_copies,
+    Step.FOLD: Peer._fold,
+    Step.CLOSE: Peer._close_round,
+    Step.BEGIN: Peer._begin_round,
+}
+_ENDS: dict[type, Callable[[Peer, Any, Any], None]] = {
+    Draw: Peer._end_draw,
+    Train: Peer._end_training,
+    Rest: Peer._end_rest,
+    Observe: Peer._end_observation,
+    Curve: Peer._end_personal,
+    Personalise: Peer._end_personal,
+    WarmUp: Peer._end_warm_up,
+    Score: Peer._end_own_score,
+}
+_JOINS: dict[type, Callable[[Peer, Any], None]] = {
+    Pursue: Peer._await_models,
+    Follow: Peer._follow,
+    Extend: Peer._extend,
+    Switch: Peer._switch,
 }

@@ -1,7 +1,7 @@
 """Taking over a neighbour's models: of a peer without any, and of one whose lineage lost against the neighbour's.
 
-A peer keeps its own models, and goes on training them, until all that it asked for are here: a neighbour that promises
-more than it sends costs nothing but the wait.
+A peer keeps and trains its own models until all that it asked for are here: a neighbour that promises more than it
+sends costs nothing but the wait.
 """
 
 from __future__ import annotations
@@ -16,35 +16,34 @@ from dfca.peer.records.messages import BankCopy
 from dfca.peer.records.options import PeerOptions
 
 MOST_CLUSTERS = 4096
-"""Nobody holds more models than this."""
+"""No peer holds more models."""
 LOWER = "of a lower lineage"
-"""What is wrong with a model that is of no use, or was sent before the source took the lineage that is asked for."""
+"""The problem of a model that is of no use, or was sent before the source took the lineage that is asked for."""
 
 
 @dataclass
 class Pursuit:
-    """Models that a peer has asked for.
+    """Models that a peer has asked for."""
 
-    source: whom; lineage: of the models; since, until: when it was last answered, or asked, and how long it waits;
-    needed: the clusters asked for, None: all; taken: what has come; clusters, closed: how many models the source holds,
-    and which of them nobody has any use for; round: the round that it is in.
-    """
-
-    source: int
-    lineage: Lineage
-    since: float
-    until: float
-    needed: tuple[int, ...] | None = None
-    taken: dict[int, BankCopy] = field(default_factory=dict)
-    clusters: int = 0
-    round: int = 0
-    closed: tuple[int, ...] = ()
+    source: int  # the neighbour that was asked
+    lineage: Lineage  # of the models
+    since: float  # when it was asked, or last answered
+    until: float  # how long the next answer is waited for
+    needed: tuple[int, ...] | None = None  # the clusters asked for, None: all
+    taken: dict[int, BankCopy] = field(default_factory=dict)  # by cluster, what has come
+    clusters: int = 0  # how many models the source holds
+    round: int = 0  # the round that it is in
+    closed: tuple[int, ...] = ()  # the clusters that are closed there
 
     @property
     def complete(self) -> bool:
         """Whether all models are here."""
         wanted = [j for j in range(self.clusters) if j not in self.closed] if self.needed is None else self.needed
         return self.clusters > 0 and all(j in self.taken for j in wanted)
+
+    def prolong(self, now: float) -> None:
+        """Wait for the next model as long as for this one."""
+        self.since, self.until = now, self.until + now - self.since
 
     def models(self) -> list[Tensor]:
         """Return the models, in order; in the places of closed clusters, any."""

@@ -166,10 +166,11 @@ class Wandb(Tracker):
             run.finish()
 
 
-class Trackio(Wandb):
+class Trackio(Tracker):
     """trackio, which has the interface of Weights & Biases and keeps everything on this machine."""
 
     name = module = extra = "trackio"
+    open, log, close = Wandb.open, Wandb.log, Wandb.close
 
 
 class Mlflow(Tracker):

@@ -71,11 +71,12 @@ def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | Non
     """Describe the personal last step: its steps, before which round they were picked, by which losses on held-out
     samples without it and with it, and the score after it where it was taken; None where there is none yet."""
     from dfca.core.rules.personal import GRID
-    from dfca.peer.curves import CurvePool
+    from dfca.peer.last_step import LastStep
 
-    pool, steps = getattr(machine, "curves", None), getattr(machine, "personal_steps", 0)
-    if not isinstance(pool, CurvePool) or not (pool.measured or steps):
+    last_step = getattr(machine, "last_step", None)
+    if not isinstance(last_step, LastStep) or not (last_step.curves.measured or last_step.steps):
         return None
+    pool, steps = last_step.curves, last_step.steps
     found: dict[str, Any] = {"steps": steps}
     if pool.measured:
         losses = [_finite(pool.rows[0][place]) for place in (0, GRID.index(steps))]

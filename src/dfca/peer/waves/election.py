@@ -16,6 +16,7 @@ simulator does in closed form.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -42,87 +43,114 @@ from dfca.peer.records.messages import (
     Votes,
 )
 from dfca.peer.records.work import Losses, Score
+from dfca.peer.waves.deadline import AnswerTime
 from dfca.peer.waves.turns import PASS, Standing, is_next, is_possible, standing
 from dfca.peer.waves.wave import Wave
 
 PATIENT_FOR_MODELS = 8
-"""After so many silences a peer goes on without those that it waits for in a turn: models take their time."""
+"""After this many silences a peer stops waiting for others in a turn: models take their time."""
 
 
 class Outcome(NamedTuple):
-    """What an election decided: the lineage that it extended, its entry, and the models that it opened, by cluster."""
+    """What an election decided."""
 
-    base: Lineage
-    entry: Entry | None
-    opened: tuple[tuple[int, Tensor], ...]
-    call: Call | None
-    voted: bool
+    base: Lineage  # the lineage that it extended
+    entry: Entry | None  # its entry there, None where nothing was opened
+    opened: tuple[tuple[int, Tensor], ...]  # by cluster, the models that it opened
+    call: Call | None  # what it was called for, None: a start
+    voted: bool  # whether this peer had a vote
 
 
 @dataclass
 class Election(Wave):
-    """One peer's part in an election. `work`: what it wants done; the peer drains it, and `out`.
+    """One peer's part in an election."""
 
-    merging: how clusters are merged later, if they are. held: the peer's models (k, P) in a by-election, of the
-    clusters that are open; alarmed: whether none of them fits it. stage, held_out: of its jobs. voters: the peers that
-    vote; votes: whether this one does. missing: the children whose bid or votes are still to come; early: what overtook
-    what this peer waits for. bid_losses, vote_losses: of the centres so far, on the parts of the samples that bid and
-    vote. best, route: the best bid so far, and where it came from. since_s: when the part of the turn began that goes
-    on: how long it takes is learned (`answer_time`, the peer's). blamed: those that were silent before; no_shows: those
-    that were asked to stand, and did not.
-    """
+    merging: MergeOptions | None = None  # how clusters are merged later, if they are
+    held: Tensor | None = None  # in a by-election, the peer's models (k, P) of the clusters that are open
+    alarmed: bool = False  # none of them fits it
+    stage: int | None = None  # of its jobs
+    held_out: bool = False  # whether samples are held out in these
+    voters: int = 0  # how many peers vote
+    votes: bool = False  # whether this one does
+    bid_losses: Tensor | None = None  # of the centres so far, on the samples that bid
+    vote_losses: Tensor | None = None  # and on those that vote
+    missing: set[int] = field(default_factory=set)  # the children whose bid or votes are to come
+    best: tuple[float, int] | None = None  # the best bid so far: its value, minus the candidate
+    route: int | None = None  # where it came from
+    bid_made: bool = False  # the peer's own bid is in it
+    candidate: Candidate | None = None  # the model that is voted on
+    tally: Tally | None = None  # the votes so far
+    on_candidate: Losses | None = None  # the losses of that model
+    scoring: Score | None = None  # the job that measures losses
+    outcome: Outcome | None = None  # what was decided
+    since_s: float = 0.0  # when this part of the turn began
+    early: dict[int, Bid | Votes | Candidate | Decision] = field(default_factory=dict)  # what overtook its cause
+    blamed: set[int] = field(default_factory=set)  # neighbours that were silent before
+    no_shows: set[int] = field(default_factory=set)  # candidates that were asked to stand, and did not
 
-    merging: MergeOptions | None = None
-    held: Tensor | None = None
-    alarmed: bool = False
-    stage: int | None = None
-    held_out: bool = False
-    voters: int = 0
-    votes: bool = False
-    bid_losses: Tensor | None = None
-    vote_losses: Tensor | None = None
-    missing: set[int] = field(default_factory=set)
-    best: tuple[float, int] | None = None
-    route: int | None = None
-    bid_made: bool = False
-    candidate: Candidate | None = None
-    tally: Tally | None = None
-    on_candidate: Losses | None = None
-    scoring: Score | None = None
-    outcome: Outcome | None = None
-    since_s: float = 0.0
-    early: dict[int, Bid | Votes | Candidate | Decision] = field(default_factory=dict)
-    blamed: set[int] = field(default_factory=set)
-    no_shows: set[int] = field(default_factory=set)
-    work: list[Score] = field(default_factory=list)
+    def resume(self, answer_time: AnswerTime, models: Tensor | None) -> None:
+        """See `Wave`."""
+        super().resume(answer_time, models)
+        self.held = None if self.held is None else models
+
+    def prepare(self, stage: int, held: Tensor | None, held_out: bool, alarmed: bool) -> None:
+        """Take in what the peer holds now: it may have changed since the wave came, in the middle of a round."""
+        self.stage, self.held, self.held_out, self.alarmed = stage, held, held_out, alarmed
 
     def _take(self, sender: int, message: Any, now: float) -> None:
-        if isinstance(message, Count):
-            self._take_count(sender, message)
-        elif isinstance(message, Refuse):
-            self._without(sender, now)
-        elif sender == self.parent and isinstance(message, Open) and self.phase == "counted":
-            if is_possible(message.log, self.call) and message.voters <= self.most:
-                self._opened(message.voters, message.log, message.first)
-        elif sender == self.parent and isinstance(message, Centre):
+        take = _TAKES.get(type(message))
+        if take is not None:
+            take(self, sender, message, now)
+
+    def _on_count(self, sender: int, message: Count, now: float) -> None:
+        self._take_count(sender, message)
+
+    def _on_refuse(self, sender: int, message: Refuse, now: float) -> None:
+        self._without(sender, now)
+
+    def _on_open(self, sender: int, message: Open, now: float) -> None:
+        fits = is_possible(message.log, self.call) and message.voters <= self.most
+        if sender == self.parent and self.phase == "counted" and fits:
+            self._opened(message.voters, message.log, message.first)
+
+    def _on_centre(self, sender: int, message: Centre, now: float) -> None:
+        if sender == self.parent:
             self._take_centre(message)
-        elif isinstance(message, Bid) and self.phase == "bid" and message.turn == len(self.log):
+
+    def _on_bid(self, sender: int, message: Bid, now: float) -> None:
+        if self.phase == "bid" and message.turn == len(self.log):
             self._take_bid(sender, message)
-        elif sender == self.parent and isinstance(message, Stand) and message.turn == len(self.log):
-            self._stand(message.candidate, now)
-        elif isinstance(message, Candidate) and message.turn == len(self.log) and self._is_awaited(sender, message):
-            self._take_candidate(message, sender)
-        elif isinstance(message, Votes) and self.phase == "vote" and message.turn == len(self.log):
+        else:
+            self._keep_early(sender, message)
+
+    def _on_votes(self, sender: int, message: Votes, now: float) -> None:
+        if self.phase == "vote" and message.turn == len(self.log):
             self._take_votes(sender, message.tally)
-        elif sender == self.parent and isinstance(message, Decision) and message.turn == len(self.log):
-            if self.phase == "opening":  # it has overtaken the centres, or there are none
-                self.early[sender] = message
-            elif self._is_decidable(message.outcome):
-                self._decided(message.outcome, message.done)
-        elif isinstance(message, Bid | Votes) and sender in self.kids and 0 <= message.turn - len(self.log) <= 1:
-            self.early[sender] = message  # it has overtaken a model that is on its way here
-        elif sender == self.parent and isinstance(message, Candidate) and self.phase == "counted":
+        else:
+            self._keep_early(sender, message)
+
+    def _keep_early(self, sender: int, message: Bid | Votes) -> None:
+        """Keep what has overtaken a model that is on its way here."""
+        if sender in self.kids and 0 <= message.turn - len(self.log) <= 1:
+            self.early[sender] = message
+
+    def _on_stand(self, sender: int, message: Stand, now: float) -> None:
+        if sender == self.parent and message.turn == len(self.log):
+            self._stand(message.candidate, now)
+
+    def _on_candidate(self, sender: int, message: Candidate, now: float) -> None:
+        if message.turn == len(self.log) and self._is_awaited(sender, message):
+            self._take_candidate(message, sender)
+        elif sender == self.parent and self.phase == "counted":
             self.early[sender] = message  # it has overtaken the opening
+
+    def _on_decision(self, sender: int, message: Decision, now: float) -> None:
+        if sender != self.parent or message.turn != len(self.log):
+            return
+        if self.phase == "opening":  # it has overtaken the centres, or there are none
+            self.early[sender] = message
+        elif self._is_decidable(message.outcome):
+            self._decided(message.outcome, message.done)
 
     def _is_awaited(self, sender: int, message: Candidate) -> bool:
         """Return whether a candidate's model comes from above, or from the child that it was asked of."""
@@ -131,12 +159,12 @@ class Election(Wave):
         return self.phase == "bid" and sender == self.parent
 
     def outvotes(self, entry: Entry) -> bool:
-        """Return whether to go on rather than take what others decided: with fewer votes, or under a bad root."""
+        """Return whether to continue rather than take what others decided: with fewer votes, or under a bad root."""
         bad = entry.root in self.banned or not self._trusts(entry.root)
         return bad or (self.opened and self.voters > entry.voters)
 
     def _is_decidable(self, turn: Turn) -> bool:
-        """Return whether this can be what came of the turn that goes on."""
+        """Return whether this can be what came of the turn that runs."""
         if self.phase != "vote":
             return self.phase == "bid" and turn == PASS
         known = self.candidate is not None and turn.candidate == self.candidate.candidate
@@ -158,7 +186,7 @@ class Election(Wave):
             self.no_shows.add(-self.best[1])
 
     def _end_turn_without_the_silent(self, now: float) -> bool:
-        """Go on without children whose bid or votes do not come; a root that is silent again and again is banned."""
+        """Continue without children whose bid or votes do not come; a root that is silent again and again is banned."""
         if self._silences_seen < PATIENT_FOR_MODELS:
             return False
         if self.phase in ("bid", "vote") and self.missing:
@@ -389,8 +417,8 @@ class Election(Wave):
         if self.parent is not None:
             self._send(self.parent, Votes(self.key, len(self.log), self.tally))
             return
-        found = decide(self.tally, self.candidate.gain, self.options, self._held_count)
-        turn = Turn(self.candidate.candidate, self._standing.forced or found.accepted)
+        verdict = decide(self.tally, self.candidate.gain, self.options, self._held_count)
+        turn = Turn(self.candidate.candidate, self._standing.forced or verdict.accepted)
         if turn.accepted:
             turn = turn._replace(slot=self._slot(self.tally))
         self._decided(turn, self._after([*self.log, turn]).over)
@@ -412,7 +440,7 @@ class Election(Wave):
         self.since_s = self.last_s
 
     def _decided(self, turn: Turn, done: bool) -> None:
-        """Hand the decision of a turn down, and go on to the next, or end."""
+        """Hand the decision of a turn down, and begin the next, or end."""
         for kid in sorted(self.kids):
             self._send(kid, Decision(self.key, len(self.log), turn, done))
         if self.phase == "vote":
@@ -423,7 +451,7 @@ class Election(Wave):
         self._accept(turn, done)
 
     def _accept(self, turn: Turn, done: bool = False) -> None:
-        """Enter a turn into the log, and go on to the next, or end."""
+        """Enter a turn into the log, and begin the next, or end."""
         self.log.append(turn)
         if turn.accepted:
             assert self.candidate is not None
@@ -482,7 +510,7 @@ class Election(Wave):
         self.centres = self.centres[: sum(turn.accepted for turn in self.log)]
 
     def _without(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
+        """Continue without a neighbour that takes no part, or no longer; the next attempt asks it again."""
         if neighbour == self.parent:
             self._lose_parent(now)
             return
@@ -518,3 +546,16 @@ class Election(Wave):
 
 def _join(known: Tensor | None, more: Tensor) -> Tensor:
     return more if known is None else torch.cat([known, more])
+
+
+_TAKES: dict[type, Callable[[Election, int, Any, float], None]] = {
+    Count: Election._on_count,
+    Refuse: Election._on_refuse,
+    Open: Election._on_open,
+    Centre: Election._on_centre,
+    Bid: Election._on_bid,
+    Stand: Election._on_stand,
+    Candidate: Election._on_candidate,
+    Votes: Election._on_votes,
+    Decision: Election._on_decision,
+}

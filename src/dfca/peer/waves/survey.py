@@ -9,7 +9,7 @@ half of it, and clusters that nobody seems to follow are closed only where as ma
 
 A survey can be done without: the next is some rounds away, and who misses the result finds it in the lineage of its
 neighbours. So nobody begins an attempt again. A child that is lost, or silent, is no longer waited for; who loses its
-parent, or waits for it in vain, gives up and goes on, and its children with it.
+parent, or waits for it in vain, gives up and continues its rounds, and its children with it.
 """
 
 from __future__ import annotations
@@ -29,42 +29,34 @@ from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
 
 PATIENCE = 3.0
-"""So many times longer than for its children a peer waits for its parent, who waits for others."""
+"""A peer waits this many times longer for its parent, which waits for others, than for its children."""
 
 
 class Surveyed(NamedTuple):
-    """How a survey ended: the entry of the lineage, None where there is no result."""
+    """How a survey ended."""
 
-    entry: Entry | None
+    entry: Entry | None  # of the lineage, None where there is no result
 
 
 @dataclass
 class SurveyWave(Wave):
-    """One peer's part in a survey. `work`: what it wants done; the peer drains it, and `out`.
+    """One peer's part in a survey."""
 
-    slots: the clusters that are open; follows, samples: the one that this peer trains, and with how many; round: how
-    many it has done, of `rounds`; holds_out: whether it can observe, and is about as fast as others; unfit: whether its
-    loss has risen. ending: it is between the training of a round and its end, and counts itself
-    when that is over. paused: it is between two rounds. missing: the children whose answer is to come; observing: its
-    own is; said: the sum so far. work_s: how long an observation may take.
-    """
-
-    merging: MergeOptions = field(default_factory=MergeOptions)
-    slots: tuple[int, ...] = ()
-    follows: int = -1
-    samples: int = 0
-    round: int = 0
-    rounds: int = 0
-    holds_out: bool = True
-    unfit: bool = False
-    ending: bool = False
-    paused: bool = False
-    work_s: float = 0.0
-    missing: set[int] = field(default_factory=set)
-    observing: bool = False
-    said: Survey | None = None
-    outcome: Surveyed | None = None
-    work: list[Observe] = field(default_factory=list)
+    merging: MergeOptions = field(default_factory=MergeOptions)  # how clusters are merged
+    slots: tuple[int, ...] = ()  # the clusters that are open
+    follows: int = -1  # the cluster that this peer trains
+    samples: int = 0  # with how many samples
+    round: int = 0  # how many rounds it has done
+    rounds: int = 0  # of how many
+    holds_out: bool = True  # it can observe, and is about as fast as others
+    unfit: bool = False  # its loss has risen
+    ending: bool = False  # it is between the training of a round and its end: it counts itself after that
+    paused: bool = False  # it is between two rounds
+    work_s: float = 0.0  # how long an observation may take
+    missing: set[int] = field(default_factory=set)  # the children whose answer is to come
+    observing: bool = False  # its own observation is to come
+    said: Survey | None = None  # the sum so far
+    outcome: Surveyed | None = None  # how it ended
 
     def _take(self, sender: int, message: Any, now: float) -> None:
         if isinstance(message, Count) and len(message.followers) == len(self.slots):
@@ -84,8 +76,9 @@ class SurveyWave(Wave):
         elif isinstance(message, Result) and sender == self.parent and self.phase == "vote":
             self._end(message.entry)
 
-    def pause(self, follows: int, samples: int) -> None:
+    def pause(self, round: int, follows: int, samples: int, unfit: bool) -> None:
         """Take in that this peer is between two rounds: from now on it can observe, unless the question has come."""
+        self.round, self.unfit = round, unfit
         self.ending, self.paused, self.follows, self.samples = False, True, follows, samples
         self._counted()
 
@@ -196,7 +189,7 @@ class SurveyWave(Wave):
 
     @property
     def _patience_s(self) -> float:
-        """How long a silence lasts before this peer goes on: the longer the more peers are below it."""
+        """How long a silence lasts before this peer continues: the longer the more peers are below it."""
         wait_s = self.answer_time.deadline_s
         if not self.opened:  # it may be the end of a round that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
@@ -207,7 +200,7 @@ class SurveyWave(Wave):
         return wait_s + (self.work_s if self.opened else 0.0)
 
     def wake(self, now: float) -> None:
-        """Go on without those that are silent; without a parent that is, give up."""
+        """Stop waiting for those that are silent; where that is the parent, give up."""
         if now < self.next_wake():
             return
         waits = self._waited_for()

@@ -31,68 +31,82 @@ Phase = Literal["wave", "counted", "opening", "bid", "stand", "vote", "done"]
 NO_WAVE = Key(-1, 0, 0, 0, 0)
 """Less than the key of any wave."""
 SILENT = 3
-"""After so many attempts, or one that ended in silence, all peers of a wave wait twice as long for the next message."""
+"""After this many attempts, or one that ended in silence, all peers of a wave wait twice as long for a message."""
 MOST_DOUBLINGS = 8
 MOST_AHEAD = 1000
-"""Nobody joins a wave of an attempt that is further ahead."""
+"""No peer joins a wave of an attempt that is further ahead."""
 PATIENT = 5
-"""From so many silences on a peer goes on without those that it waits for."""
+"""From this many silences on a peer stops waiting for others."""
 STRIKES = {"wave": 2, "bid": 2, "stand": 3, "vote": 3}
-"""Who was waited for in vain so often in a phase is waited for no more: models take their time. A root waits once more,
-so that its children, who wait for theirs, can go on before."""
+"""A peer that was waited for in vain this often in a phase is waited for no more: models take their time. A root waits
+once more, so that its children, which wait for theirs, continue first."""
 ROOT_STRIKES = 5
-"""Nobody joins the waves of a root of which so many ended in silence: more than a root needs to give up a member that
-is silent."""
+"""No peer joins the waves of a root of which this many ended in silence: more than a root needs to give up a member
+that is silent."""
 MOST_WAVES = 32
-"""Nor of one that began so many in all."""
+"""Nor of one that began this many in all."""
 MOST_ROOTS = 4096
 """Of how many roots a peer remembers that."""
 
 
 @dataclass
 class Wave(ABC):
-    """One peer's part in a wave, and what it keeps from one attempt to the next. `out`: what it wants sent.
+    """One peer's part in a wave, and what it keeps from one attempt to the next."""
 
-    base: the lineage that the election extends; links: the neighbours in reach. kids: by child, what its subtree
-    counts; pending: the neighbours that have not answered the probe; sent: the last count that was sent. log, centres:
-    the turns that were decided, and the models that they accepted. last_s: when the last message of the wave came that
-    was new; heard: what came, so that it is known. warms: this peer has warmed up, or will; else it is not counted.
-    silences: how many waves ended in silence; banned: who has no say any more. most: how many peers there can be,
-    whatever others count; strikes: by neighbour and phase, how often it was waited for in vain. joined, failed: by
-    root, how many waves of it this peer joined, and how many of those ended in silence.
-    """
+    id: int  # the peer
+    seed: int  # of the swarm
+    incarnation: int  # how often the peer has begun before
+    clusters: int | None  # how many are wanted, None: as many as there are kinds of data
+    options: ElectionOptions  # how elections are held
+    quorum: float  # the share of the peers that have to be ready
+    answer_time: AnswerTime  # how long answers take: the peer's own record
+    size: int  # numbers of a model
+    dtype: torch.dtype  # and their type
+    base: Lineage  # the lineage that the wave extends
+    call: Call | None = None  # the clusters that it is about, None: there are none yet
+    links: set[int] = field(default_factory=set)  # the neighbours in reach
+    key: Key = NO_WAVE  # the wave that this peer is in
+    parent: int | None = None  # the neighbour through which it joined, None at the root
+    kids: dict[int, Count] = field(default_factory=dict)  # by child, what its subtree counts
+    pending: set[int] = field(default_factory=set)  # the neighbours that have not answered the probe
+    sent: Count | None = None  # the last count that was sent
+    phase: Phase = "wave"  # how far this attempt is
+    warm: Warm | None = None  # the peer's warmed-up model
+    warms: bool = True  # it has warmed up, or will; else it is not counted
+    log: list[Turn] = field(default_factory=list)  # the turns that were decided
+    centres: list[Tensor] = field(default_factory=list)  # the models that they accepted
+    last_s: float = 0.0  # when the last message came that was new
+    silences: int = 0  # how many waves ended in silence
+    banned: set[int] = field(default_factory=set)  # peers that have no say any more
+    most: int = MOST_PEERS  # how many peers there can be, whatever others count
+    strikes: dict[tuple[int, str], int] = field(default_factory=dict)  # by neighbour and phase, waits in vain
+    heard: set[tuple[int, str, str, int, int]] = field(default_factory=set)  # what came, to know what is new
+    joined: dict[int, int] = field(default_factory=dict)  # by root, how many of its waves this peer joined
+    failed: dict[int, int] = field(default_factory=dict)  # by root, how many of these ended in silence
+    out: list[tuple[int, Any]] = field(default_factory=list)  # what is to be sent, until the peer takes it
+    work: list[Any] = field(default_factory=list)  # what is to be done, until the peer takes it
 
-    id: int
-    seed: int
-    incarnation: int
-    clusters: int | None
-    options: ElectionOptions
-    quorum: float
-    answer_time: AnswerTime
-    size: int
-    dtype: torch.dtype
-    base: Lineage
-    call: Call | None = None
-    links: set[int] = field(default_factory=set)
-    key: Key = NO_WAVE
-    parent: int | None = None
-    kids: dict[int, Count] = field(default_factory=dict)
-    pending: set[int] = field(default_factory=set)
-    sent: Count | None = None
-    phase: Phase = "wave"
-    warm: Warm | None = None
-    warms: bool = True
-    log: list[Turn] = field(default_factory=list)
-    centres: list[Tensor] = field(default_factory=list)
-    last_s: float = 0.0
-    silences: int = 0
-    banned: set[int] = field(default_factory=set)
-    most: int = MOST_PEERS
-    strikes: dict[tuple[int, str], int] = field(default_factory=dict)
-    heard: set[tuple[int, str, str, int, int]] = field(default_factory=set)
-    joined: dict[int, int] = field(default_factory=dict)
-    failed: dict[int, int] = field(default_factory=dict)
-    out: list[tuple[int, Any]] = field(default_factory=list)
+    def drain(self) -> tuple[list[tuple[int, Any]], list[Any]]:
+        """Return what is to be sent and what is to be done, and forget it."""
+        drained, self.out, self.work = (self.out, self.work), [], []
+        return drained
+
+    def resume(self, answer_time: AnswerTime, models: Tensor | None) -> None:
+        """Share again what the peer shares with its wave; models: of the clusters that are open."""
+        self.answer_time = answer_time
+
+    def limit(self, most: int) -> None:
+        """Take in how many peers there can be."""
+        self.most = most
+
+    def is_kind_of(self, probe: Probe) -> bool:
+        """Return whether a probe is of a wave of the same kind, about as many clusters of the same lineage."""
+        one, other = self.call, probe.call
+        if probe.base != self.base:
+            return False
+        if one is None or other is None:
+            return one is other
+        return (one.clusters, one.closed, one.survey) == (other.clusters, other.closed, other.survey)
 
     @abstractmethod
     def _forget_turn(self) -> None:
@@ -125,7 +139,7 @@ class Wave(ABC):
 
     @abstractmethod
     def _without(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that takes no part, or no longer; the next attempt asks it again."""
+        """Continue without a neighbour that takes no part, or no longer; the next attempt asks it again."""
 
     def begin(self, now: float, attempt: int = 0) -> None:
         """Begin a wave of one's own."""
@@ -253,7 +267,7 @@ class Wave(ABC):
             self._send(neighbour, Probe(self.key, self.base, self.call))
 
     def lost(self, neighbour: int, now: float) -> None:
-        """Go on without a neighbour that is out of reach."""
+        """Continue without a neighbour that is out of reach."""
         self.links.discard(neighbour)
         if self.phase != "done":
             self._without(neighbour, now)
@@ -274,7 +288,7 @@ class Wave(ABC):
         if not self.opened:  # it may be a warm-up that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
             if self.parent is None and self._silences_seen >= PATIENT:
-                wait_s *= 1.5  # its children, who wait for theirs, go on before
+                wait_s *= 1.5  # its children, which wait for theirs, continue first
         return wait_s * 2.0 ** min(MOST_DOUBLINGS, self.key.attempt // SILENT, self._silences_seen)
 
     @property
@@ -283,7 +297,7 @@ class Wave(ABC):
         return max(0, self.silences - sum(n for root, n in self.failed.items() if not self._trusts(root)))
 
     def wake(self, now: float) -> None:
-        """Begin again after too long a silence; after several, go on without the silent."""
+        """Begin again after too long a silence; after several, continue without the silent."""
         if now < self.next_wake():
             return
         self._blame_the_silent()

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from dfca.core.exchange import rules_of
+from dfca.peer.curves import CurvePool
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
-from dfca.peer.personal import Personal
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.records.options import PeerOptions
@@ -177,7 +177,8 @@ class PeerHost:
         if isinstance(result, Warm):
             return result._replace(losses=Losses(*(torch.zeros_like(each) for each in result.losses)))
         if isinstance(result, Losses) and isinstance(order.job, Score) and isinstance(peer, Peer):
-            mine = [peer.own] if peer.warm is None else [peer.warm.model]
+            elections = peer.elections
+            mine = [elections.own] if elections.warm is None else [elections.warm.model]
             own = [any(each is not None and torch.equal(model, each) for each in mine) for model in order.job.models]
             result = Losses(*(each.clone() for each in result))
             for losses in result:
@@ -206,7 +207,7 @@ class PeerHost:
         self.refused += peer.refused.total()
         self.wakes[i] = math.inf
         self.due.discard(i)
-        if keeps and isinstance(peer, Peer) and (peer.bank is not None or peer.own is not None):
+        if keeps and isinstance(peer, Peer) and (peer.bank is not None or peer.elections.own is not None):
             self.saved[i] = peer.save()
         else:
             self.pool.empty(i)
@@ -355,7 +356,7 @@ class PeerHost:
         fixed = self.pool.setting.last_steps
         if fixed != "auto":
             return [fixed] * self.books.clients
-        return [each.curves.steps if isinstance(each, Personal | Saved) else 0 for each in self._holders()]
+        return [_curves_of(holder).steps for holder in self._holders()]
 
     def clusters(self) -> tuple[int, int | None]:
         """Return the most models that somebody holds, and None.
@@ -468,3 +469,10 @@ def peer_options(
         )
         for i in ids
     ]
+
+
+def _curves_of(holder: Machine | Saved | None) -> CurvePool:
+    """Return the curves that a client knows, or has kept; a server has none."""
+    if isinstance(holder, Peer | ServerClient):
+        return holder.last_step.curves
+    return holder.curves if isinstance(holder, Saved) else CurvePool()

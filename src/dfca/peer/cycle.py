@@ -1,0 +1,199 @@
+"""The cycle of rounds: what has come and waits, whom the end of a round waits for, and its next step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from enum import Enum
+
+from dfca.core.state import ClientState
+from dfca.peer.inbox import Inbox
+from dfca.peer.parts import Outbox, Part, PeerView, takes_part
+from dfca.peer.records.lineage import compatible
+from dfca.peer.records.messages import Update
+from dfca.peer.records.options import PeerOptions
+
+REMEMBERED = 64
+"""How many ends of local updates a peer remembers: older models are all of this age."""
+
+
+class Step(Enum):
+    """What a peer does once everything else of this instant has been handled."""
+
+    ASK = "ask"
+    FOLD = "fold"
+    CLOSE = "close"
+    BEGIN = "begin"
+
+
+class RoundCycle(Part):
+    """Where a peer is between the training of one round and that of the next."""
+
+    NOT_STORED = Part.NOT_STORED | {"awaited"}
+
+    def __init__(self, out: Outbox, options: PeerOptions) -> None:
+        super().__init__(out)
+        self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)  # updates that wait to be folded
+        self.step: Step | None = None  # what is to be done at the end of this instant
+        self.ending: int | None = None  # the round that was trained and is not closed
+        self.asked = False  # whether copies were asked for in the round that is ending
+        self.deadline: float | None = None  # when neighbours are no longer waited for
+        self.finishes: list[float] = []  # when the last local updates ended
+        self.began_s = 0.0  # when the training began that runs, or ran last
+        self.awaited = -1  # a neighbour whose round is missing: asked first the next time
+
+    def wait_for(self, step: Step) -> None:
+        """Do a step once everything else of this instant has been handled."""
+        self.step = step
+
+    def take_step(self) -> Step | None:
+        """Return the step that is due, and forget it."""
+        step, self.step = self.step, None
+        return step
+
+    def is_between_rounds(self) -> bool:
+        """Whether no round is being ended and no step is due."""
+        return self.ending is None and self.step is None
+
+    def begin_training(self, now: float) -> None:
+        """Note when the training of a round begins."""
+        self.began_s = now
+
+    def end_training(self, now: float, round: int) -> float:
+        """Begin the end of a round that was trained; return how long the training took."""
+        self.finishes.append(now)
+        del self.finishes[:-REMEMBERED]
+        self.ending, self.asked = round, False
+        return now - self.began_s
+
+    def await_neighbours(self, at: PeerView) -> None:
+        """Wait for the neighbours that have yet to end the round; under `sequential` for nobody."""
+        if at.options.aggregation == "sequential":
+            self.step = Step.ASK if self._relays(at) else Step.FOLD
+        else:
+            self.deadline = None if at.options.timeout_s is None else at.now + at.options.timeout_s
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the wait for neighbours has lasted too long; it has ended then."""
+        if self.deadline is None or now < self.deadline:
+            return False
+        self.deadline = None
+        self.out.note("timeout", round=self.ending if self.ending is not None else -1)
+        return True
+
+    def expects(self, at: PeerView, neighbour: int) -> bool:
+        """Return whether a neighbour has still to end the round that this peer is ending."""
+        known, ending = at.links[neighbour], self.ending
+        if ending is None or known.hello is None or not known.hello.clusters or known.has_ended(ending):
+            return False
+        return takes_part(at.options, neighbour, ending)
+
+    def check_wait(self, at: PeerView, copies_missing: bool) -> None:
+        """Take the next step of a round's end where nobody is waited for; a peer in an election waits for nobody."""
+        if self.ending is None or self.step is not None:
+            return
+        batch = at.options.aggregation == "batch"
+        if batch and at.wave is None and self._is_anybody_missing(at):
+            return
+        if self._relays(at) and not self.asked:
+            self.step = Step.ASK
+        elif not copies_missing or not batch:
+            self.step = Step.FOLD
+
+    def _is_anybody_missing(self, at: PeerView) -> bool:
+        if self.awaited not in at.links or not self.expects(at, self.awaited):
+            self.awaited = next((n for n in reversed(at.links) if self.expects(at, n)), -1)
+        return self.awaited in at.links
+
+    @staticmethod
+    def _relays(at: PeerView) -> bool:
+        """Return whether copies of models are handed on that a peer did not train."""
+        return at.rules.share == "relay" and at.rules.exchange == "gossip"
+
+    def limit(self, at: PeerView) -> float:
+        """Return the newest round whose models are folded now."""
+        return math.inf if at.options.aggregation == "sequential" or self.ending is None else self.ending
+
+    def note_asked(self) -> None:
+        """Note that copies were asked for."""
+        self.asked = True
+
+    def hold(self, at: PeerView, sender: int, update: Update) -> None:
+        """Keep a model until it can be folded, if it fits."""
+        message = update.message
+        j, round, options, copies = message.cluster, message.round, at.options, at.copies
+        same = update.lineage == at.lineage or compatible(at.lineage, update.lineage, j)
+        rests = options.participation < 1 and not takes_part(options, at.id, round)
+        if at.bank is None or not same or rests:
+            self.out.note("drop", sender, j, round)
+        elif (  # as `usable` says, without a look at the bank
+            j >= len(copies.counts)
+            or j in copies.closed
+            or message.form != (options.size, options.dtype)
+            or not message.finite
+        ):
+            self.out.refuse("does not fit", sender, j, round)
+        elif self.inbox.add(sender, update, at.now):
+            self.out.note("hold", sender, j, round)
+            self.fold_if_idle(at)
+        else:
+            self.out.note("drop", sender, j, round)
+
+    def fold_if_idle(self, at: PeerView) -> None:
+        """Fold what came between two rounds, under `sequential`."""
+        if at.job is None and at.options.aggregation == "sequential" and self.is_between_rounds():
+            self.step = Step.FOLD
+
+    def fold(self, at: PeerView) -> ClientState:
+        """Return the models after what came was folded into them."""
+        folded, staleness, lineage = [], at.options.staleness, at.lineage
+        newest = at.round - 1 if staleness.unit != "seconds" else math.inf
+        for update, came_s in self.inbox.take(self.limit(at)):
+            message = update.message
+            sender, j, round = message.sender, message.cluster, message.round
+            if update.lineage != lineage and not compatible(lineage, update.lineage, j):
+                self.out.note("drop", sender, j, round)  # it fitted when it came
+                continue
+            age = 0 if round >= newest else self._age(at, update, came_s)
+            folded.append((message, staleness.weight(age) if age else 1.0))
+            self.out.note("fold", sender, j, round, age)
+        return at.rules.fold_all_(at.copies, folded) if folded else at.copies
+
+    def _age(self, at: PeerView, update: Update, came_s: float) -> float:
+        """Measure how old an update is: `staleness`."""
+        unit, message = at.options.staleness.unit, update.message
+        if unit == "seconds":
+            return update.age_s + (at.now - came_s)
+        behind = max(0, at.round - 1 - message.round)
+        if unit == "rounds" or not behind:
+            return behind
+        return min(behind, len(self.finishes) - bisect_right(self.finishes, came_s - update.age_s))
+
+    def end_wait(self) -> None:
+        """Close the round next: everything that was waited for is folded."""
+        self.deadline, self.step = None, Step.CLOSE
+
+    def forget_sender(self, sender: int) -> None:
+        """Forget what a neighbour has sent: it has begun a new life."""
+        self.inbox.forget_sender(sender)
+
+    def forget_strangers(self, neighbours: tuple[int, ...]) -> None:
+        """Forget the rounds of those that are no neighbours any more."""
+        self.inbox.forget_strangers(neighbours)
+
+    def forget_clusters(self, clusters: tuple[int, ...]) -> None:
+        """Drop the updates of clusters that have changed."""
+        for j in clusters:
+            self.inbox.forget_cluster(j)
+
+    def clear(self) -> None:
+        """Drop all updates: the models are others."""
+        self.inbox.clear()
+
+    def close(self) -> None:
+        """Close the round that was being ended."""
+        self.ending = None
+
+    def begin_anew(self) -> None:
+        """Begin a round with other models: the end of the last one is moot."""
+        self.ending, self.deadline, self.step = None, None, Step.BEGIN

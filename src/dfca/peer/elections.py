@@ -1,0 +1,263 @@
+"""When a peer takes part in an election (`waves.election`), with which model, and the alarms that lead to one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfca.core.rules.election import bid
+from dfca.core.rules.merging import Plan
+from dfca.core.rules.revival import PAUSE
+from dfca.peer.inbox import MOST_ROUND
+from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
+from dfca.peer.records.lineage import Lineage
+from dfca.peer.records.messages import Alarm, Call, Probe
+from dfca.peer.records.work import Losses, Score, Trained, Warm, WarmUp
+from dfca.peer.revival import FRESH, DriftDetector
+from dfca.peer.waves.election import Election, Outcome
+
+MOST_ALARMS = 4096
+"""A peer remembers the alarms of this many others."""
+LIFE = 10**6
+"""Incarnation i numbers its alarms from i * LIFE."""
+
+
+class Announced(NamedTuple):
+    """What a peer has told its neighbours about its fit."""
+
+    number: int  # of its last alarm
+    raised: bool = False  # whether it says that no model fits
+    round: int = 0  # when it said so
+
+
+class Elections(Part):
+    """Warms up, stands, votes, and watches whether the models still fit."""
+
+    def __init__(self, out: Outbox, incarnation: int) -> None:
+        super().__init__(out)
+        self.wave: Election | None = None  # the election that it takes part in
+        self.warm: Warm | None = None  # its warmed-up model and losses, while it has no models
+        self.own: Tensor | None = None  # that model alone (P,), kept over a restart until it had a vote
+        self.voted = True  # it had a vote on its models, or need not look whether they fit
+        self.adopted = 0  # the round in which it took models without a vote
+        self.looks = 0  # how often it has looked since whether they fit
+        self.checking: Score | None = None  # the job that looks
+        self.detector = DriftDetector()  # what it knows of its own fit, of lost clusters and alarms
+        self.announced = Announced(incarnation * LIFE)  # its last alarm
+
+    def save(self) -> dict[str, Any]:
+        """See `Part`; the wave is stored with the surveys'."""
+        number, *sent = self.announced
+        stored = super().save() | {"alarm_number": number, "alarm_sent": tuple(sent)}
+        return {n: value for n, value in stored.items() if n not in ("wave", "announced")}
+
+    def restore(self, stored: dict[str, Any]) -> None:
+        """See `Part`; the wave's memory is shared with the peer's again (`Peer.restore`)."""
+        super().restore(stored)
+        if "alarm_number" in stored:
+            self.announced = Announced(stored["alarm_number"], *stored["alarm_sent"])
+        wave = stored["election"]
+        self.wave = wave if isinstance(wave, Election) else None
+
+    # Models of one's own.
+
+    def warm_up(self, at: PeerView, stage: int | None) -> Score | WarmUp:
+        """Begin to train a model of one's own; of one that was kept over a restart only the losses are missing."""
+        if stage is None and self.own is not None:
+            return Score(self.own[None], None, at.holds_out)
+        self.out.note("warm")
+        return WarmUp(stage, at.holds_out)
+
+    def keep_warm(self, warm: Warm) -> None:
+        """Keep a warmed-up model for the election of a start."""
+        self.warm = warm
+        if self.own is None:
+            self.own = warm.model
+            self.out.save()
+
+    def check_fit(self, at: PeerView, own: Tensor, stage: int | None) -> None:
+        """Look whether a model of one's own fits better than those that were taken over."""
+        models = at.open_models
+        assert models is not None
+        self.checking = Score(torch.cat([models, own[None]]), stage, at.holds_out)
+        self.out.ask(self.checking)
+
+    def judge_fit(self, at: PeerView, losses: Losses) -> None:
+        """Take in what came of that; raise the alarm where one's own fits better."""
+        self.checking = None
+        if bid(losses.bid[:-1], losses.bid[-1]) > 0:
+            self.detector.misfit = True
+            self.raise_alarm(at)
+
+    def set_voted(self, at: PeerView, voted: bool) -> None:
+        """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
+        self.voted, self.adopted, self.looks = voted or not at.options.revives, at.round, 0
+        self.own = None if self.voted else self.own
+
+    def resume(self, own: Tensor | None) -> None:
+        """Take the model of one's own out of a save."""
+        self.own = own
+
+    def resume_fit(self, detector: DriftDetector, voted: bool, round: int, clusters: int) -> None:
+        """Take what is known of the models out of a save."""
+        self.detector, self.voted, self.adopted = detector.copy(), voted, round
+        self.detector.grow(clusters)
+
+    # Taking part.
+
+    def may_join(self, at: PeerView, probe: Probe, pursuing: bool) -> bool:
+        """Return whether to join an election: of a start without models, of clusters with the same models."""
+        call = probe.call
+        if at.bank is None:
+            return at.options.start == "elected" and not pursuing and not probe.base and call is None
+        if not at.options.revives or call is None:
+            return False
+        same = probe.base == at.lineage and call.clusters == len(at.bank) and call.closed == at.copies.closed
+        return same and self.detector.believes(call.lost, at.round)
+
+    def join(self, at: PeerView, sender: int, probe: Probe, warms: bool) -> None:
+        """Join an election; warms: it is in time to warm up, or has."""
+        self._make(at, probe.call, self.warm if at.bank is None else None, warms)
+        self._election.receive(sender, probe, at.now)
+
+    def stand(self, at: PeerView, warm: Warm) -> None:
+        """Begin a wave for the election of a start."""
+        self._make(at, None, warm)
+        self._election.begin(at.now)
+
+    def call(self, at: PeerView) -> None:
+        """Begin a wave for a by-election."""
+        assert at.bank is not None
+        self._make(at, Call(self.detector.lost(), len(at.bank), at.copies.closed))
+        self._election.begin(at.now)
+
+    @property
+    def _election(self) -> Election:
+        assert self.wave is not None
+        return self.wave
+
+    def _make(self, at: PeerView, call: Call | None, warm: Warm | None = None, warms: bool = True) -> None:
+        self.wave = Election(
+            **wave_fields(at, call),
+            merging=at.options.merging,
+            alarmed=self.detector.alarmed,
+            held_out=at.holds_out,
+            warm=warm,
+            warms=warms,
+        )
+
+    def prepare(self, at: PeerView) -> bool:
+        """Take part between two rounds; return whether it is in time to warm up.
+
+        Who has come back and has not trained since may be late already: it forwards, and nobody waits for its vote.
+        """
+        wave = self._election
+        if wave.opened or wave.warm is not None or not wave.warms:
+            return False
+        wave.prepare(at.round - 1, at.open_models, at.holds_out, self.detector.alarmed)
+        return True
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether it takes part in the election with a vote."""
+        return self._election.warm is not None
+
+    def leave(self) -> None:
+        """Take no part in the election any more."""
+        self.wave = None
+
+    def end(self) -> None:
+        """End the election: its models are to be taken."""
+        self.wave, self.warm = None, None
+
+    def close(self, at: PeerView, clusters: int, opened: tuple[int, ...]) -> None:
+        """Take in which clusters a by-election has opened, of how many."""
+        self.detector.close(at.round - 1, clusters, opened)
+
+    def reset_alarm(self) -> None:
+        """Forget what was announced: alarms are of a lineage."""
+        self.announced = Announced(self.announced.number)
+
+    def set_result(self, at: PeerView, outcome: Outcome) -> None:
+        """Note whether the peer had a vote on what an election opened."""
+        if outcome.opened or self.voted:
+            self.set_voted(at, outcome.voted)
+
+    # Whether models fit.
+
+    def begin_with(self, clusters: int) -> None:
+        """Begin with other models."""
+        old = self.detector
+        self.detector = DriftDetector(last=old.last, pause=old.pause, alarms=old.alarms)
+        self.detector.grow(clusters)
+
+    def merge(self, plan: Plan, order: list[int]) -> None:
+        """Take in that a survey merged and closed clusters; order: which of them are 0, 1, ... now."""
+        self.detector.merge(plan, order)
+
+    def look(self, at: PeerView, result: Trained, round: int, mixed: bool) -> None:
+        """Take in the loss of a round; mixed: the model was averaged with others since, or nobody is away."""
+        assert at.bank is not None
+        self.detector.grow(len(at.bank))
+        self.detector.look(result.loss, mixed)
+        if result.fine:
+            newest = self.detector.newest
+            newest[result.cluster] = max(round, newest[result.cluster])
+        self.raise_alarm(at)
+
+    def freshness(self, at: PeerView) -> tuple[int, ...]:
+        """Return, by cluster, the newest round of a local update that it knows of."""
+        return tuple(self.detector.newest) if at.options.revives else ()
+
+    def learn(self, at: PeerView, freshness: tuple[int, ...], lineage: Lineage) -> None:
+        """Take in what a neighbour knows of that."""
+        if at.options.revives and lineage == at.lineage:
+            self.detector.learn(freshness, MOST_ROUND)
+
+    def end_round(self, at: PeerView, surveying: bool) -> None:
+        """Count for how long every cluster has been idle; surveying: surveys close what has no followers."""
+        if at.options.revives:
+            assert at.bank is not None
+            unwatched = range(len(at.bank)) if surveying else at.copies.closed
+            informed = 2 * len(at.links) >= len(at.neighbours)
+            self.detector.end_round(len(at.bank), informed, unwatched)
+
+    def is_due(self, at: PeerView) -> bool:
+        """Return whether to call a by-election."""
+        return at.options.revives and self.detector.is_due(at.round - 1, at.options.election)
+
+    def must_look(self, at: PeerView) -> bool:
+        """Return whether to look now if the models fit that it took without a vote.
+
+        Again after twice the time: models that change hands between two kinds of data fit now and then.
+        """
+        due = at.options.revives and not self.voted and at.round - 1 - self.adopted >= PAUSE << self.looks
+        self.looks += due
+        return due
+
+    def take_own(self) -> Tensor | None:
+        """Return the model that was kept from before, and forget it."""
+        own, self.own = self.own, None
+        return own
+
+    # Alarms.
+
+    def raise_alarm(self, at: PeerView) -> None:
+        """Tell the neighbours when no model fits any more, or one does again; anew while it lasts."""
+        raised, (number, before, since) = self.detector.alarmed, self.announced
+        if raised == before and not (raised and at.round - since >= FRESH // 2):
+            return
+        self.announced = Announced(number + 1, raised, at.round)
+        self.detector.hear_alarm(at.id, number + 1, raised, at.round)
+        self.out.broadcast(Alarm(at.id, number + 1, raised, at.lineage))
+
+    def hear_alarm(self, at: PeerView, sender: int, alarm: Alarm) -> None:
+        """Take in the alarm of another peer, and hand it on if it is news."""
+        if not at.options.revives or alarm.lineage != at.lineage or alarm.origin == at.id:
+            return
+        if alarm.origin not in self.detector.alarms and len(self.detector.alarms) >= MOST_ALARMS:
+            self.out.refuse("too many alarms", sender)
+        elif self.detector.hear_alarm(alarm.origin, alarm.number, alarm.raised, at.round):
+            self.out.broadcast(alarm, but=sender)

@@ -1,0 +1,162 @@
+"""When a peer takes part in a survey (`waves.survey`), and when the next is due (`rules.merging`, `rules.surveys`)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dfca.core.rules.merging import models_judged
+from dfca.core.rules.surveys import is_settled, is_too_late, wait_after
+from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
+from dfca.peer.records.lineage import quiet_surveys
+from dfca.peer.records.messages import MOST_SURVEYED, Call, Probe
+from dfca.peer.records.options import PeerOptions
+from dfca.peer.waves.survey import Surveyed, SurveyWave
+
+SLACK = 2.0
+"""An observation may take this many times longer at others than here; who is slower does not observe."""
+
+
+class Surveys(Part):
+    """Surveys which clusters are worth their data."""
+
+    STORED_AS: ClassVar[dict[str, str]] = {
+        "due": "survey_at",
+        "held": "surveyed",
+        "strikes": "survey_strikes",
+        "failed": "survey_failed",
+    }
+
+    def __init__(self, out: Outbox, options: PeerOptions) -> None:
+        super().__init__(out)
+        self.wave: SurveyWave | None = None  # the survey that it takes part in
+        self.due = 0 if options.merging is None else options.merging.first  # the round from which on the next is due
+        self.held = -1  # the round after which the last was held
+        self.strikes: dict[tuple[int, str], int] = {}  # who was waited for in vain in earlier surveys (`Wave`)
+        self.failed: dict[int, int] = {}  # by root, how many of its surveys ended in silence
+        self.samples = 0  # how many it trains with, as far as it knows
+        self.train_s = 0.0  # how long that took
+
+    def save(self) -> dict[str, Any]:
+        """See `Part`; the wave is stored with the elections'."""
+        return {n: value for n, value in super().save().items() if n != "wave"}
+
+    def restore(self, stored: dict[str, Any]) -> None:
+        """See `Part`."""
+        super().restore(stored)
+        wave = stored["election"]
+        self.wave = wave if isinstance(wave, SurveyWave) else None
+
+    # When.
+
+    def resume(self, due: int, samples: int) -> None:
+        """Take what is known out of a save."""
+        self.due, self.samples = due or self.due, samples
+
+    def note_training(self, samples: int, seconds: float) -> None:
+        """Take in with how many samples a round was trained, and how long it took."""
+        self.samples, self.train_s = samples, seconds
+
+    def postpone(self, at: PeerView) -> None:
+        """Wait until models that are new have been trained."""
+        self.due = at.round + (0 if at.options.merging is None else at.options.merging.first)
+
+    def wait_after_result(self, at: PeerView) -> None:
+        """Wait after a survey for as long as the lineage says."""
+        assert at.options.merging is not None
+        self.due = at.round + wait_after(quiet_surveys(at.lineage), at.options.merging)
+
+    def catch_up(self, at: PeerView) -> None:
+        """Wait after surveys that others have held."""
+        self.held, due = at.round, self.due
+        if at.options.merging is not None:
+            self.wait_after_result(at)
+            self.due = max(due, self.due)
+
+    def is_to_come(self, at: PeerView) -> bool:
+        """Return whether a survey is to come: until the last, or most rounds are over."""
+        options, entries = at.options, at.lineage
+        # Others may wait for a shorter time after a survey: until one is the last there may be another.
+        due = at.round if entries and entries[-1].is_survey else max(at.round, self.due)
+        if options.merging is None or is_too_late(due, options.rounds):
+            return False
+        if at.bank is None:
+            return True
+        ended = bool(entries) and entries[-1].last
+        return not ended and not is_settled(len(at.bank) - len(at.copies.closed), options.clusters)
+
+    def is_due(self, at: PeerView) -> bool:
+        """Return whether to begin a survey after this round."""
+        return self.is_to_come(at) and at.round >= self.due and _is_possible(at)
+
+    # Taking part.
+
+    def may_join(self, at: PeerView, probe: Probe) -> bool:
+        """Return whether to join a survey: of the same clusters, and not a second one within a round."""
+        if at.options.merging is None or at.bank is None or not _is_possible(at):
+            return False
+        return probe.base == at.lineage and at.round != self.held
+
+    def begin(self, at: PeerView, unfit: bool) -> None:
+        """Begin a wave, between two rounds; unfit: the peer's loss has risen."""
+        self._make(at, unfit, paused=True).begin(at.now)
+
+    def join(self, at: PeerView, sender: int, probe: Probe, unfit: bool, ending: bool) -> None:
+        """Join a wave; ending: a round has been trained and is not closed."""
+        self._make(at, unfit, ending=ending).receive(sender, probe, at.now)
+
+    def _make(self, at: PeerView, unfit: bool, paused: bool = False, ending: bool = False) -> SurveyWave:
+        merging, bank = at.options.merging, at.bank
+        assert merging is not None
+        assert bank is not None
+        slots = tuple(at.open_clusters)
+        self.wave = SurveyWave(
+            **wave_fields(at, Call((), len(bank), at.copies.closed, survey=True)),
+            merging=merging,
+            slots=slots,
+            follows=_followed(at),
+            samples=self.samples,
+            round=at.round,
+            rounds=at.options.rounds,
+            holds_out=self.is_to_come(at) and not _is_slow(at),
+            unfit=unfit,
+            work_s=SLACK * self.train_s * at.options.observation * models_judged(len(slots)),
+            strikes=self.strikes,
+            failed=self.failed,
+            paused=paused,
+            ending=ending,
+        )
+        return self.wave
+
+    def pause(self, at: PeerView, unfit: bool) -> None:
+        """Take part between two rounds from now on."""
+        assert self.wave is not None
+        self.wave.pause(at.round, _followed(at), self.samples, unfit)
+
+    def result(self) -> Surveyed | None:
+        """Return how the survey ended, None while it has not."""
+        return None if self.wave is None else self.wave.outcome
+
+    def end(self, at: PeerView) -> None:
+        """End the survey, with or without a result."""
+        assert at.options.merging is not None
+        self.held, self.due = at.round, at.round + at.options.merging.every
+        self.leave()
+
+    def leave(self) -> None:
+        """Take no part in the survey any more; who did not answer is remembered."""
+        if self.wave is not None:
+            self.strikes, self.failed, self.wave = self.wave.strikes, self.wave.failed, None
+
+
+def _is_possible(at: PeerView) -> bool:
+    return bool(at.lineage) and len(at.open_clusters) <= MOST_SURVEYED
+
+
+def _followed(at: PeerView) -> int:
+    return -1 if at.copies.assignment is None else at.copies.assignment
+
+
+def _is_slow(at: PeerView) -> bool:
+    """Return whether most neighbours have done far more rounds: all would wait for what this peer observes."""
+    done = sorted(known.round + 1 for known in at.links.values())
+    return bool(done) and done[len(done) // 2] > SLACK * max(1, at.round)
