@@ -22,6 +22,7 @@ from dfca.node.net.options import NetOptions, join_address, split_address
 from dfca.node.net.transfer.offers import Offer
 from dfca.node.net.transfer.sender import Sender
 from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.codec import to_proto
 from dfca.peer.records.messages import Update
 
 
@@ -155,9 +156,11 @@ def test_neighbours_that_stop_answering_are_not_waited_for() -> None:
         swarm: Any = SimpleNamespace(dtype=torch.float32, encoding="float32")
         sender = Sender(local, swarm, links, ThreadPoolExecutor(1))
 
+        message = to_proto(Update(Message(1, 0, 1, 2, torch.zeros(2)), 1))
+
         def announce() -> None:
             for member, link in links.items():
-                offer = Offer(member, b"x", Update(Message(1, 0, 1, 2, torch.zeros(2)), 1), 0, 0, now)
+                offer = Offer(member, b"x", message, 0, 0, now)
                 sender.offers.add(offer, b"data")
                 assert sender._make_announce(link, offer)
 

@@ -24,6 +24,7 @@ from dfca.node.net.limits import Penalties
 from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
 from dfca.node.net.links.link import Greeting, Link, serialize
 from dfca.node.net.options import NetOptions
+from dfca.node.net.transfer.chunks import write_chunk
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
@@ -170,8 +171,8 @@ class Villain:
         if data is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "")
             return
-        for offset in range(wanted.offset, len(data), frames.CHUNK_BYTES):
-            await context.write(frames.chunk(data, offset))
+        for offset in range(wanted.offset, len(data), 2**18):
+            await context.write(write_chunk(memoryview(data), offset, 2**18))
 
     def channel(self, victim: Target) -> Any:
         """Return the channel to a node."""

@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.disk.folder import NodeFolder
@@ -39,7 +40,7 @@ from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.heap import give_back_memory
-from dfca.node.work.local_work import LocalWork, Samples, find_device
+from dfca.node.work.local_work import LocalWork, Samples
 from dfca.node.work.pace import Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
@@ -449,7 +450,7 @@ class Service:
 def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
     config, facts = folder.config, folder.facts
-    device = find_device(config.training.device)
+    device = find_device(config.training.device, "training.device", 'set "cpu" or "auto"')
     model = build(facts, config.training.factory)
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import DfcaError, RunError
-from dfca.base.files import KINDS, NO_ROOM, read_small, replacing
+from dfca.base.files import KINDS, NO_ROOM, read_small, replacing, safetensors_header
 from dfca.node.disk.save_file import FORM, Damaged, digest, read_facts, read_whole, save_paths
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
@@ -140,14 +140,8 @@ def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     facts = {"form": FORM, "serial": serial, **dict.fromkeys(TENSORS), **forms, "saved": bare}
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True)
     data = [each.reshape(-1).view(torch.uint8).numpy().data for each in tensors.values()]
-    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)}}
-    begin = 0
-    for (name, (kind, shape)), part in zip(forms.items(), data, strict=True):
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, begin + part.nbytes]}
-        begin += part.nbytes
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    yield len(encoded).to_bytes(8, "little") + encoded
+    layout = [(name, *forms[name], part.nbytes) for name, part in zip(forms, data, strict=True)]
+    yield safetensors_header(layout, {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)})
     yield from data
 
 

@@ -133,18 +133,6 @@ def _cure(model: ModelFacts) -> str:
     return "ask for a new invite, and use the same version of dfca on all devices"
 
 
-def resolve_device(name: str) -> str:
-    """Settle which device computes: "auto" takes a GPU where there is one. Raises ConfigError."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return "cuda" if cuda else "mps" if mps else "cpu"
-    count = torch.cuda.device_count() if cuda else 0
-    asked = int(name.partition(":")[2] or 0)
-    if (name.startswith("cuda") and asked >= count) or (name == "mps" and not mps):
-        raise ConfigError(f'training.device "{name}" is not there; use "cpu", or "auto" for whatever there is')
-    return name
-
-
 class Score(NamedTuple):
     """One model on held-out samples: accuracy in 0..1, or the RMSE of a regression in the data's unit; mean loss."""
 

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+
+from dfca.node.wire import wire_pb2 as pb
 
 
 @dataclass
 class Offer:
-    """One announcement. cluster: of an update, None for a message that must arrive. since: when it was sent;
-    announced: when its announcement left."""
+    """One announcement to one member."""
 
     member: str
-    name: bytes
-    message: Any
-    cluster: int | None
-    rows: int
-    since: float
+    name: bytes  # SHA-256 of the payload
+    message: pb.PeerMessage | None  # without its model
+    cluster: int | None  # of an update; None for a message that must arrive
+    rows: int  # 0: one model (P,); m: several (m, P)
+    since: float  # when it was sent
     encoding: str = "float32"
-    number: int = 0
-    announced: float = 0.0
-    done: bool = False
+    age_s: float = 0.0  # of an update when it was sent
+    number: int = 0  # of the announcement on the link; 0 before it left
+    announced: float = 0.0  # when the announcement left
+    done: bool = False  # read or withdrawn
 
 
 @dataclass

@@ -28,16 +28,9 @@ from dfca.node.net.transfer.partials import Partial, Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import READ
+from dfca.node.wire.frames import ENCODING_NAMES, READ
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
-
-ENCODINGS = {
-    pb.ENCODING_FLOAT32: "float32",
-    pb.ENCODING_FLOAT64: "float64",
-    pb.ENCODING_BF16: "bf16",
-    pb.ENCODING_INT8: "int8",
-}
 
 
 def _nothing() -> Future[None]:
@@ -118,8 +111,9 @@ class Puller:
         Raises Refused for one that cannot be a model of this swarm.
         """
         decoded = codec.decode(announce.message)
-        codec.check_announced(decoded, announce.rows, ENCODINGS[announce.encoding])
-        most = payload.most_bytes(self._expect(announce.rows, ENCODINGS[announce.encoding]))
+        encoding = ENCODING_NAMES[announce.encoding]
+        codec.check_announced(decoded, announce.rows, encoding)
+        most = payload.most_bytes(self._expect(announce.rows, encoding))
         if announce.size > most:
             raise Refused("size", f"{announce.size} bytes announced, at most {most}")
         pull = Pull(
@@ -129,7 +123,7 @@ class Puller:
             name=announce.name,
             size=announce.size,
             rows=announce.rows,
-            encoding=ENCODINGS[announce.encoding],
+            encoding=encoding,
             cluster=decoded.partial.message.cluster if decoded.kind is Update else None,
             decoded=decoded,
         )

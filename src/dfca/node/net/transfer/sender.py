@@ -17,15 +17,10 @@ from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.offers import Offer, Offers
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
-ENCODINGS = {
-    "float32": pb.ENCODING_FLOAT32,
-    "float64": pb.ENCODING_FLOAT64,
-    "bf16": pb.ENCODING_BF16,
-    "int8": pb.ENCODING_INT8,
-}
 KEEP_UPDATE_S = 60.0
 """How long an update waits for a neighbour that is out of reach."""
 
@@ -45,23 +40,23 @@ class Sender:
     def send(self, link: Link, message: Any) -> None:
         """Send a message; where it cannot be encoded, or not in the room that there is, the link goes down."""
         try:
-            small, model = codec.encode(message)
-            if model is None:
-                link.send(pb.Frame(message=small))
-                return
-            bare = codec.decode(small).partial
+            proto, model = codec.to_proto(message), codec.model_of(message)
         except Refused as error:
             self._local.refusals.add("own")
             link.end(LinkDown("own", str(error)))
             return
+        if model is None:
+            link.send(pb.Frame(message=proto.SerializeToString()))
+            return
         offer = Offer(
             member=link.member,
             name=b"",
-            message=bare,
-            cluster=bare.message.cluster if isinstance(bare, Update) else None,
+            message=proto,
+            cluster=message.message.cluster if isinstance(message, Update) else None,
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
-            encoding=self._exact if isinstance(bare, codec.EXACT) else self._swarm.encoding,
+            encoding=self._exact if isinstance(message, codec.EXACT) else self._swarm.encoding,
+            age_s=message.age_s if isinstance(message, Update) else 0.0,
         )
         if offer.cluster is not None:
             self._newest[link.member, offer.cluster] = offer
@@ -165,15 +160,14 @@ class Sender:
         """Make the announcement when it leaves: an update says how old it is by then."""
         if offer.done:
             return None
-        message = offer.message
-        if isinstance(message, Update):
-            message = message._replace(age_s=message.age_s + max(0.0, self._local.now() - offer.since))
+        if offer.cluster is not None:
+            offer.message.update.age_s = offer.age_s + max(0.0, self._local.now() - offer.since)
         link.announced += 1
         offer.number, offer.announced = link.announced, self._local.now()
         link.ask()
         announce = pb.Announce(
             number=offer.number,
-            message=codec.encode(message)[0],
+            message=offer.message.SerializeToString(),
             name=offer.name,
             size=self.offers.size(offer.name),
             encoding=ENCODINGS[offer.encoding],
