@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from dfca.export import write_onnx, write_safetensors
 from dfca.node.task.config import Config, absolute
 from dfca.node.task.csv_table import write_csv
-from dfca.node.task.dataset import Samples as DeviceSamples
+from dfca.node.task.dataset import DeviceSamples as DeviceSamples
 from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import Architecture, Predictions, Score, build, predict, score_all
+from dfca.node.task.learner import Architecture, HeldOutScore, Predictions, build, predict, score_all
 from dfca.node.task.scaling import Scaling
 from dfca.node.task.sections import Section
 
@@ -38,7 +38,7 @@ class Exported:
     cluster: int
     round: int
     steps: int = 0
-    scores: tuple[Score, ...] = ()
+    scores: tuple[HeldOutScore, ...] = ()
 
     def describe(self) -> str:
         """Say in a line which model this is."""

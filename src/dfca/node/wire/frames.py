@@ -20,7 +20,7 @@ TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
 PROBE = f"/{SERVICE}/Probe"
 
-ENCODINGS: dict[str, int] = {
+ENCODINGS: dict[str, pb.Encoding] = {
     "float32": pb.ENCODING_FLOAT32,
     "float64": pb.ENCODING_FLOAT64,
     "bf16": pb.ENCODING_BF16,

@@ -36,7 +36,7 @@ class Scored(Protocol):
 
 
 @dataclass(frozen=True)
-class Samples:
+class WorkSamples:
     """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out; held: what
     personal steps are picked on, where they are not picked on samples of the client."""
 
@@ -56,8 +56,8 @@ class LocalWork:
 
     def __init__(
         self,
-        samples: Samples,
-        refresh: Callable[[], Samples | None] = lambda: None,
+        samples: WorkSamples,
+        refresh: Callable[[], WorkSamples | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.samples, self._refresh, self._clock = samples, refresh, clock

@@ -20,7 +20,7 @@ from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer
-from dfca.node.net.links.link import Link, LinkDown
+from dfca.node.net.links.link import LinkDown, NetLink
 from dfca.node.net.local import Local
 from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.chunks import read_chunk
@@ -91,7 +91,7 @@ class Puller:
         dialer: Dialer,
         partials: Partials,
         executor: Executor,
-        deliver: Callable[[Link, Any], None],
+        deliver: Callable[[NetLink, Any], None],
     ) -> None:
         options = local.options
         self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
@@ -105,7 +105,7 @@ class Puller:
         self._dropping: set[asyncio.Task[None]] = set()
         self._due: dict[Pull, tuple[float, Any]] = {}
 
-    def announce(self, link: Link, announce: pb.Announce) -> None:
+    def announce(self, link: NetLink, announce: pb.Announce) -> None:
         """Take an announcement.
 
         Raises Refused for one that cannot be a model of this swarm.
@@ -132,13 +132,13 @@ class Puller:
             link.send(pb.Frame(unavailable=pb.Unavailable(number=needless.number, reason="newer")))
         self._fill()
 
-    def withdraw(self, link: Link, number: int) -> None:
+    def withdraw(self, link: NetLink, number: int) -> None:
         """Forget an announcement."""
         pull = self.pulls.withdraw(link.member, number)
         if pull is not None:
             self._cancel(pull)
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: NetLink) -> None:
         """Stop reading what belongs to a link that went down; what is here of it stays on the disk."""
         for pull in self.pulls.forget(link.member):
             self._cancel(pull)
