@@ -97,8 +97,6 @@ def _safetensors(
     tensors: Mapping[str, Tensor | Stream], metadata: Mapping[str, str] | None
 ) -> Iterator[bytes | memoryview]:
     """Yield the parts of a safetensors file, without a copy of a tensor that lies whole on the CPU."""
-    import torch  # late: `dfca data list` also writes files, and starts without it
-
     layout = []
     for name, tensor in tensors.items():
         named = tensor.parts if isinstance(tensor, Stream) and tensor.parts else [(name, tuple(tensor.shape))]
@@ -107,7 +105,14 @@ def _safetensors(
     yield safetensors_header(layout, metadata)
     for tensor in tensors.values():
         for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
-            yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            yield tensor_bytes(piece)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """View a tensor as bytes; without a copy where it lies whole on the CPU."""
+    import torch  # late: `dfca data list` also writes files, and starts without it
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def safetensors_header(

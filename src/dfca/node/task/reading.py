@@ -27,7 +27,7 @@ import numpy as np
 
 from dfca.base.errors import DataError
 from dfca.node.task.config import DataConfig
-from dfca.node.task.csv_table import Table, Wanted, class_name, listed, read_csv, unreadable
+from dfca.node.task.csv_table import Table, Wanted, class_name, listed, number, read_csv, unreadable
 from dfca.node.task.problems import printable
 
 if TYPE_CHECKING:
@@ -268,12 +268,7 @@ def to_number(label: str) -> float | None:
     >>> to_number("2.5"), to_number("2,5"), to_number("warm"), to_number("nan")
     (2.5, 2.5, None, None)
     """
-    text = label.replace(",", ".") if label.count(",") == 1 and "." not in label else label
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and "_" not in text else None
+    return number(label, decimal_comma=True)
 
 
 def _labels(what: str, y: np.ndarray, classes: np.ndarray | None, numbers: bool) -> list[str]:

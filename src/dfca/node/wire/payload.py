@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfca.base.files import safetensors_header
+from dfca.base.files import safetensors_header, tensor_bytes
 from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.refused import Refused
 
@@ -168,10 +168,7 @@ def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...],
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
-    if not tensor.numel():  # torch does not view nothing as bytes
-        return np.empty(0, np.uint8)
-    found: np.ndarray = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    return found
+    return np.frombuffer(tensor_bytes(tensor), np.uint8)
 
 
 def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], encoding: str) -> list[_Buffer]:

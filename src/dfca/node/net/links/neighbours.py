@@ -29,7 +29,7 @@ class Neighbours:
         if old is not None:
             self.end(old, LinkDown("replaced"))
         self.links[link.member] = link
-        self._wake()
+        self.wake()
         try:
             self._up(link)
             return await link.run(partial(self._frame, link), partial(self._lower, link))
@@ -55,17 +55,14 @@ class Neighbours:
         except TimeoutError:
             return
 
-    def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
-        self._wake()
-
     def _lower(self, link: NetLink, why: LinkDown) -> None:
         if self.links.get(link.member) is link:
             link.down = True
             del self.links[link.member]
-            self._wake()
+            self.wake()
             self._down(link, why)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let everybody who waits for a change look again."""
         self._changed.set()
         self._changed = asyncio.Event()
