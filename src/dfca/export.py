@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import atomic_write
+from dfca.base.files import atomic_save, atomic_write
 from dfca.core.learning.params import FlatModel
 
 
 def write_safetensors(path: Path, flat: FlatModel, vector: Tensor, metadata: Mapping[str, str]) -> None:
     """Write one model (P,): its tensors by the names of the module's state dict, and the metadata."""
-    from safetensors.torch import save
-
-    pieces = flat.pieces(vector.detach().cpu())
-    tensors = {name: piece.contiguous().clone() for name, piece in zip(flat.names, pieces, strict=True)}
-    write_file(path, save(tensors, dict(metadata)))
+    _check_free(path)
+    atomic_save(path, dict(zip(flat.names, flat.pieces(vector), strict=True)), metadata)
 
 
 def write_onnx(
@@ -55,17 +52,14 @@ def write_onnx(
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, dict(metadata))
-    write_file(path, proto.SerializeToString())
+    _check_free(path)
+    atomic_write(path, proto.SerializeToString())
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file as a whole, and never through a link.
-
-    Raises RunError for a folder or a link of that name, or a disk that cannot be written.
-    """
+def _check_free(path: Path) -> None:
+    """Refuse a folder or a link of that name."""
     if path.is_dir() or path.is_symlink():
         raise RunError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; name a file to write")
-    atomic_write(path, data)
 
 
 @contextmanager

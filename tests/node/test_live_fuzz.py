@@ -31,7 +31,7 @@ from node_swarm import make_swarm, until
 from toy import free_port
 
 from dfca.node.disk.folder import NodeFolder
-from dfca.node.net.links.link import Link
+from dfca.node.net.links.link import NetLink
 from dfca.node.operate.control import call
 from dfca.peer.records.lineage import Entry
 
@@ -105,7 +105,7 @@ async def run_script(run: Attack, victim: Any, count: int, seed: int) -> tuple[i
     transport, member = victim.transport, run.villain.folder.identity
     script, links = Script(islice(mutants(run.villain, seed), count)), 0
     while not script.ended:
-        link = Link(member.id, member.number, script, transport._options, transport._local.now, dialled=False)
+        link = NetLink(member.id, member.number, script, transport._options, transport._local.now, dialled=False)
         await transport._neighbours.run(link)
         links += 1
     return script.read_frames, links

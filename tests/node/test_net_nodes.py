@@ -17,7 +17,7 @@ from net_world import FAST, SWARM, World, until, world
 from toy import make_toy_setting
 
 from dfca.node.net.options import Swarm
-from dfca.node.transport import Inputs
+from dfca.node.transport import TransportInputs
 from dfca.peer.records.messages import Nothing, Update
 from dfca.peer.records.work import Job, Train
 
@@ -33,7 +33,7 @@ class Renumbered:
         self._transport = self._device.transport
         self._numbers = [device.number for device in found.devices]
 
-    def open(self, node: Inputs) -> None:
+    def open(self, node: TransportInputs) -> None:
         recorder, place = self._device.node, self._numbers.index
         recorder.on_message = lambda sender, message: node.received(place(sender), message)
         for number in sorted(map(place, recorder.up())):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from dfca.node.net.limits import Bucket, Penalties, Refusals
 from dfca.node.net.links.outbox import Outbox, Overflow
-from dfca.node.net.traffic import Traffic
+from dfca.node.net.traffic import LinkTraffic
 from dfca.node.net.transfer.chunks import read_chunk, write_chunk
-from dfca.node.net.transfer.offers import Offer, Offers
+from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import wire_pb2 as pb
@@ -66,8 +66,8 @@ def test_an_outbox_never_holds_more_than_its_bounds(steps: list[tuple[int, int]]
     assert outbox._count == outbox._bytes == 0
 
 
-def offer(member: str, name: bytes, cluster: int | None, since: float = 0.0, number: int = 1) -> Offer:
-    return Offer(member, name, None, cluster, 0, since, number=number)
+def offer(member: str, name: bytes, cluster: int | None, since: float = 0.0, number: int = 1) -> ModelOffer:
+    return ModelOffer(member, name, pb.PeerMessage(), cluster, 0, since, number=number)
 
 
 def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:
@@ -400,7 +400,7 @@ def test_any_bytes_are_a_chunk_as_protobuf_reads_it_or_refused(data: bytes) -> N
 
 
 def test_bytes_of_links_and_members_that_are_gone_stay_in_the_sums() -> None:
-    traffic = Traffic()
+    traffic = LinkTraffic()
     traffic.received["garage"] += 5  # of models; frames are counted by the link
     traffic.end_link("garage", received=10, sent=20, silent_s=3.0)
     traffic.end_link("garage", received=1, sent=2, silent_s=0.0)

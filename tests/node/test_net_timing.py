@@ -17,11 +17,12 @@ from dfca.base.errors import ConfigError
 from dfca.core.state import Message
 from dfca.node.net.links.deadlines import Backoff, Deadline
 from dfca.node.net.links.detector import Detector, SteadyClock
-from dfca.node.net.links.link import Link
+from dfca.node.net.links.link import NetLink
 from dfca.node.net.options import NetOptions, join_address, split_address
-from dfca.node.net.transfer.offers import Offer
+from dfca.node.net.transfer.offers import ModelOffer
 from dfca.node.net.transfer.sender import Sender
 from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.codec import to_proto
 from dfca.peer.records.messages import Update
 
 
@@ -150,14 +151,16 @@ def test_neighbours_that_stop_answering_are_not_waited_for() -> None:
     async def scenario() -> None:
         now = 0.0
         streams = {member: OneBeat() for member in "abc"}
-        links = {member: Link(member, 1, streams[member], NetOptions(), lambda: now, True) for member in "abc"}
+        links = {member: NetLink(member, 1, streams[member], NetOptions(), lambda: now, True) for member in "abc"}
         local: Any = SimpleNamespace(options=SimpleNamespace(cache_bytes=1000), now=lambda: now)
         swarm: Any = SimpleNamespace(dtype=torch.float32, encoding="float32")
         sender = Sender(local, swarm, links, ThreadPoolExecutor(1))
 
+        message = to_proto(Update(Message(1, 0, 1, 2, torch.zeros(2)), 1))
+
         def announce() -> None:
             for member, link in links.items():
-                offer = Offer(member, b"x", Update(Message(1, 0, 1, 2, torch.zeros(2)), 1), 0, 0, now)
+                offer = ModelOffer(member, b"x", message, 0, 0, now)
                 sender.offers.add(offer, b"data")
                 assert sender._make_announce(link, offer)
 

@@ -19,7 +19,7 @@ from dfca.node.disk.record import Recorder, digest_of_save, first_difference, re
 from dfca.node.disk.store import CannotSave, DiskStore
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node
-from dfca.node.work.local_work import LocalWork, Samples
+from dfca.node.work.local_work import LocalWork, WorkSamples
 from dfca.node.work.pace import Pace
 from dfca.node.work.threads import OneThread
 from dfca.node.work.worker import Worker
@@ -181,16 +181,21 @@ def test_a_node_hears_that_the_graph_has_changed() -> None:
 def test_data_is_read_again_between_rounds_and_bad_data_is_not_taken() -> None:
     setting = make_toy_setting("local", rounds=1)
     clients = make_clients(setting)
-    news: list[Any] = [None, Samples(clients[1], 3, lambda bank: ("second", len(bank))), DataError("no label"), None]
+    news: list[Any] = [
+        None,
+        WorkSamples(clients[1], 3, lambda bank: ("second", len(bank))),
+        DataError("no label"),
+        None,
+    ]
 
-    def refresh() -> Samples | None:
+    def refresh() -> WorkSamples | None:
         newer = news.pop(0)
         if isinstance(newer, Exception):
             raise newer
         return newer
 
     times = iter([0.0, 0.0, 1.0, 5.0, 20.0, 20.0, 21.0, 22.0])
-    work = LocalWork(Samples(clients[0], 3, lambda bank: ("first", len(bank))), refresh, lambda: next(times))
+    work = LocalWork(WorkSamples(clients[0], 3, lambda bank: ("first", len(bank))), refresh, lambda: next(times))
     bank = clients[0].start().bank
     first = work.run(Train(0), bank)
     assert work.report == ("first", len(bank))

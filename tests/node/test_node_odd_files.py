@@ -18,7 +18,7 @@ from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.store import DiskStore
 from dfca.node.operate.control import NotRunning, call
 from dfca.node.task.config import DataConfig
-from dfca.node.task.reading import Request, read
+from dfca.node.task.reading import DataRequest, read
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pipes and devices")
 
@@ -117,14 +117,14 @@ def test_an_odd_life_or_control_file_stops_nothing(tmp_path: Path, make: Callabl
 def test_odd_data_is_refused_at_once(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
     make(tmp_path / name)
     with pytest.raises(DfcaError, match=rf"{name} "):
-        read(Request(DataConfig(path=name), tmp_path))
+        read(DataRequest(DataConfig(path=name), tmp_path))
 
 
 def test_pipes_among_images_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     make_pipe(tmp_path / "photos" / "cat" / "a.png")
     with pytest.raises(DfcaError, match="has no images"):
-        read(Request(DataConfig(path="photos"), tmp_path))
+        read(DataRequest(DataConfig(path="photos"), tmp_path))
 
 
 def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:

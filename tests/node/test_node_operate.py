@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 from dfca.base.errors import ConfigError, RunError
 from dfca.cli import app
 from dfca.cli.node import commands as node_commands
-from dfca.node.operate.books import LOGGED, Books
 from dfca.node.operate.control import LOCK, ControlServer, NotRunning, RefusedCommand, call, stop_node
 from dfca.node.operate.install import make_unit, unit_name, write_unit
 from dfca.node.operate.logs import open_log
 from dfca.node.operate.metrics import serve_metrics
+from dfca.node.operate.node_log import LOGGED, NodeLog
 from dfca.node.operate.status import read_status, save_status
 from dfca.node.task.config import INVITE_PORT, PORT
 from dfca.peer.records.work import Note
@@ -172,7 +172,7 @@ def test_logs_are_for_people_or_machines_and_no_line_can_forge_another(tmp_path:
 
 def test_books_count_and_log_what_matters(tmp_path: Path) -> None:
     screen = io.StringIO()
-    books = Books(open_log(None, "human", "info", screen, "books"), lambda number: f"member {number}")
+    books = NodeLog(open_log(None, "human", "info", screen, "books"), lambda number: f"member {number}")
     for round in range(120):
         books.note(Note("start", round=round))
         books.note(Note("finish", cluster=1, round=round))
@@ -192,7 +192,7 @@ def test_books_count_and_log_what_matters(tmp_path: Path) -> None:
 def test_every_note_can_be_logged(number: int) -> None:
     """A note that raised once stopped every swarm after its last round."""
     screen = io.StringIO()
-    books = Books(open_log(None, "human", "debug", screen, "books"), lambda number: f"member {number}")
+    books = NodeLog(open_log(None, "human", "debug", screen, "books"), lambda number: f"member {number}")
     for kind in LOGGED:
         books.note(Note(kind, 5, 1, 3, float(number)))
     lines = screen.getvalue().splitlines()

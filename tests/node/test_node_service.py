@@ -98,7 +98,7 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
             await asyncio.to_thread(join_node, tmp_path / "c", answer["invite"], Joining(data, settings=other))
         assert not (tmp_path / "c").exists()  # nothing is left of it
         second, also = await grpc_service(b)
-        await until(lambda: second.books.counts["join"] > 0 and second.books.counts["fold"] > 3)
+        await until(lambda: second.notes.counts["join"] > 0 and second.notes.counts["fold"] > 3)
         status = await asyncio.to_thread(read_status, a)
         assert [(each["name"], each["state"]) for each in status["neighbours"]] == [("garage", "up")]
         assert status["bytes_in"] > 0
@@ -447,8 +447,8 @@ def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_p
     assert clusters[0] != clusters[3]
     assert clusters == [clusters[0]] * 3 + [clusters[3]] * 3
     assert all(each["accuracy"] > 0.8 for each in found)
-    assert all(service.books.counts["survey"] > 0 for service in services)
-    assert all(service.books.counts["measured"] == 1 for service in services)
+    assert all(service.notes.counts["survey"] > 0 for service in services)
+    assert all(service.notes.counts["measured"] == 1 for service in services)
 
 
 def test_problems_of_a_running_node_reach_the_doctor(tmp_path: Path) -> None:

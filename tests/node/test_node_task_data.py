@@ -20,16 +20,16 @@ from dfca.node.task.config import Config, DataConfig
 from dfca.node.task.csv_table import Wanted, read_csv
 from dfca.node.task.dataset import DeviceData, held_out_rows, load
 from dfca.node.task.facts import Facts, InputFacts, ModelFacts
-from dfca.node.task.reading import Request, found_classes, read
+from dfca.node.task.reading import DataRequest, found_classes, read
 
 FEATURES = Wanted("y")
 ROOM = 2**24
 FILES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def request(path: Path, **changes: Any) -> Request:
+def request(path: Path, **changes: Any) -> DataRequest:
     options = {key: changes.pop(key) for key in list(changes) if key in DataConfig.descriptions()}
-    return Request(DataConfig(path=str(path), **{"label": "y", **options}), path.parent, most_bytes=ROOM, **changes)
+    return DataRequest(DataConfig(path=str(path), **{"label": "y", **options}), path.parent, most_bytes=ROOM, **changes)
 
 
 def make_facts(**changes: Any) -> Facts:
@@ -280,12 +280,12 @@ def test_code_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "own_data_d.py").write_text(
         "import torch\n\ndef load():\n    return torch.ones(2, 3), [1, 0]\n\ndef fail():\n    raise KeyError('k')\n"
     )
-    own = Request(DataConfig(path="own_data_d:load"), tmp_path)
+    own = DataRequest(DataConfig(path="own_data_d:load"), tmp_path)
     assert read(own).labels == ["1", "0"]
     with pytest.raises(DataError, match="own_data_d:fail\" failed with KeyError: 'k'"):
-        read(Request(DataConfig(path="own_data_d:fail"), tmp_path))
+        read(DataRequest(DataConfig(path="own_data_d:fail"), tmp_path))
     with pytest.raises(DataError, match="failed with ModuleNotFoundError"):
-        read(Request(DataConfig(path="own_data_e:load"), tmp_path))
+        read(DataRequest(DataConfig(path="own_data_e:load"), tmp_path))
 
 
 def test_classes_are_in_the_order_of_numbers() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from dfca.core.learning.params import FlatModel
 from dfca.models import cnn
 from dfca.node.wire import payload
+from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.payload import BLOCK, Expect, pack, unpack
 from dfca.node.wire.refused import REASONS, Refused
 
@@ -62,7 +63,7 @@ def test_float64_is_exact(numbers: np.ndarray, compress: bool) -> None:
     assert found.numpy().tobytes() == numbers.tobytes()
 
 
-@pytest.mark.parametrize("encoding", payload.ENCODINGS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("shape", [(300,), (3, 100)])
 def test_the_same_numbers_make_the_same_bytes(encoding: str, shape: tuple[int, ...]) -> None:
     model = torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 30
@@ -160,7 +161,7 @@ def test_sizes_by_encoding() -> None:
 # Refused.
 
 
-@pytest.mark.parametrize("encoding", payload.ENCODINGS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("tail", [0, 50])
 def test_what_is_not_finite_is_not_packed(encoding: str, bad: float, tail: int) -> None:

@@ -32,7 +32,7 @@ from dfca.runs.store.reading import load_run
 from dfca.swarm.faults import FaultOptions, FaultPlan
 from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.memory import MemoryFleet
-from dfca.swarm.plan import Plan, make_plan
+from dfca.swarm.plan import SwarmPlan, make_plan
 from dfca.swarm.processes import ProcessFleet
 from dfca.swarm.run import Progress, SwarmOptions, run_swarm
 
@@ -73,7 +73,7 @@ def test_a_swarm_whose_killed_nodes_start_slowly_ends(tmp_path: Path, monkeypatc
     """Where a start takes longer than the time between kills, somebody is always down: kills end with the rounds."""
 
     class SlowToStart(MemoryFleet):
-        def __init__(self, plan: Plan) -> None:
+        def __init__(self, plan: SwarmPlan) -> None:
             super().__init__(plan)
             self.down: dict[int, int] = {}
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfca.base.device import find_device
 from dfca.base.errors import ConfigError
 from dfca.experiment.config import Config
-from dfca.experiment.load import find_device, load_experiment, presets
+from dfca.experiment.load import load_experiment, presets
 
 SMALL = {"clients": 8, "clusters": 2, "rounds": 3, "algorithms": ["dfca-gi", "local"]}
 

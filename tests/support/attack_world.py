@@ -22,8 +22,9 @@ from dfca.node.disk.folder import NodeFolder
 from dfca.node.net import service
 from dfca.node.net.limits import Penalties
 from dfca.node.net.links.channels import Handshakes, handlers_of, make_channel, make_server
-from dfca.node.net.links.link import Greeting, Link, serialize
+from dfca.node.net.links.link import Greeting, NetLink, serialize
 from dfca.node.net.options import NetOptions
+from dfca.node.net.transfer.chunks import write_chunk
 from dfca.node.net.transport import GrpcTransport
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
@@ -91,7 +92,7 @@ def take_limits_away(patch: Callable[[Any, str, Any], None]) -> None:
     """
     believed = GrpcTransport._is_believed
 
-    def is_believed(self: GrpcTransport, link: Link, message: Any) -> bool:
+    def is_believed(self: GrpcTransport, link: NetLink, message: Any) -> bool:
         found = believed(self, link, message)
         if link in self._doubted:
             self._doubted[link] = (message, float("-inf"))
@@ -107,13 +108,13 @@ def take_limits_away(patch: Callable[[Any, str, Any], None]) -> None:
 def count_reads(patch: Callable[[Any, str, Any], None]) -> Counter[str]:
     """Count the frames that links read, by the member that sent them, hellos and first heartbeats aside."""
     found: Counter[str] = Counter()
-    read = Link._read
+    read = NetLink._read
 
-    async def counted(self: Link, handle: Any) -> None:
+    async def counted(self: NetLink, handle: Any) -> None:
         self._stream = _CountedStream(self._stream, lambda: found.update([self.member]))
         await read(self, handle)
 
-    patch(Link, "_read", counted)
+    patch(NetLink, "_read", counted)
     return found
 
 
@@ -170,8 +171,8 @@ class Villain:
         if data is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "")
             return
-        for offset in range(wanted.offset, len(data), frames.CHUNK_BYTES):
-            await context.write(frames.chunk(data, offset))
+        for offset in range(wanted.offset, len(data), 2**18):
+            await context.write(write_chunk(memoryview(data), offset, 2**18))
 
     def channel(self, victim: Target) -> Any:
         """Return the channel to a node."""

@@ -11,11 +11,11 @@ import networkx as nx
 from pydantic import BaseModel, Field, ValidationError
 
 from dfca import algorithms
+from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.experiment.config import LiarsConfig
-from dfca.experiment.load import find_device
 from dfca.experiment.problems import explain
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, Section, WorldConfig
@@ -59,10 +59,7 @@ def check_numbers(**values: Any) -> Numbers:
     Raises ConfigError with every problem in one sentence.
     """
     found = checked(Numbers, {key: _plain(value) for key, value in values.items()})
-    try:
-        device = find_device(found.device)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("use --device auto", 'use device="auto"')) from None
+    device = find_device(found.device, remedy='use device="auto"')
     return found.model_copy(update={"device": device})
 
 

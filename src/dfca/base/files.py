@@ -97,21 +97,42 @@ def _safetensors(
     tensors: Mapping[str, Tensor | Stream], metadata: Mapping[str, str] | None
 ) -> Iterator[bytes | memoryview]:
     """Yield the parts of a safetensors file, without a copy of a tensor that lies whole on the CPU."""
-    import torch  # late: `dfca data list` also writes files, and starts without it
-
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
+    layout = []
     for name, tensor in tensors.items():
         named = tensor.parts if isinstance(tensor, Stream) and tensor.parts else [(name, tuple(tensor.shape))]
-        for part, shape in named:
-            begin, end = end, end + prod(shape) * tensor.dtype.itemsize
-            header[part] = {"dtype": KINDS[str(tensor.dtype)], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+        kind, width = KINDS[str(tensor.dtype)], tensor.dtype.itemsize
+        layout += [(part, kind, shape, prod(shape) * width) for part, shape in named]
+    yield safetensors_header(layout, metadata)
     for tensor in tensors.values():
         for piece in tensor.pieces if isinstance(tensor, Stream) else (tensor,):
-            yield piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            yield tensor_bytes(piece)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """View a tensor as bytes; without a copy where it lies whole on the CPU."""
+    import torch  # late: `dfca data list` also writes files, and starts without it
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def safetensors_header(
+    layout: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] | None, align: int = 8
+) -> bytes:
+    """Write what stands before the data of a safetensors file: a length and a JSON header, padded.
+
+    Args:
+        layout: name, type (a value of `KINDS`), shape and bytes of each tensor, in the order of the data.
+        metadata: None for none.
+        align: the data begins at a multiple of this many bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, kind, shape, size in layout:
+        begin, end = end, end + size
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % align)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:

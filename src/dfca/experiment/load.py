@@ -13,6 +13,7 @@ from typing import Any
 
 import tomli_w
 
+from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import look_in
 from dfca.base.renamed import renamed
@@ -150,22 +151,6 @@ def read_stored(text: str) -> tuple[Config, Sweep]:
 def split_sweep(values: Mapping[str, Any]) -> tuple[Sweep, dict[str, Any]]:
     """Take the tables of a sweep out of the values of an experiment file."""
     return Sweep.of(values), {key: value for key, value in values.items() if key not in ("grid", "points")}
-
-
-def find_device(device: str) -> str:
-    """Choose the device for "auto" (CUDA, then MPS, then the CPU) and check that a named one is here."""
-    if device == "cpu":
-        return device
-    import torch  # late: most mistakes in an experiment are found before
-
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if device == "auto":
-        return next(name for name, available in here.items() if available)
-    kind, _, index = device.partition(":")
-    if not here[kind] or (index and int(index) >= torch.cuda.device_count()):
-        have = ", ".join(name for name, available in here.items() if available)
-        raise ConfigError(f'device "{device}" is not on this machine (it has: {have}); use --device auto')
-    return device
 
 
 def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:

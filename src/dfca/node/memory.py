@@ -14,7 +14,7 @@ import selectors
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dfca.node.transport import Inputs, Transport
+from dfca.node.transport import Transport, TransportInputs
 from dfca.peer.records.messages import Update
 
 
@@ -29,7 +29,7 @@ class MemoryNetwork:
     ) -> None:
         self.edges = {frozenset(edge) for edge in edges}
         self.lose = lose
-        self._nodes: dict[int, Inputs] = {}
+        self._nodes: dict[int, TransportInputs] = {}
         self._epochs: dict[frozenset[int], int] = {}
         self._cut: set[frozenset[int]] = set()
         self._pending = 0
@@ -54,7 +54,7 @@ class MemoryNetwork:
         self._cut.discard(link)
         self._connect(link)
 
-    def open(self, node: int, inputs: Inputs) -> None:
+    def open(self, node: int, inputs: TransportInputs) -> None:
         """Add a node: its links to those that are there come up."""
         self._nodes[node] = inputs
         for link in sorted(self.edges, key=sorted):
@@ -125,7 +125,7 @@ class _MemoryTransport:
     def __init__(self, network: MemoryNetwork, node: int) -> None:
         self._network, self._node = network, node
 
-    def open(self, node: Inputs) -> None:
+    def open(self, node: TransportInputs) -> None:
         self._network.open(self._node, node)
 
     def send(self, neighbour: int, message: Any) -> None:

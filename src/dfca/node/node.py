@@ -29,14 +29,14 @@ MOST_EARLY = 2000
 """Inputs that are kept for a peer that has not begun."""
 
 
-class Work(Protocol):
+class JobRunner(Protocol):
     """Computes jobs: `node.worker.Worker`, or a double of it."""
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
 
 
-class Record(Protocol):
+class InputRecorder(Protocol):
     """Writes down what went into a peer and what left it: `node.record.Recorder`."""
 
     def input(self, now: float, kind: str, *values: Any) -> None:
@@ -67,7 +67,7 @@ class Node:
     def __init__(
         self,
         machine: Machine,
-        work: Work,
+        work: JobRunner,
         transport: Transport,
         store: Store | None = None,
         duration: Callable[[Job], float] | None = None,
@@ -79,7 +79,7 @@ class Node:
         self._executor: Executor | None = None if duration else OneThread("work")
         self._disk: Executor | None = None if duration or store is None else OneThread("disk")
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
-        self.record: Record | None = None
+        self.record: InputRecorder | None = None
         self.linked: set[int] = set()
         """The neighbours in reach, also while the peer has not begun."""
         self._timer: asyncio.TimerHandle | None = None

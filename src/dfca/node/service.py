@@ -23,23 +23,24 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.record import Recorder
 from dfca.node.disk.saving import RETRY_S
 from dfca.node.node import Node
-from dfca.node.operate.books import Books
 from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
 from dfca.node.operate.members import describe_members
+from dfca.node.operate.node_log import NodeLog
 from dfca.node.operate.status import describe_misfit, describe_neighbours, describe_work, save_status
 from dfca.node.task.dataset import DeviceData
 from dfca.node.task.learner import build, evaluate
 from dfca.node.transport import Transport
 from dfca.node.trust.identity import peer_number, short
 from dfca.node.work.heap import give_back_memory
-from dfca.node.work.local_work import LocalWork, Samples, find_device
+from dfca.node.work.local_work import LocalWork, WorkSamples
 from dfca.node.work.pace import Pace, WriteBudget
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
@@ -104,7 +105,7 @@ class Service:
         self.log: Log = open_log(
             folder.path, options.log_format or config.log.format, config.log.level, options.log_stream
         )
-        self.books = Books(self.log, self._name)
+        self.notes = NodeLog(self.log, self._name)
         self._stop: asyncio.Event | None = None
         self._pairing: Any = None
         self._joined: list[dict[str, str]] = []
@@ -159,7 +160,7 @@ class Service:
         limit = config.limits.write_bytes_per_day
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
         pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
-        self.node = Node(peer, self.work, self.transport, store, note=self.books.note, pace=pace)
+        self.node = Node(peer, self.work, self.transport, store, note=self.notes.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
@@ -356,7 +357,7 @@ class Service:
             "swarm_name": folder.facts.name,
             "addresses": list(self.addresses),
             "members": len(names),
-            **describe_work(node, self.work, self.books, names),
+            **describe_work(node, self.work, self.notes, names),
             **({"state": "waiting", "waits": self._waits} if self._waits else {}),
             "neighbours": describe_neighbours(node, links, names),
             "bytes_in": net["bytes_in"],
@@ -449,21 +450,21 @@ class Service:
 def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
     config, facts = folder.config, folder.facts
-    device = find_device(config.training.device)
+    device = find_device(config.training.device, "training.device", 'set "cpu" or "auto"')
     model = build(facts, config.training.factory)
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()
 
-    def samples() -> Samples:
+    def samples() -> WorkSamples:
         here = data.samples.to(device)
         train, held_out = here.train, here.held_out
         if not len(train[1]):
             raise DataError(f"{config.data.path} has no samples to train with")
         client = facts.client(folder.identity.number, 0, train, model)
         aside = None if facts.rounds else held_out  # without a last round nothing of the others is ever released
-        return Samples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out), aside)
+        return WorkSamples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out), aside)
 
-    def refresh() -> Samples | None:
+    def refresh() -> WorkSamples | None:
         nonlocal seen
         every = config.training.reread_s
         if not every or time.monotonic() - seen < every:

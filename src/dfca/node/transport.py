@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Inputs(Protocol):
+class TransportInputs(Protocol):
     """What a transport calls: a node."""
 
     def connected(self, neighbour: int) -> None:
@@ -28,7 +28,7 @@ class Inputs(Protocol):
 class Transport(Protocol):
     """The links of one node. All calls are made in the event loop's thread, and none of them blocks."""
 
-    def open(self, node: Inputs) -> None:
+    def open(self, node: TransportInputs) -> None:
         """Begin to connect."""
 
     def send(self, neighbour: int, message: Any) -> None:

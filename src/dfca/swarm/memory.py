@@ -15,7 +15,7 @@ from dfca.node.work.worker import Worker
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.swarm.fleet import NodeStatus
-from dfca.swarm.plan import Plan
+from dfca.swarm.plan import SwarmPlan
 
 STOP_S = 10.0
 NOBODY = "a" * 52
@@ -25,7 +25,7 @@ NOBODY = "a" * 52
 class MemoryFleet:
     """Nodes as tasks: client i is peer i."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SwarmPlan) -> None:
         self.plan = plan
         self._facts = plan.facts(NOBODY)
         self._model = build(self._facts, self._facts.model.factory)

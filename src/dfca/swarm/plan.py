@@ -30,7 +30,7 @@ from dfca.sim.shards import Alone
 
 
 @dataclass(frozen=True)
-class Plan:
+class SwarmPlan:
     """One trial as a swarm: its experiment with so many clients, its setting, and where it lives."""
 
     experiment: Experiment
@@ -106,7 +106,7 @@ class Plan:
         return facts.changed(model=model)
 
 
-def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> Plan:
+def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> SwarmPlan:
     """Lay out an experiment's first algorithm and seed over so many nodes.
 
     Raises ConfigError for what nodes cannot run: a sweep, virtual time, an algorithm with a server, drift.
@@ -138,7 +138,7 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> P
     trial = Trial(algorithm, config.seeds[0], Point(config))
     group = TrialGroup(trial.point, trial.seed, (algorithm,))
     workload = Workload.of(group, sink, Alone(config.clients))
-    return Plan(experiment, trial, replace(workload.setting(trial), aggregation="sequential"), out)
+    return SwarmPlan(experiment, trial, replace(workload.setting(trial), aggregation="sequential"), out)
 
 
 def _model_facts(options: Any) -> dict[str, Any]:

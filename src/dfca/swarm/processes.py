@@ -24,7 +24,7 @@ from dfca.node.trust.identity import Identity
 from dfca.node.trust.joining import join
 from dfca.node.trust.roster import Roster
 from dfca.swarm.fleet import NodeStatus
-from dfca.swarm.plan import Plan
+from dfca.swarm.plan import SwarmPlan
 
 START_S = 120.0
 """How long a node may take until it answers; many start at the same time."""
@@ -90,7 +90,7 @@ class NodeProcess:
 class ProcessFleet:
     """Nodes as processes."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SwarmPlan) -> None:
         self.plan = plan
         self._pipe: tuple[int, ...] = ()
         self.nodes = [NodeProcess(plan.folder(i)) for i in range(plan.setting.clients)]

@@ -27,7 +27,7 @@ from dfca.runs.store.folder import RunFolder
 from dfca.runs.trials import IN_SUMMARY
 from dfca.swarm.faults import FaultOptions, FaultPlan
 from dfca.swarm.fleet import Fleet, NodeStatus
-from dfca.swarm.plan import Plan, make_plan
+from dfca.swarm.plan import SwarmPlan, make_plan
 from dfca.swarm.scores import Scorer, Snapshot, take
 
 POLL_S = 0.5
@@ -119,7 +119,7 @@ def with_nodes(experiment: Experiment, nodes: int) -> Experiment:
     return Experiment(experiment.name, experiment.scale, type(config).of(values), experiment.sweep)
 
 
-def _make_fleet(plan: Plan, options: SwarmOptions) -> Fleet:
+def _make_fleet(plan: SwarmPlan, options: SwarmOptions) -> Fleet:
     if options.transport == "memory":
         from dfca.swarm.memory import MemoryFleet
 
@@ -134,7 +134,7 @@ class _Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SwarmPlan,
         fleet: Fleet,
         options: SwarmOptions,
         folder: RunFolder,
@@ -240,7 +240,7 @@ class _Run:
         }
 
 
-def _who(plan: Plan, nodes: list[NodeStatus]) -> str:
+def _who(plan: SwarmPlan, nodes: list[NodeStatus]) -> str:
     """Say who is not done, in a few words."""
     late = [
         f"{name} is {node.state} in round {node.round}{f' ({node.error})' if node.error else ''}"

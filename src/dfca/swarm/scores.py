@@ -15,7 +15,7 @@ from dfca.sim.evaluation import Evaluator
 from dfca.sim.personal import LastStep
 from dfca.sim.shards import Alone
 from dfca.sim.start import Start
-from dfca.swarm.plan import Plan
+from dfca.swarm.plan import SwarmPlan
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Snapshot:
         return len({self.saves[i].lineage for i in self.holding})  # type: ignore[union-attr]
 
 
-def take(plan: Plan) -> Snapshot:
+def take(plan: SwarmPlan) -> Snapshot:
     """Read the newest whole save of every node from its disk."""
     return Snapshot([DiskStore(plan.folder(i) / "state").load() for i in range(plan.setting.clients)])
 
@@ -53,7 +53,7 @@ def take(plan: Plan) -> Snapshot:
 class Scorer:
     """Scores snapshots as a simulation scores its banks."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SwarmPlan) -> None:
         self._plan = plan
         start = Start(plan.setting, Alone(plan.setting.clients))
         self._evaluator, self._last_step = Evaluator(start), LastStep(start, plan.setting.rounds)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import ConfigError, DfcaError
-from dfca.base.files import KINDS
+from dfca.base.files import KINDS, tensor_bytes
+from dfca.node.disk.store import TYPES
 from dfca.peer.machine import Machine, drive
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.peer import Peer
@@ -30,7 +31,6 @@ from dfca.peer.state import Saved
 
 MOST_BYTES = 2**30
 FORM = 1
-_TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,17 @@ class Recorder:
             return
         packer = Packer()
         packed = packer.pack(value)
-        tensors = {name: each.detach().cpu().contiguous() for name, each in packer.tensors.items()}
-        shapes = {name: [KINDS[str(each.dtype)], list(each.shape)] for name, each in tensors.items()}
+        tensors = packer.tensors
+        shapes = {name: [KINDS[str(tensor.dtype)], list(tensor.shape)] for name, tensor in tensors.items()}
         text = json.dumps({"value": packed, "tensors": shapes}, separators=(",", ":")).encode()
-        size = 8 + len(text) + sum(each.nbytes for each in tensors.values())
+        size = 8 + len(text) + sum(tensor.nbytes for tensor in tensors.values())
         try:
             if size > self._left:
                 raise OSError
             self._left -= size
             self._file.write(len(text).to_bytes(8, "little") + text)
-            for each in tensors.values():
-                self._file.write(each.reshape(-1).view(torch.uint8).numpy().data)
+            for tensor in tensors.values():
+                self._file.write(tensor_bytes(tensor))
         except OSError:  # a recording is for looking at a node; it must not stop one
             self._file.close()
             self._file = None
@@ -125,7 +125,7 @@ def digest_of_save(saved: Saved) -> str:
     packer = Packer()
     digest = hashlib.sha256(json.dumps(packer.pack(saved), sort_keys=True).encode())
     for _, tensor in sorted(packer.tensors.items()):
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -157,11 +157,11 @@ def _blocks(data: bytes) -> Iterator[dict[str, Any]]:
         block = json.loads(data[place + 8 : end])
         tensors: dict[str, Tensor] = {}
         for name, (kind, shape) in block["tensors"].items():
-            size = prod(shape) * _TYPES[kind].itemsize
+            size = prod(shape) * TYPES[kind].itemsize
             if end + size > len(data):
                 return
             raw = bytearray(data[end : end + size])
-            tensors[name] = torch.frombuffer(raw, dtype=_TYPES[kind]).view(*shape) if size else torch.empty(shape)
+            tensors[name] = torch.frombuffer(raw, dtype=TYPES[kind]).view(*shape) if size else torch.empty(shape)
             end += size
         yield Unpacker(tensors).unpack(block["value"])
         place = end

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import DfcaError, RunError
-from dfca.base.files import KINDS, NO_ROOM, read_small, replacing
+from dfca.base.files import KINDS, NO_ROOM, read_small, replacing, safetensors_header, tensor_bytes
 from dfca.node.disk.save_file import FORM, Damaged, digest, read_facts, read_whole, save_paths
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
 
 TENSORS = ("bank", "own")
 """The fields of `Saved` that are tensors, as they follow one another in a file."""
-_TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
+TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
 
 
 class CannotSave(RunError):
@@ -133,21 +133,14 @@ class DiskStore:
 
 def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     """Yield a file piece by piece, without a copy of the bank."""
-    given = {name: getattr(saved, name) for name in TENSORS}
-    tensors = {name: each.detach().cpu().contiguous() for name, each in given.items() if each is not None}
-    forms = {name: [KINDS[str(each.dtype)], list(each.shape)] for name, each in tensors.items()}
+    tensors = {name: tensor for name in TENSORS if (tensor := getattr(saved, name)) is not None}
+    data = [tensor_bytes(tensor) for tensor in tensors.values()]
+    layout = [(name, KINDS[str(t.dtype)], list(t.shape), t.nbytes) for name, t in tensors.items()]
+    forms = {name: [kind, shape] for name, kind, shape, _ in layout}
     bare = Packer().pack(replace(saved, bank=None, own=None))
     facts = {"form": FORM, "serial": serial, **dict.fromkeys(TENSORS), **forms, "saved": bare}
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True)
-    data = [each.reshape(-1).view(torch.uint8).numpy().data for each in tensors.values()]
-    header: dict[str, Any] = {"__metadata__": {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)}}
-    begin = 0
-    for (name, (kind, shape)), part in zip(forms.items(), data, strict=True):
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, begin + part.nbytes]}
-        begin += part.nbytes
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    yield len(encoded).to_bytes(8, "little") + encoded
+    yield safetensors_header(layout, {"format": "dfca-peer", "facts": text, "sha256": digest(text, *data)})
     yield from data
 
 
@@ -164,7 +157,7 @@ def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, T
     found = {}
     for name, form in shapes.items():
         if form is not None:
-            dtype, shape = _TYPES[form[0]], form[1]
+            dtype, shape = TYPES[form[0]], form[1]
             if len(data) - begin < prod(shape) * dtype.itemsize:
                 raise Damaged("its size is not that of its models")
             found[name] = torch.frombuffer(data, dtype=dtype, offset=begin, count=prod(shape)).view(*shape)

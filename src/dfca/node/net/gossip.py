@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dfca.node.net.limits import Bucket
-from dfca.node.net.links.link import Link, serialize
+from dfca.node.net.links.link import NetLink, serialize
 from dfca.node.trust.records import to_bytes
 from dfca.node.trust.roster import OLD_CONTACT, Roster
 from dfca.node.wire import wire_pb2 as pb
@@ -33,19 +33,19 @@ class Gossip:
     member that signs a new address a hundred times per second costs each link of the swarm no more than one record.
     """
 
-    def __init__(self, roster: Roster, links: Callable[[], Iterable[Link]], now: Callable[[], float]) -> None:
+    def __init__(self, roster: Roster, links: Callable[[], Iterable[NetLink]], now: Callable[[], float]) -> None:
         self._roster, self._links, self._now = roster, links, now
         self._spread_digest, self._spread_at = roster.digest(), float("-inf")
-        self._sent: dict[Link, tuple[str, str]] = {}
-        self._known: dict[Link, set[int]] = {}
+        self._sent: dict[NetLink, tuple[str, str]] = {}
+        self._known: dict[NetLink, set[int]] = {}
         """By link, hashes of the records that crossed it."""
         self._budget: dict[str, Bucket] = {}
 
-    def greet(self, link: Link) -> None:
+    def greet(self, link: NetLink) -> None:
         """Begin on a link that came up."""
         link.send(pb.Frame(roster_digest=pb.RosterDigest(digest=self._roster.digest())))
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: NetLink) -> None:
         """Forget a link."""
         self._sent.pop(link, None)
         self._known.pop(link, None)
@@ -63,7 +63,7 @@ class Gossip:
         for link in list(self._links()):
             self.greet(link)
 
-    def take_digest(self, link: Link, digest: str) -> None:
+    def take_digest(self, link: NetLink, digest: str) -> None:
         """Send a neighbour that has other records those that it lacks, and ask for its own; once per two digests."""
         own = self._roster.digest()
         if digest == own or self._sent.get(link) == (digest, own):
@@ -80,14 +80,14 @@ class Gossip:
         if batch:
             link.send(pb.Frame(roster_records=pb.RosterRecords(records=batch)))
 
-    def _unknown_to(self, link: Link) -> list[bytes]:
+    def _unknown_to(self, link: NetLink) -> list[bytes]:
         """List the records that have not crossed a link; from now on they have."""
         held = list(map(to_bytes, self._roster.records()))
         known = self._known.get(link, set())
         self._known[link] = set(map(hash, held))
         return [record for record in held if hash(record) not in known]
 
-    def take_records(self, link: Link, records: Iterable[bytes], now: float) -> list[str]:
+    def take_records(self, link: NetLink, records: Iterable[bytes], now: float) -> list[str]:
         """Merge records; returns the reasons of those that were refused.
 
         Raises Refused for a neighbour that sends many that do not hold.

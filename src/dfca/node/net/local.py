@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links.link import Greeting
 from dfca.node.net.options import NetOptions
-from dfca.node.net.traffic import Traffic
+from dfca.node.net.traffic import LinkTraffic
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
@@ -23,5 +23,5 @@ class Local:
     greeting: Greeting
     refusals: Refusals
     penalties: Penalties
-    traffic: Traffic
+    traffic: LinkTraffic
     now: Callable[[], float]

@@ -12,7 +12,7 @@ from dfca.node.net.gossip import notice_frame
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.channels import Handshakes, caller_of
 from dfca.node.net.links.dialer import Dialer
-from dfca.node.net.links.link import REMOVED, Link, LinkDown, check_open, close_frame, read_frame, write_frame
+from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, check_open, close_frame, read_frame, write_frame
 from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
 from dfca.node.net.probe import answer_probe
@@ -28,7 +28,7 @@ FAST_S, SLOW_S = 0.05, 0.3
 """A chunk that leaves faster is followed by one twice as large; one that takes longer, by one half as large."""
 
 
-class Service:
+class PeerService:
     """Answers calls, of members only; everything else is refused and counted."""
 
     def __init__(self, local: Local, neighbours: Neighbours, dialer: Dialer, offers: Offers) -> None:
@@ -150,7 +150,7 @@ class Service:
         self._local.refusals.add(reason, member)
         await context.abort(code, reason)
 
-    async def _greet(self, member: str, context: Any) -> Link | None:
+    async def _greet(self, member: str, context: Any) -> NetLink | None:
         """Do the handshake of a link; None if there are enough links, or the other one's own dial goes on."""
         options = self._options
         async with asyncio.timeout(options.most_dial_s):
@@ -169,7 +169,7 @@ class Service:
         known = self._local.roster.member(member)
         if known is None:  # removed meanwhile
             raise Refused("member")
-        return Link(member, known.number, context, options, self._local.now, dialled=False)
+        return NetLink(member, known.number, context, options, self._local.now, dialled=False)
 
     async def _last_word(self, context: Any, frame: bytes) -> bool:
         """Write a frame to a caller that may be gone; returns whether it was written."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Traffic:
+class LinkTraffic:
     """Bytes by member. The sums only grow: what a link or a member that is gone has counted stays in them.
 
     heard: when something last came from a member whose link is down, by `time.time`.

@@ -29,16 +29,16 @@ from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links.channels import handlers_of, make_server
 from dfca.node.net.links.detector import SteadyClock
 from dfca.node.net.links.dialer import Dialer
-from dfca.node.net.links.link import Greeting, Link, LinkDown
+from dfca.node.net.links.link import Greeting, LinkDown, NetLink
 from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
 from dfca.node.net.options import NetOptions, Swarm, join_address
-from dfca.node.net.service import Service
-from dfca.node.net.traffic import Traffic
+from dfca.node.net.service import PeerService
+from dfca.node.net.traffic import LinkTraffic
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.puller import Puller
 from dfca.node.net.transfer.sender import Sender
-from dfca.node.transport import Inputs
+from dfca.node.transport import TransportInputs
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import MOST_SHOWN, Roster
 from dfca.node.wire import codec
@@ -70,12 +70,12 @@ class GrpcTransport:
         self.address = ""
         self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
         self._folder = folder
-        self._node: Inputs | None = None
+        self._node: TransportInputs | None = None
         self._server: Any = None
-        self._numbers: dict[int, Link] = {}
+        self._numbers: dict[int, NetLink] = {}
         self._reported: tuple[int, ...] | None = None
         self._devices = 0
-        self._doubted: dict[Link, tuple[Any, float]] = {}
+        self._doubted: dict[NetLink, tuple[Any, float]] = {}
         self._last: dict[str, str] = {}
         self._discovery: Any = None
 
@@ -96,7 +96,7 @@ class GrpcTransport:
             greeting,
             Refusals(),
             Penalties(options.penalty_s, options.most_penalty_s),
-            Traffic(),
+            LinkTraffic(),
             lambda: clock.read(loop.time()),
         )
         self._executor = ThreadPoolExecutor(2, "dfca-net")
@@ -110,7 +110,7 @@ class GrpcTransport:
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
         self._puller.reference_norm = lambda: self.reference_norm()
         self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values(), self._local.now)
-        self._service = Service(self._local, self._neighbours, self._dialer, self._sender.offers)
+        self._service = PeerService(self._local, self._neighbours, self._dialer, self._sender.offers)
         handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
         self._server, port = make_server(self._identity, self._roster, options, self._service.handshakes, handlers)
         await self._server.start()
@@ -149,7 +149,7 @@ class GrpcTransport:
 
     # The contract of node/transport.py.
 
-    def open(self, node: Inputs) -> None:
+    def open(self, node: TransportInputs) -> None:
         """Begin to connect."""
         self._node, self._devices = node, 0
         self._service.is_open = True
@@ -307,7 +307,7 @@ class GrpcTransport:
 
     # What happens on links.
 
-    def _up(self, link: Link) -> None:
+    def _up(self, link: NetLink) -> None:
         self._numbers[link.number] = link
         self._rewire()
         if self._node is not None:
@@ -315,7 +315,7 @@ class GrpcTransport:
         self._sender.greet(link)  # behind what the node says when a link opens
         self._gossip.greet(link)
 
-    def _down(self, link: Link, why: LinkDown) -> None:
+    def _down(self, link: NetLink, why: LinkDown) -> None:
         self._numbers.pop(link.number, None)
         self._doubted.pop(link, None)
         self._last[link.member] = str(why)
@@ -330,7 +330,7 @@ class GrpcTransport:
             self._call(self._node.disconnected, link.number)
         self._rewire()
 
-    def _frame(self, link: Link, frame: pb.Frame) -> None:
+    def _frame(self, link: NetLink, frame: pb.Frame) -> None:
         kind = frame.WhichOneof("kind")
         if kind == "message":
             decoded = codec.decode(frame.message)
@@ -352,7 +352,7 @@ class GrpcTransport:
                 self._local.refusals.add("roster", link.member)
             self._judge(link, late=False)
 
-    def _judge(self, link: Link, late: bool) -> None:
+    def _judge(self, link: NetLink, late: bool) -> None:
         """End a link over which something came that cannot be true: as a lie once its roster has had time to come."""
         message, until = self._doubted.get(link, (None, 0.0))
         lie = find_lie(message, self._roster.introduced())
@@ -361,7 +361,7 @@ class GrpcTransport:
         elif lie is not None and late and self._local.now() >= until:
             self._neighbours.end(link, LinkDown(lie.reason, lie.text, guilty=True))
 
-    def _is_believed(self, link: Link, message: Any) -> bool:
+    def _is_believed(self, link: NetLink, message: Any) -> bool:
         """Return whether a message can be true by the roster; after one that cannot, nothing of a link is taken."""
         if link in self._doubted:
             return False
@@ -373,7 +373,7 @@ class GrpcTransport:
         self._doubted[link] = (message, self._local.now() + DOUBT_S)
         return False
 
-    def _deliver(self, link: Link, message: Any) -> None:
+    def _deliver(self, link: NetLink, message: Any) -> None:
         if self._node is None or link.down or not self._is_believed(link, message):
             return
         if not self._call(self._node.received, link.number, message):

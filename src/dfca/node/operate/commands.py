@@ -168,17 +168,11 @@ def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> 
 
 def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool = False) -> tuple[str, Any]:
     """Predict the samples of a file by a node's model; returns CSV, and the model that was used."""
-    from dfca.node.task.dataset import load_inputs
-    from dfca.node.task.export import predictions_csv
-    from dfca.node.task.learner import predict
-    from dfca.node.task.scaling import Scaling
+    from dfca.node.task import export
 
     folder = NodeFolder.load(path)
     absolute = Path(data).expanduser().absolute()
     if not absolute.exists():
         raise DataError(f"{absolute} does not exist; give a file of samples to predict, in the form of the node's data")
     exported = load_model(path, cluster, shared)
-    wanted = folder.config.data.changed(path=str(absolute), format="auto", test=None)
-    x = load_inputs(folder.config.changed(data=wanted), path, folder.facts)
-    scaling = Scaling.of(folder.facts.scaling, folder.facts.inputs)
-    return predictions_csv(folder.facts, predict(exported.model, exported.vector, x, scaling)), exported
+    return export.predict_file(str(absolute), folder.config, path, folder.facts, exported.vector), exported

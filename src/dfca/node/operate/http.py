@@ -17,7 +17,7 @@ PATIENCE_S = 10.0
 
 def serve(port: int, host: str, app: Any) -> Callable[[], None]:
     """Serve a WSGI application in threads; returns what ends it. Raises OSError where the port cannot be used."""
-    server = make_server(host, port, app, _Server, handler_class=_Handler)
+    server = make_server(host, port, app, _Server, handler_class=_QuietHandler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
 
@@ -29,7 +29,7 @@ def serve(port: int, host: str, app: Any) -> Callable[[], None]:
     return close
 
 
-class _Handler(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     timeout = PATIENCE_S
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dfca.node.node import Node
-    from dfca.node.operate.books import Books
+    from dfca.node.operate.node_log import NodeLog
     from dfca.node.task.facts import Facts
     from dfca.node.work.local_work import LocalWork
     from dfca.peer.machine import Machine
@@ -37,7 +37,7 @@ RECENT = 10
 MOST_BYTES = 16 * 2**20
 
 
-def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int, str]) -> dict[str, Any]:
+def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[int, str]) -> dict[str, Any]:
     """Describe what a node computes: state, round, clusters, scores, staleness."""
     machine, report = node.machine, work.report
     closed, models = machine.copies.closed, 0 if machine.bank is None else len(machine.bank)
@@ -59,11 +59,11 @@ def describe_work(node: Node, work: LocalWork, books: Books, names: Mapping[int,
         "scores": scores,
         "personal": describe_personal(machine, work),
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
-        "staleness": books.staleness,
-        "round_s": books.round_s,
-        "since_round_s": None if books.finished_at is None else time.monotonic() - books.finished_at,
-        "folds": books.counts["fold"],
-        "drops": books.counts["drop"],
+        "staleness": notes.staleness,
+        "round_s": notes.round_s,
+        "since_round_s": None if notes.finished_at is None else time.monotonic() - notes.finished_at,
+        "folds": notes.counts["fold"],
+        "drops": notes.counts["drop"],
     }
 
 

@@ -20,14 +20,14 @@ from dfca.base.errors import DataError, DfcaError
 from dfca.node.task.config import Config
 from dfca.node.task.csv_table import listed
 from dfca.node.task.facts import Facts
-from dfca.node.task.reading import Raw, Request, read, to_number
+from dfca.node.task.reading import DataRequest, Raw, read, to_number
 from dfca.node.task.scaling import CLIP, Scaling
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Samples:
+class DeviceSamples:
     """Scaled samples, ready to train and to score with: x (n, *shape) float32 and y (n,) int64 of each part;
     of a regression y is float32, scaled too."""
 
@@ -35,10 +35,10 @@ class Samples:
     held_out: Pair
     dropped: int = 0
 
-    def to(self, device: str) -> Samples:
+    def to(self, device: str) -> DeviceSamples:
         """Move everything to a device."""
         train, held_out = ((x.to(device), y.to(device)) for x, y in (self.train, self.held_out))
-        return Samples(train, held_out, self.dropped)
+        return DeviceSamples(train, held_out, self.dropped)
 
 
 def problems(raw: Raw, facts: Facts) -> list[str]:
@@ -109,7 +109,7 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
     return np.fromiter((int.from_bytes(digest, "little") < limit for digest in digests), dtype=bool, count=len(x))
 
 
-def load(config: Config, folder: Path, facts: Facts) -> Samples:
+def load(config: Config, folder: Path, facts: Facts) -> DeviceSamples:
     """Read, match, part and scale the samples of a device.
 
     Raises DataError with everything that does not fit.
@@ -118,14 +118,14 @@ def load(config: Config, folder: Path, facts: Facts) -> Samples:
     if config.data.test is not None:
         aside = config.data.changed(path=config.data.test, format="auto")
         test = _fitting(_request(config.changed(data=aside), folder, facts), facts)
-        return Samples(_pair(train, facts), _pair(test, facts), train.dropped)
+        return DeviceSamples(_pair(train, facts), _pair(test, facts), train.dropped)
     out = held_out_rows(matched(train, facts), config.data.held_out)
     if out.all():
         raise DataError(
             f"{config.data.path} has {len(out)} samples, and none is left to train with; collect more, or lower "
             f"data.held_out (now {config.data.held_out:g})"
         )
-    return Samples(_pair(_rows(train, ~out), facts), _pair(_rows(train, out), facts), train.dropped)
+    return DeviceSamples(_pair(_rows(train, ~out), facts), _pair(_rows(train, out), facts), train.dropped)
 
 
 def load_inputs(config: Config, folder: Path, facts: Facts) -> Tensor:
@@ -134,12 +134,12 @@ def load_inputs(config: Config, folder: Path, facts: Facts) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
 
 
-def _request(config: Config, folder: Path, facts: Facts) -> Request:
+def _request(config: Config, folder: Path, facts: Facts) -> DataRequest:
     numbers = facts.task == "regression"
-    return Request(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
+    return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
 
 
-def _fitting(request: Request, facts: Facts) -> Raw:
+def _fitting(request: DataRequest, facts: Facts) -> Raw:
     raw = read(request)
     if not request.labelled:
         raw = replace(raw, labels=None)

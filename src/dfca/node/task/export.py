@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from dfca.export import write_onnx, write_safetensors
 from dfca.node.task.config import Config, absolute
 from dfca.node.task.csv_table import write_csv
-from dfca.node.task.dataset import Samples as DeviceSamples
+from dfca.node.task.dataset import DeviceSamples as DeviceSamples
 from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
-from dfca.node.task.learner import Architecture, Predictions, Score, build, predict, score_all
+from dfca.node.task.learner import Architecture, HeldOutScore, Predictions, build, predict, score_all
 from dfca.node.task.scaling import Scaling
 from dfca.node.task.sections import Section
 
@@ -38,7 +38,7 @@ class Exported:
     cluster: int
     round: int
     steps: int = 0
-    scores: tuple[Score, ...] = ()
+    scores: tuple[HeldOutScore, ...] = ()
 
     def describe(self) -> str:
         """Say in a line which model this is."""
@@ -73,13 +73,9 @@ class Exported:
             "mean": json.dumps(facts.scaling.mean),
             "scale": json.dumps(facts.scaling.scale),
             "curve": facts.scaling.curve,
-            "model": json.dumps(facts.model.plain(), separators=(",", ":")),
+            "model": _compact(facts.model),
             "task": facts.task,
-            **(
-                {"target": json.dumps(facts.target.plain(), separators=(",", ":"))}
-                if facts.task == "regression"
-                else {}
-            ),
+            **({"target": _compact(facts.target)} if facts.task == "regression" else {}),
         }
 
 
@@ -142,13 +138,12 @@ class Deployed(nn.Module):
 def predict_file(path: str, config: Config, folder: Path, facts: Facts, vector: Tensor) -> str:
     """Predict the samples of a file by one model (P,); returns CSV with a row per sample, in the file's order.
 
-    path: as the user typed it; classes in the file are not looked at, and additional columns do not matter.
+    path: as the user typed it; classes and additional columns in the file are ignored.
 
-    Raises DataError where the samples do not fit, or have missing values.
+    Raises DataError where the samples do not fit.
     """
-    asked = config.data.changed(path=absolute(path), format="auto", missing="refuse", test=None)
-    config = config.changed(data=asked)
-    x = load_inputs(config, folder, facts)
+    asked = config.data.changed(path=absolute(path), format="auto", test=None)
+    x = load_inputs(config.changed(data=asked), folder, facts)
     model = build(facts, config.training.factory)
     return predictions_csv(facts, predict(model, vector.detach().cpu(), x, Scaling.of(facts.scaling, facts.inputs)))
 

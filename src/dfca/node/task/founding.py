@@ -19,7 +19,8 @@ from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
 from dfca.node.task.facts import ALGORITHMS, Facts
 from dfca.node.task.learner import build, measured
-from dfca.node.task.reading import Raw, Request, found_classes, read, to_number
+from dfca.node.task.reading import DataRequest as Request
+from dfca.node.task.reading import Raw, found_classes, read, to_number
 from dfca.node.task.scaling import measure
 
 MODELS = ("mlp", "cnn", "cnn1d")

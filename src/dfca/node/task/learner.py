@@ -133,19 +133,7 @@ def _cure(model: ModelFacts) -> str:
     return "ask for a new invite, and use the same version of dfca on all devices"
 
 
-def resolve_device(name: str) -> str:
-    """Settle which device computes: "auto" takes a GPU where there is one. Raises ConfigError."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return "cuda" if cuda else "mps" if mps else "cpu"
-    count = torch.cuda.device_count() if cuda else 0
-    asked = int(name.partition(":")[2] or 0)
-    if (name.startswith("cuda") and asked >= count) or (name == "mps" and not mps):
-        raise ConfigError(f'training.device "{name}" is not there; use "cpu", or "auto" for whatever there is')
-    return name
-
-
-class Score(NamedTuple):
+class HeldOutScore(NamedTuple):
     """One model on held-out samples: accuracy in 0..1, or the RMSE of a regression in the data's unit; mean loss."""
 
     accuracy: float | None
@@ -154,17 +142,17 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class HeldOutReport:
     """What a device knows of its models: the cluster that fits its training samples best, and all held-out scores.
 
     `own` is the score of the chosen cluster; None where nothing is held out.
     """
 
     cluster: int
-    scores: tuple[Score, ...]
+    scores: tuple[HeldOutScore, ...]
 
     @property
-    def own(self) -> Score | None:
+    def own(self) -> HeldOutScore | None:
         """The held-out score of the chosen cluster."""
         return self.scores[self.cluster] if self.scores else None
 
@@ -178,17 +166,17 @@ def choose_cluster(model: Architecture, bank: Tensor, samples: tuple[Tensor, Ten
 
 def evaluate(
     model: Architecture, bank: Tensor, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]
-) -> Report:
+) -> HeldOutReport:
     """Choose a cluster with training samples and score every model of a bank (m, P) on held-out ones."""
-    return Report(choose_cluster(model, bank, train), score_all(model, bank, held_out))
+    return HeldOutReport(choose_cluster(model, bank, train), score_all(model, bank, held_out))
 
 
-def score_all(model: Architecture, bank: Tensor, held_out: tuple[Tensor, Tensor]) -> tuple[Score, ...]:
+def score_all(model: Architecture, bank: Tensor, held_out: tuple[Tensor, Tensor]) -> tuple[HeldOutScore, ...]:
     """Score models (m, P) on held-out samples; nothing where there are none."""
     return tuple(_score(model, vector, *held_out) for vector in bank) if len(held_out[1]) else ()
 
 
-def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> Score:
+def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> HeldOutScore:
     hits, total, task = 0, 0.0, model.flat.task
     for start in range(0, len(y), BLOCK):
         rows = slice(start, start + BLOCK)
@@ -198,8 +186,8 @@ def _score(model: Architecture, vector: Tensor, x: Tensor, y: Tensor) -> Score:
         hits += 0 if model.predicts_numbers else int((outputs.argmax(dim=1) == y[rows]).sum())
     loss = total / len(y)
     if model.predicts_numbers:
-        return Score(None, loss, model.target.scale * math.sqrt(loss))
-    return Score(hits / len(y), loss)
+        return HeldOutScore(None, loss, model.target.scale * math.sqrt(loss))
+    return HeldOutScore(hits / len(y), loss)
 
 
 class Predictions(NamedTuple):

@@ -27,7 +27,7 @@ import numpy as np
 
 from dfca.base.errors import DataError
 from dfca.node.task.config import DataConfig
-from dfca.node.task.csv_table import Table, Wanted, class_name, listed, read_csv, unreadable
+from dfca.node.task.csv_table import Table, Wanted, class_name, listed, number, read_csv, unreadable
 from dfca.node.task.problems import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Request:
+class DataRequest:
     """What to read: the settings, the folder that paths are relative to, and what is known already.
 
     labelled: whether classes must be there; inputs: of the swarm, where there is one; most_bytes: in memory; numbers:
@@ -86,7 +86,7 @@ class Request:
         return Wanted(self.data.label, self.labelled, features, ignore, self.data.missing == "drop")
 
 
-def read(request: Request) -> Raw:
+def read(request: DataRequest) -> Raw:
     """Read samples. Raises DataError with a sentence, whatever the file holds."""
     raw = _read(request)
     if raw.x.dtype.kind == "f" and float(np.abs(raw.x).max()) > LARGEST:
@@ -98,7 +98,7 @@ def read(request: Request) -> Raw:
     return raw
 
 
-def _read(request: Request) -> Raw:
+def _read(request: DataRequest) -> Raw:
     kind = request.data.kind
     if kind == "factory":
         return _from_factory(request)
@@ -139,7 +139,7 @@ def _of_table(table: Table) -> Raw:
     return Raw("table", table.values, table.labels, table.names, table.dropped)
 
 
-def _read_parquet(path: Path, request: Request) -> Table:
+def _read_parquet(path: Path, request: DataRequest) -> Table:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -161,7 +161,7 @@ def _read_parquet(path: Path, request: Request) -> Table:
     return _without_gaps(Table(tuple(used), values, classes), path, request)
 
 
-def _without_gaps(table: Table, path: Path, request: Request) -> Table:
+def _without_gaps(table: Table, path: Path, request: DataRequest) -> Table:
     """Drop or refuse rows with missing values."""
     bad = ~np.isfinite(table.values).all(axis=1)
     if table.labels is not None:
@@ -183,7 +183,7 @@ def _without_gaps(table: Table, path: Path, request: Request) -> Table:
     return Table(table.names, table.values[~bad], labels, int(bad.sum()))
 
 
-def _read_npz(path: Path, request: Request) -> dict[str, np.ndarray]:
+def _read_npz(path: Path, request: DataRequest) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(path) as container:
         sizes = {info.filename.removesuffix(".npy"): info.file_size for info in container.infolist()}
     _check_bytes(str(path), sum(sizes.get(name, 0) for name in ("x", "y", "features", "classes")), request)
@@ -191,7 +191,7 @@ def _read_npz(path: Path, request: Request) -> dict[str, np.ndarray]:
         return {name: content[name] for name in ("x", "y", "features", "classes") if name in content.files}
 
 
-def _read_safetensors(path: Path, request: Request) -> dict[str, np.ndarray]:
+def _read_safetensors(path: Path, request: DataRequest) -> dict[str, np.ndarray]:
     import torch
     from safetensors import safe_open
 
@@ -202,7 +202,7 @@ def _read_safetensors(path: Path, request: Request) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in wide.items()}
 
 
-def _from_factory(request: Request) -> Raw:
+def _from_factory(request: DataRequest) -> Raw:
     """Call the user's own function; it returns (x, y), or x alone to predict."""
     path = request.data.path
     module, _, function = path.partition(":")
@@ -223,7 +223,7 @@ def _from_factory(request: Request) -> Raw:
     return _of_arrays(f'data.path "{path}"', arrays, request)
 
 
-def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: Request) -> Raw:
+def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: DataRequest) -> Raw:
     """Check arrays x and y, and make them samples."""
     x, y = arrays.get("x"), arrays.get("y")
     if x is None or (y is None and request.labelled):
@@ -247,7 +247,7 @@ def _of_arrays(what: str, arrays: dict[str, np.ndarray], request: Request) -> Ra
 
 
 def _names(
-    what: str, x: np.ndarray, features: np.ndarray | None, request: Request
+    what: str, x: np.ndarray, features: np.ndarray | None, request: DataRequest
 ) -> tuple[tuple[str, ...], list[int]] | None:
     """Return the names of the columns that are used, of the file or of the settings, and their places."""
     chosen = request.data.features
@@ -268,12 +268,7 @@ def to_number(label: str) -> float | None:
     >>> to_number("2.5"), to_number("2,5"), to_number("warm"), to_number("nan")
     (2.5, 2.5, None, None)
     """
-    text = label.replace(",", ".") if label.count(",") == 1 and "." not in label else label
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and "_" not in text else None
+    return number(label, decimal_comma=True)
 
 
 def _labels(what: str, y: np.ndarray, classes: np.ndarray | None, numbers: bool) -> list[str]:
@@ -304,7 +299,7 @@ def _as_images(x: np.ndarray) -> np.ndarray | None:
     return x if x.shape[1] in (1, 3) else None
 
 
-def _from_images(request: Request) -> Raw:
+def _from_images(request: DataRequest) -> Raw:
     try:
         from PIL import Image
     except ImportError:
@@ -319,7 +314,7 @@ def _from_images(request: Request) -> Raw:
     return Raw("images", x, labels or None)
 
 
-def _image_files(request: Request) -> list[tuple[Path, str | None]]:
+def _image_files(request: DataRequest) -> list[tuple[Path, str | None]]:
     """List the images with their classes; images to predict may lie in the folder itself."""
     path = request.path
     found: list[tuple[Path, str | None]] = []
@@ -336,7 +331,7 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES and file.is_file())
 
 
-def _image_shape(request: Request, first: Path) -> tuple[int, int, int]:
+def _image_shape(request: DataRequest, first: Path) -> tuple[int, int, int]:
     """Settle the shape of all images: the swarm's, or the first one's."""
     from PIL import Image
 
@@ -376,7 +371,7 @@ class _explained:
             raise DataError(f"{self._file} is no image that can be read: {_short(error)}; remove it") from None
 
 
-def _check_bytes(what: str, size: int, request: Request) -> None:
+def _check_bytes(what: str, size: int, request: DataRequest) -> None:
     if size > request.most_bytes:
         raise DataError(f"{what} must take at most {request.most_bytes} bytes (limits.data_bytes), got {size}")
 

@@ -48,7 +48,7 @@ MAX_FILE_BYTES = 8 * MAX_FACTS_BYTES
 
 
 @dataclass(frozen=True)
-class Request:
+class DeviceRequest:
     """A device asks to be introduced."""
 
     id: str
@@ -104,7 +104,7 @@ def make_request(folder: Path, name: str | None = None, addresses: Iterable[str]
     return _to_bytes(values)
 
 
-def read_request(data: bytes) -> Request:
+def read_request(data: bytes) -> DeviceRequest:
     """Read a request and check that its maker holds the key.
 
     Raises:
@@ -125,10 +125,10 @@ def read_request(data: bytes) -> Request:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DataError(f"this request cannot be used: {error}; make it again with `dfca keys request`") from error
     facts = values.get("facts")
-    return Request(id_, certificate, name, addresses, None if facts is None else _to_bytes(facts))
+    return DeviceRequest(id_, certificate, name, addresses, None if facts is None else _to_bytes(facts))
 
 
-def sign_request(folder: Path, request: Request, how: Introduce) -> tuple[Member, bytes]:
+def sign_request(folder: Path, request: DeviceRequest, how: Introduce) -> tuple[Member, bytes]:
     """Introduce the device of a request; return the member and the bundle for it.
 
     Raises:
@@ -262,7 +262,7 @@ def founder_of(facts: bytes) -> str:
     return str(founder)
 
 
-def _open_fleet(folder: Path, identity: Identity, request: Request) -> tuple[bytes, Roster]:
+def _open_fleet(folder: Path, identity: Identity, request: DeviceRequest) -> tuple[bytes, Roster]:
     """Return the fleet of an authority; the first request with facts makes it."""
     if (folder / ROSTER_FILE).exists():
         return load_fleet(folder)

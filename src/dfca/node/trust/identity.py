@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dfca.base.errors import ConfigError, DataError, RunError
-from dfca.base.files import atomic_write, explain_write_errors, read_small
+from dfca.base.files import atomic_write, explain_write_errors, read_small, replacing
 
 KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"
@@ -248,18 +248,8 @@ def _is_signed_by(public: ec.EllipticCurvePublicKey, certificate: x509.Certifica
 
 def _write_key(path: Path, key: bytes) -> None:
     """Write the key for the owner only, whole or not at all."""
-    temporary = path.with_name(f".{KEY_FILE}.{os.getpid()}.tmp")
-    with explain_write_errors(path):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(key)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with explain_write_errors(path), replacing(path, mode=0o600) as file:
+        file.write(key)
 
 
 def _read(path: Path) -> bytes:

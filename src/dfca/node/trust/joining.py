@@ -99,7 +99,7 @@ async def join(
         raise ConfigError(f"{error}; got name {name!r}") from error
     reader, writer = await _connect(invite)
     try:
-        return await _join(Joining(invite, identity, reader, writer), request, check_facts)
+        return await _join(JoinSession(invite, identity, reader, writer), request, check_facts)
     except BadMessage as error:
         raise PairingError(
             "malformed", f"{_place(invite)} sent something that is no pairing ({error}); use the same dfca at both ends"
@@ -115,7 +115,7 @@ async def join(
 
 
 @dataclass(frozen=True)
-class Joining:
+class JoinSession:
     """One attempt to join: with whom, as whom, over which connection."""
 
     invite: Invite
@@ -132,7 +132,9 @@ class Joining:
         return values
 
 
-async def _join(joining: Joining, request: tuple[str, tuple[str, ...]], check_facts: Callable[[bytes], None]) -> Joined:
+async def _join(
+    joining: JoinSession, request: tuple[str, tuple[str, ...]], check_facts: Callable[[bytes], None]
+) -> Joined:
     invite, identity, reader, writer = joining.invite, joining.identity, joining.reader, joining.writer
     hello = await joining.receive(ANSWER_S)
     if hello.get("dfca") != PROTOCOL:
@@ -181,7 +183,7 @@ def _make_request(
     )
 
 
-async def _receive_roster(joining: Joining, transcript: Transcript, roster: Roster) -> Roster:
+async def _receive_roster(joining: JoinSession, transcript: Transcript, roster: Roster) -> Roster:
     head = await joining.receive(ROSTER_S)
     count = head.get("records")
     if not isinstance(count, int) or not 0 < count <= MAX_RECORDS:

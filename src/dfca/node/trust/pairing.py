@@ -97,7 +97,7 @@ class Visit:
     proved: bool = False
 
 
-class Refuse(Exception):
+class PairingRefused(Exception):
     """End a visit; the text is the reason that is counted and sent."""
 
 
@@ -236,7 +236,7 @@ class PairingServer:
                 )
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             await self._talk(reader, writer, deadline)
-        except Refuse as error:
+        except PairingRefused as error:
             await self._refuse(writer, str(error))
         except BadMessage as error:
             await self._refuse(writer, str(error))
@@ -277,10 +277,10 @@ class PairingServer:
         async with asyncio.timeout(self.settings.accept_s):
             answer = await read_message(reader)
         if "decline" in answer:
-            raise Refuse("declined")
+            raise PairingRefused("declined")
         accepted = transcript.proof(each.invite.secret, "accept")
         if not hmac.compare_digest(decode(answer, "accept", PROOF_BYTES), accepted):
-            raise Refuse("wrong secret")
+            raise PairingRefused("wrong secret")
         self._introduce(each, request, transcript.code())
         lines = [records.to_bytes(record) for record in each.roster.records()]
         proof = transcript.proof(each.invite.secret, "roster", canonical(*lines))
@@ -292,7 +292,7 @@ class PairingServer:
         try:
             joiner = check_certificate(request.certificate)
         except ValueError as error:
-            raise Refuse("certificate") from error
+            raise PairingRefused("certificate") from error
         fields = request.fields()
         found, transcript = None, None
         for each in self._open:
@@ -301,13 +301,13 @@ class PairingServer:
                 found = each
                 break
         if found is None or transcript is None:
-            raise Refuse(self._why_unknown(request, nonce, joiner))
+            raise PairingRefused(self._why_unknown(request, nonce, joiner))
         if joiner == found.identity.id:
-            raise Refuse("itself")
+            raise PairingRefused("itself")
         if found.roster.is_removed(joiner):
-            raise Refuse("removed")
+            raise PairingRefused("removed")
         if not verify(request.certificate, transcript.bytes_for("join", *fields), request.signature):
-            raise Refuse("signature")
+            raise PairingRefused("signature")
         return found, transcript
 
     def _why_unknown(self, request: JoinRequest, nonce: bytes, joiner: str) -> str:
@@ -325,14 +325,14 @@ class PairingServer:
 
     def _introduce(self, each: OpenInvite, request: JoinRequest, code: str) -> None:
         if each not in self._open:  # another device was faster, or the time is over
-            raise Refuse(next((why for invite, why in self._spent if invite == each.invite), "used"))
+            raise PairingRefused(next((why for invite, why in self._spent if invite == each.invite), "used"))
         try:
             member = each.roster.introduce(
                 each.identity, request.certificate, request.name, request.addresses, self.settings.may_introduce
             )
         except DfcaError as error:
             log.warning("a device that knows the secret cannot be introduced: %s", error)
-            raise Refuse("not introduced") from error
+            raise PairingRefused("not introduced") from error
         self._spend(each, "used")
         if self.on_joined is not None:
             self.on_joined(member, code)

@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,13 +23,13 @@ MAX_ADDRESSES = 8
 MAX_SIGNATURE_BYTES = 80
 MAX_SERIAL = 2**63 - 1
 SUFFIX_SIGN = "~"
-"""Stands between a name and a part of the ID where two members have the same name; so no name may have it."""
+"""Between a name and a part of the ID where two members have the same name; no name may contain it."""
 NOT_IN_NAMES = frozenset(SUFFIX_SIGN + "/\\")  # a name may end up in the name of a file
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{2,64}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
 
 
 class MalformedRecord(ValueError):
-    """A record that is none: the text is the reason."""
+    """A malformed record; the text is the reason."""
 
 
 def canonical(*fields: bytes) -> bytes:
@@ -41,125 +41,97 @@ def canonical(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
+class _Signed:
+    """What all kinds of records share. Fields are signed in their order, the signature excepted."""
+
+    kind: ClassVar[str]
+    signer_field: ClassVar[str]
+    __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields, in their order
+    id: str
+    signature: bytes
+
+    @property
+    def signer(self) -> str:
+        """The ID of the device that must have signed it."""
+        return str(getattr(self, self.signer_field))
+
+    @property
+    def slot(self) -> tuple[str, str, str]:
+        """Of all records with the same slot one is held."""
+        return (self.kind, self.id, self.signer)
+
+    def signed_bytes(self, swarm: str) -> bytes:
+        """Return the bytes that the signature covers."""
+        values = [getattr(self, name) for name in self.__match_args__ if name != "signature"]
+        return canonical(f"dfca roster 1 {self.kind}".encode(), swarm.encode(), *map(_field_bytes, values))
+
+
 @dataclass(frozen=True)
-class Introduction:
+class Introduction(_Signed):
     """`introducer` says that the device of `certificate` belongs to the swarm."""
+
+    kind: ClassVar[str] = "introduction"
+    signer_field: ClassVar[str] = "introducer"
 
     id: str
     name: str
     certificate: bytes
     addresses: tuple[str, ...]
     may_introduce: bool
-    is_device: bool
-    """False: the authority of a fleet, which introduces devices and takes no part itself."""
+    is_device: bool  # False: the authority of a fleet, which introduces devices and takes no part itself
     introducer: str
-    serial: int = 0
-    """Counts the introductions of this device by this introducer: a later one has a new name or certificate."""
+    serial: int = 0  # of this introducer's introductions of this device: a later one has a new name or certificate
     signature: bytes = b""
 
-    kind: ClassVar[str] = "introduction"
-
-    @property
-    def signer(self) -> str:
-        """Who must have signed it."""
-        return self.introducer
-
-    @property
-    def slot(self) -> tuple[str, str, str]:
-        """What there is one record of."""
-        return (self.kind, self.id, self.introducer)
-
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher counts. What was allowed once stays allowed (see `Roster`)."""
+        """Order records of one slot: the higher is held. What was allowed once stays allowed (see `Roster`)."""
         content = (self.is_device, self.name.encode(), self.certificate, self.addresses, self.signature)
         return (self.may_introduce, self.serial, *content)
 
-    def signed_bytes(self, swarm: str) -> bytes:
-        """Return what the signature covers."""
-        return canonical(
-            b"dfca roster 1 introduction",
-            swarm.encode(),
-            self.id.encode(),
-            self.name.encode(),
-            self.certificate,
-            canonical(*(address.encode() for address in self.addresses)),
-            bytes([self.may_introduce]),
-            bytes([self.is_device]),
-            self.introducer.encode(),
-            self.serial.to_bytes(8, "big"),
-        )
-
 
 @dataclass(frozen=True)
-class Removal:
-    """`by` says that a device belongs no longer; of those that it introduced only `kept` stay through it."""
+class Removal(_Signed):
+    """`by` removes a device; of those that it introduced only `kept` stay members."""
+
+    kind: ClassVar[str] = "removal"
+    signer_field: ClassVar[str] = "by"
 
     id: str
     by: str
     kept: tuple[str, ...]
     signature: bytes = b""
 
-    kind: ClassVar[str] = "removal"
-
-    @property
-    def signer(self) -> str:
-        """Who must have signed it."""
-        return self.by
-
-    @property
-    def slot(self) -> tuple[str, str, str]:
-        """What there is one record of."""
-        return (self.kind, self.id, self.by)
-
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher counts."""
+        """Order records of one slot: the higher is held."""
         return (-len(self.kept), self.kept, self.signature)
-
-    def signed_bytes(self, swarm: str) -> bytes:
-        """Return what the signature covers."""
-        return canonical(
-            b"dfca roster 1 removal",
-            swarm.encode(),
-            self.id.encode(),
-            self.by.encode(),
-            canonical(*(id_.encode() for id_ in self.kept)),
-        )
 
 
 @dataclass(frozen=True)
-class Contact:
-    """A device says where it listens; of its contacts the one with the highest serial number counts."""
+class Contact(_Signed):
+    """A device says where it listens; its contact with the highest serial number is held."""
+
+    kind: ClassVar[str] = "contact"
+    signer_field: ClassVar[str] = "id"
 
     id: str
     addresses: tuple[str, ...]
     serial: int
     signature: bytes = b""
 
-    kind: ClassVar[str] = "contact"
-
-    @property
-    def signer(self) -> str:
-        """Who must have signed it."""
-        return self.id
-
-    @property
-    def slot(self) -> tuple[str, str, str]:
-        """What there is one record of."""
-        return (self.kind, self.id, self.id)
-
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher counts."""
+        """Order records of one slot: the higher is held."""
         return (self.serial, self.addresses, self.signature)
 
-    def signed_bytes(self, swarm: str) -> bytes:
-        """Return what the signature covers."""
-        return canonical(
-            b"dfca roster 1 contact",
-            swarm.encode(),
-            self.id.encode(),
-            canonical(*(address.encode() for address in self.addresses)),
-            self.serial.to_bytes(8, "big"),
-        )
+
+def _field_bytes(value: Any) -> bytes:
+    """Write one field as it is signed."""
+    if isinstance(value, tuple):
+        return canonical(*(text.encode() for text in value))
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, int):
+        return value.to_bytes(8, "big")
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 Record = Introduction | Removal | Contact
@@ -176,11 +148,7 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(data: bytes) -> Record:
-    """Read a record; only its form is checked, not who signed it.
-
-    Raises:
-        MalformedRecord: with the reason.
-    """
+    """Read a record; only its form is checked, not its signature. Raises MalformedRecord."""
     if len(data) > MAX_RECORD_BYTES:
         raise MalformedRecord(f"a record has {len(data)} bytes, more than {MAX_RECORD_BYTES}")
     try:
@@ -192,46 +160,29 @@ def from_bytes(data: bytes) -> Record:
 
 def to_json(record: Record) -> dict[str, Any]:
     """Return a record as values of JSON."""
-    values: dict[str, Any] = {"kind": record.kind, "id": record.id}
+    values: dict[str, Any] = {name: getattr(record, name) for name in record.__match_args__}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     if isinstance(record, Introduction):
-        values |= {
-            "name": record.name,
-            "certificate": record.certificate.decode("ascii"),
-            "addresses": list(record.addresses),
-            "may_introduce": record.may_introduce,
-            "is_device": record.is_device,
-            "introducer": record.introducer,
-            "serial": record.serial,
-        }
-    elif isinstance(record, Removal):
-        values |= {"by": record.by, "kept": list(record.kept)}
-    else:
-        values |= {"addresses": list(record.addresses), "serial": record.serial}
-    return values | {"signature": base64.b64encode(record.signature).decode()}
+        values["certificate"] = record.certificate.decode("ascii")
+    return {"kind": record.kind, **values, "signature": base64.b64encode(record.signature).decode()}
 
 
 def from_json(values: object) -> Record:
-    """Make a record of values of JSON.
-
-    Raises:
-        MalformedRecord: with the reason.
-    """
+    """Make a record of values of JSON. Raises MalformedRecord."""
     if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
         raise MalformedRecord("a record is not an object with a kind")
-    if values["kind"] not in READERS:
+    kind = KINDS.get(values["kind"])
+    if kind is None:
         raise MalformedRecord("a record is of an unknown kind")
-    record = READERS[values["kind"]](values)
-    if set(to_json(record)) != set(values):
+    names = kind.__match_args__
+    record = kind(**{name: FIELDS[name](values.get(name), name) for name in names})
+    if {"kind", *names} != set(values):
         raise MalformedRecord("a record has fields that it should not have")
     return record
 
 
-def check_name(name: object) -> str:
-    """Return a name that people can read: printable, at most 64 characters.
-
-    Raises:
-        MalformedRecord: with the reason.
-    """
+def check_name(name: object, field: str = "name") -> str:
+    """Return a name that people can read: printable, at most 64 characters. Raises MalformedRecord."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise MalformedRecord(f"a name must have 1 to {MAX_NAME} characters")
     if not name.isprintable() or name != name.strip() or set(name) & NOT_IN_NAMES or is_device_id(name):
@@ -244,12 +195,8 @@ def check_name(name: object) -> str:
     return name
 
 
-def check_addresses(addresses: object) -> tuple[str, ...]:
-    """Return addresses `host:port` (IPv6 in brackets).
-
-    Raises:
-        MalformedRecord: with the reason.
-    """
+def check_addresses(addresses: object, field: str = "addresses") -> tuple[str, ...]:
+    """Return addresses `host:port` (IPv6 in brackets). Raises MalformedRecord."""
     if not isinstance(addresses, list | tuple) or len(addresses) > MAX_ADDRESSES:
         raise MalformedRecord(f"addresses must be a list of at most {MAX_ADDRESSES}")
     for address in addresses:
@@ -259,70 +206,62 @@ def check_addresses(addresses: object) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _introduction(values: Mapping[str, Any]) -> Introduction:
-    certificate = values.get("certificate")
-    if not isinstance(certificate, str) or not certificate.isascii() or len(certificate) > MAX_CERTIFICATE_BYTES:
+def _certificate(value: Any, field: str) -> bytes:
+    if not isinstance(value, str) or not value.isascii() or len(value) > MAX_CERTIFICATE_BYTES:
         raise MalformedRecord(f"a certificate must be a text of at most {MAX_CERTIFICATE_BYTES} characters")
-    return Introduction(
-        id=_id(values, "id"),
-        name=check_name(values.get("name")),
-        certificate=certificate.encode(),
-        addresses=check_addresses(values.get("addresses")),
-        may_introduce=_flag(values, "may_introduce"),
-        is_device=_flag(values, "is_device"),
-        introducer=_id(values, "introducer"),
-        serial=_serial(values),
-        signature=_signature(values),
-    )
+    return value.encode()
 
 
-def _removal(values: Mapping[str, Any]) -> Removal:
-    kept = values.get("kept")
-    if not isinstance(kept, list) or len(kept) > MAX_MEMBERS or not all(is_device_id(id_) for id_ in kept):
+def _kept(value: Any, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_MEMBERS or not all(map(is_device_id, value)):
         raise MalformedRecord(f"kept must be a list of at most {MAX_MEMBERS} IDs")
-    if sorted(set(kept)) != kept:
+    if sorted(set(value)) != value:
         raise MalformedRecord("kept must be in order and without doubles")
-    return Removal(_id(values, "id"), _id(values, "by"), tuple(kept), _signature(values))
+    return tuple(value)
 
 
-def _contact(values: Mapping[str, Any]) -> Contact:
-    return Contact(_id(values, "id"), check_addresses(values.get("addresses")), _serial(values), _signature(values))
-
-
-def _serial(values: Mapping[str, Any]) -> int:
-    serial = values.get("serial")
-    if not isinstance(serial, int) or isinstance(serial, bool) or not 0 <= serial <= MAX_SERIAL:
+def _serial(value: Any, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SERIAL:
         raise MalformedRecord("a serial number must be a whole number of at most 63 bits")
-    return serial
+    return value
 
 
-def _id(values: Mapping[str, Any], key: str) -> str:
-    if not is_device_id(values.get(key)):
-        raise MalformedRecord(f"{key} must be a device ID")
-    return str(values[key])
+def _id(value: Any, field: str) -> str:
+    if not is_device_id(value):
+        raise MalformedRecord(f"{field} must be a device ID")
+    return str(value)
 
 
-def _flag(values: Mapping[str, Any], key: str) -> bool:
-    if not isinstance(values.get(key), bool):
-        raise MalformedRecord(f"{key} must be true or false")
-    return bool(values[key])
+def _flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise MalformedRecord(f"{field} must be true or false")
+    return value
 
 
-def _signature(values: Mapping[str, Any]) -> bytes:
-    text = values.get("signature")
-    if not isinstance(text, str) or len(text) > 2 * MAX_SIGNATURE_BYTES:
+def _signature(value: Any, field: str) -> bytes:
+    if not isinstance(value, str) or len(value) > 2 * MAX_SIGNATURE_BYTES:
         raise MalformedRecord("a signature must be a short text")
     try:
-        signature = base64.b64decode(text, validate=True)
+        signature = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MalformedRecord("a signature must be in base64") from error
-    if not 0 < len(signature) <= MAX_SIGNATURE_BYTES or base64.b64encode(signature).decode() != text:
+    if not 0 < len(signature) <= MAX_SIGNATURE_BYTES or base64.b64encode(signature).decode() != value:
         raise MalformedRecord("a signature must be in base64")
     return signature
 
 
-READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
-    "introduction": _introduction,
-    "removal": _removal,
-    "contact": _contact,
+KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (Introduction, Removal, Contact)}
+FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "id": _id,
+    "name": check_name,
+    "certificate": _certificate,
+    "addresses": check_addresses,
+    "may_introduce": _flag,
+    "is_device": _flag,
+    "introducer": _id,
+    "by": _id,
+    "kept": _kept,
+    "serial": _serial,
+    "signature": _signature,
 }
+"""What checks a field of a record: takes the value and the field's name, raises MalformedRecord."""

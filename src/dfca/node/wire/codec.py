@@ -67,19 +67,23 @@ class Decoded(NamedTuple):
 def encode(message: Any) -> tuple[bytes, Tensor | None]:
     """Serialise a message: what goes into a frame, and the model that is announced with it, if it has one.
 
-    Raises Refused for what is no message, or beyond the bounds that `decode` keeps.
+    Raises Refused for anything but a message, and for one beyond the bounds that `decode` checks.
     """
+    return to_proto(message).SerializeToString(), model_of(message)
+
+
+def to_proto(message: Any) -> pb.PeerMessage:
+    """Convert a message without its model to protobuf. Raises Refused as `encode` does."""
     if not well_formed(message):
         raise Refused("field", f"not a message of peers: {type(message).__name__}")
-    found = pb.PeerMessage()
+    proto = pb.PeerMessage()
     name = _kind_of(type(message))
-    target = getattr(found, name)
+    target = getattr(proto, name)
     target.SetInParent()
     _KINDS[name].write(message, target)
-    data = found.SerializeToString()
-    if len(data) > MOST_BYTES:
-        raise Refused("too_large", f"{type(message).__name__} of {len(data)} bytes, at most {MOST_BYTES}")
-    return data, _model_of(message)
+    if (size := proto.ByteSize()) > MOST_BYTES:
+        raise Refused("too_large", f"{type(message).__name__} of {size} bytes, at most {MOST_BYTES}")
+    return proto
 
 
 def decode(data: bytes) -> Decoded:
@@ -89,18 +93,17 @@ def decode(data: bytes) -> Decoded:
     """
     if len(data) > MOST_BYTES:
         raise Refused("too_large", f"a message of {len(data)} bytes, at most {MOST_BYTES}")
-    found = pb.PeerMessage()
     try:
-        found.ParseFromString(data)
+        proto = pb.PeerMessage.FromString(data)
     except DecodeError:
         raise Refused("malformed", "not a message of peers") from None
-    name = found.WhichOneof("kind")
+    name = proto.WhichOneof("kind")
     if name is None:
         raise Refused("kind", "a message without content, or of a later version")
-    message = _KINDS[name].read(getattr(found, name))
+    message = _KINDS[name].read(getattr(proto, name))
     if not well_formed(message):
         raise Refused("field", f"{type(message).__name__} with a value that it cannot have")
-    return Decoded(message, _model_of(message) is not None)
+    return Decoded(message, model_of(message) is not None)
 
 
 def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
@@ -119,7 +122,8 @@ def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
 # Models inside messages.
 
 
-def _model_of(message: Any) -> Tensor | None:
+def model_of(message: Any) -> Tensor | None:
+    """Return the model (P,) or models (m, P) of a message, None where it has none."""
     if not isinstance(message, LARGE):
         return None
     inner = getattr(message, "message", message)

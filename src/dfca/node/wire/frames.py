@@ -20,7 +20,7 @@ TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
 PROBE = f"/{SERVICE}/Probe"
 
-ENCODINGS: dict[str, int] = {
+ENCODINGS: dict[str, pb.Encoding] = {
     "float32": pb.ENCODING_FLOAT32,
     "float64": pb.ENCODING_FLOAT64,
     "bf16": pb.ENCODING_BF16,
@@ -34,8 +34,6 @@ MOST_RECORDS = 256
 MOST_RECORD_BYTES = 2**14
 MOST_TEXT = 256
 MOST_CHUNK_BYTES = 2**20
-CHUNK_BYTES = 2**18
-"""What a sender puts into one chunk."""
 MOST_ROWS = 4096
 NAME_BYTES = 32
 
@@ -81,13 +79,6 @@ def parse_probe_reply(data: bytes) -> pb.ProbeReply:
     Raises Refused.
     """
     return _parse(pb.ProbeReply(), data, 2**14)
-
-
-def chunk(payload: bytes | memoryview, offset: int, size: int = CHUNK_BYTES) -> bytes:
-    """Serialise the chunk of a payload that begins at an offset."""
-    part = pb.Chunk(data=bytes(memoryview(payload)[offset : offset + size]), offset=offset)
-    data: bytes = part.SerializeToString()
-    return data
 
 
 def parse_chunk(data: bytes) -> pb.Chunk:

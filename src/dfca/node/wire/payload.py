@@ -19,16 +19,16 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dfca.base.files import safetensors_header, tensor_bytes
+from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.refused import Refused
 
-Encoding = Literal["float32", "float64", "bf16", "int8"]
-ENCODINGS: tuple[str, ...] = get_args(Encoding)
 COMPRESSED_BY_DEFAULT = ("bf16",)
 """Where zstd saves a third; float32 it makes 8 to 15 % smaller, int8 not at all (docs/protocol.md)."""
 BLOCK = 64
@@ -118,13 +118,13 @@ def pieces(model: Tensor, encoding: str = "float32", compress: bool | None = Non
         raise Refused("size", f"tail must be within the {model.shape[-1]} numbers of a model, got {tail}")
     model = model.detach().cpu().contiguous()
     if encoding == "int8":
-        return _file(_quantise(model, tail), {"encoding": encoding})
+        return _file(_quantise(model, tail), encoding)
     floats = model.to(_FLOATS[encoding])
     _check_norms(floats, None)
     compress = encoding in COMPRESSED_BY_DEFAULT if compress is None else compress
     plain = {"model": (_NAMES[encoding], tuple(floats.shape), _bytes_of(floats))}
     smaller = _smaller(floats, encoding) if compress else None
-    return _file(plain, {"encoding": encoding}) if smaller is None else [smaller]
+    return _file(plain, encoding) if smaller is None else [smaller]
 
 
 def _smaller(floats: Tensor, encoding: str) -> bytes | None:
@@ -136,7 +136,7 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
     planes = np.empty((width, len(values)), np.uint8)
     for place in range(width):
         planes[place] = values[:, place]
-    start, _ = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, {"encoding": encoding})
+    start, _ = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, encoding)
     size = len(start) + planes.size
     stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=size)
     found = [stream.compress(start), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
@@ -168,22 +168,14 @@ def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...],
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
-    if not tensor.numel():  # torch does not view nothing as bytes
-        return np.empty(0, np.uint8)
-    found: np.ndarray = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    return found
+    return np.frombuffer(tensor_bytes(tensor), np.uint8)
 
 
-def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], facts: dict[str, str]) -> list[_Buffer]:
+def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], encoding: str) -> list[_Buffer]:
     """Write a safetensors file, its data aligned to 64 bytes: what stands before the data, and the data."""
-    header: dict[str, Any] = {"__metadata__": {"form": FORM, **facts}}
-    at = 0
-    for key, (dtype, shape, data) in tensors.items():
-        header[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)
-    return [len(text).to_bytes(8, "little") + text, *(data.data for _, _, data in tensors.values())]
+    layout = [(key, dtype, shape, len(data)) for key, (dtype, shape, data) in tensors.items()]
+    header = safetensors_header(layout, {"form": FORM, "encoding": encoding}, align=64)
+    return [header, *(data.data for _, _, data in tensors.values())]
 
 
 # Receiving.

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.errors import DfcaError
 from dfca.core.client import Client
 from dfca.core.rules.merging import hide_closed
 from dfca.core.rules.personal import Pair
@@ -37,7 +36,7 @@ class Scored(Protocol):
 
 
 @dataclass(frozen=True)
-class Samples:
+class WorkSamples:
     """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out; held: what
     personal steps are picked on, where they are not picked on samples of the client."""
 
@@ -57,8 +56,8 @@ class LocalWork:
 
     def __init__(
         self,
-        samples: Samples,
-        refresh: Callable[[], Samples | None] = lambda: None,
+        samples: WorkSamples,
+        refresh: Callable[[], WorkSamples | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.samples, self._refresh, self._clock = samples, refresh, clock
@@ -119,15 +118,3 @@ def moved(value: Any, device: str) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(moved(each, device) for each in value))
     return value
-
-
-def find_device(name: str) -> str:
-    """Return the device to train on; auto: the best that there is. Raises ConfigError where there is none such."""
-    kinds: dict[str, Callable[[], bool]] = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if name == "auto":
-        return next((kind for kind, there in kinds.items() if there()), "cpu")
-    kind, _, number = name.partition(":")
-    there = kinds.get(kind, lambda: True)() and (kind != "cuda" or int(number or 0) < torch.cuda.device_count())
-    if not there:
-        raise ConfigError(f'training.device is "{name}", which this machine does not have; set "cpu" or "auto"')
-    return name

@@ -16,7 +16,7 @@ from typing import Any
 from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Backoff
-from dfca.node.net.links.link import REMOVED, Link, LinkDown, read_frame, write_frame
+from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, read_frame, write_frame
 from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import expired_on
@@ -187,7 +187,7 @@ class Dialer:
             self.reached[member] = address
             self._unreached.pop(member, None)
             self.errors.pop(member, None)
-            link = Link(member, number, call, options, self._local.now, dialled=True)
+            link = NetLink(member, number, call, options, self._local.now, dialled=True)
             await self._neighbours.run(link)
         finally:
             call.cancel()

@@ -35,7 +35,7 @@ LEAST_READ_S = 0.05
 REMOVED = "removed from the swarm"
 
 
-class Stream(Protocol):
+class FrameStream(Protocol):
     """Either end of a Talk call: a client's call, or a server's context."""
 
     async def read(self) -> Any:
@@ -110,7 +110,7 @@ def check_open(frame: pb.Frame) -> None:
         raise LinkDown(frame.close.reason or "closed", frame.close.text)
 
 
-async def read_frame(stream: Stream) -> pb.Frame:
+async def read_frame(stream: FrameStream) -> pb.Frame:
     """Read and parse a frame.
 
     Raises LinkDown at the end of the stream, Refused for what is no frame.
@@ -124,7 +124,7 @@ async def read_frame(stream: Stream) -> pb.Frame:
     return frames.parse(data)
 
 
-async def write_frame(stream: Stream, frame: bytes) -> None:
+async def write_frame(stream: FrameStream, frame: bytes) -> None:
     """Write a frame; raises LinkDown where the stream has ended."""
     try:
         await stream.write(frame)
@@ -137,14 +137,20 @@ def _details(error: BaseException) -> str:
     return (details or "")[:200]
 
 
-class Link:
+class NetLink:
     """One epoch of the link with one member. `make` in an outbox: called when it leaves, returns the frame or None.
 
     now: the steady clock of the node.
     """
 
     def __init__(
-        self, member: str, number: int, stream: Stream, options: NetOptions, now: Callable[[], float], dialled: bool
+        self,
+        member: str,
+        number: int,
+        stream: FrameStream,
+        options: NetOptions,
+        now: Callable[[], float],
+        dialled: bool,
     ) -> None:
         self.member, self.number, self.dialled = member, number, dialled
         self.bytes_in = self.bytes_out = 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from dfca.node.net.links.link import Link, LinkDown
+from dfca.node.net.links.link import LinkDown, NetLink
 from dfca.node.wire import wire_pb2 as pb
 
 
@@ -15,28 +15,28 @@ class Neighbours:
 
     def __init__(
         self,
-        up: Callable[[Link], None],
-        down: Callable[[Link, LinkDown], None],
-        frame: Callable[[Link, pb.Frame], None],
+        up: Callable[[NetLink], None],
+        down: Callable[[NetLink, LinkDown], None],
+        frame: Callable[[NetLink, pb.Frame], None],
     ) -> None:
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, NetLink] = {}
         self._up, self._down, self._frame = up, down, frame
         self._changed = asyncio.Event()
 
-    async def run(self, link: Link) -> LinkDown:
+    async def run(self, link: NetLink) -> LinkDown:
         """Run a link whose handshake is complete, in place of an older one of the same member; returns why it ended."""
         old = self.links.get(link.member)
         if old is not None:
             self.end(old, LinkDown("replaced"))
         self.links[link.member] = link
-        self._wake()
+        self.wake()
         try:
             self._up(link)
             return await link.run(partial(self._frame, link), partial(self._lower, link))
         finally:
             self._lower(link, LinkDown("closed"))
 
-    def end(self, link: Link, why: LinkDown) -> None:
+    def end(self, link: NetLink, why: LinkDown) -> None:
         """Take a link down, and report it at once."""
         link.end(why)
         self._lower(link, why)
@@ -55,17 +55,14 @@ class Neighbours:
         except TimeoutError:
             return
 
-    def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
-        self._wake()
-
-    def _lower(self, link: Link, why: LinkDown) -> None:
+    def _lower(self, link: NetLink, why: LinkDown) -> None:
         if self.links.get(link.member) is link:
             link.down = True
             del self.links[link.member]
-            self._wake()
+            self.wake()
             self._down(link, why)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let everybody who waits for a change look again."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+
+from dfca.node.wire import wire_pb2 as pb
 
 
 @dataclass
-class Offer:
-    """One announcement. cluster: of an update, None for a message that must arrive. since: when it was sent;
-    announced: when its announcement left."""
+class ModelOffer:
+    """One announcement to one member."""
 
     member: str
-    name: bytes
-    message: Any
-    cluster: int | None
-    rows: int
-    since: float
+    name: bytes  # SHA-256 of the payload
+    message: pb.PeerMessage  # without its model
+    cluster: int | None  # of an update; None for a message that must arrive
+    rows: int  # 0: one model (P,); m: several (m, P)
+    since: float  # when it was sent
     encoding: str = "float32"
-    number: int = 0
-    announced: float = 0.0
-    done: bool = False
+    age_s: float = 0.0  # of an update when it was sent
+    number: int = 0  # of the announcement on the link; 0 before it left
+    announced: float = 0.0  # when the announcement left
+    done: bool = False  # read or withdrawn
 
 
 @dataclass
 class _Payload:
     data: bytes
-    offers: list[Offer] = field(default_factory=list)
+    offers: list[ModelOffer] = field(default_factory=list)
 
 
 class Offers:
@@ -41,12 +42,12 @@ class Offers:
         self.most_bytes = most_bytes
         self.bytes = 0
         self._payloads: OrderedDict[bytes, _Payload] = OrderedDict()
-        self._newest: dict[tuple[str, int], Offer] = {}
+        self._newest: dict[tuple[str, int], ModelOffer] = {}
 
     def __len__(self) -> int:
         return len(self._payloads)
 
-    def add(self, offer: Offer, data: bytes) -> list[Offer]:
+    def add(self, offer: ModelOffer, data: bytes) -> list[ModelOffer]:
         """Keep an offer and what it names; returns the offers that had to go to make room."""
         if offer.cluster is not None:
             old = self._newest.get((offer.member, offer.cluster))
@@ -71,7 +72,7 @@ class Offers:
         """Return the bytes of what is kept under a name."""
         return len(self._payloads[name].data)
 
-    def drop(self, offer: Offer) -> None:
+    def drop(self, offer: ModelOffer) -> None:
         """Withdraw an offer; what nobody may read any more is forgotten."""
         offer.done = True
         if offer.cluster is not None and self._newest.get((offer.member, offer.cluster)) is offer:
@@ -90,12 +91,12 @@ class Offers:
             if offer.number == number:
                 self.drop(offer)
 
-    def of(self, member: str) -> list[Offer]:
+    def of(self, member: str) -> list[ModelOffer]:
         """Return the offers of a member, oldest first."""
         found = [offer for payload in self._payloads.values() for offer in payload.offers if offer.member == member]
         return sorted(found, key=lambda offer: offer.since)
 
-    def all(self) -> list[Offer]:
+    def all(self) -> list[ModelOffer]:
         """Return all offers."""
         return [offer for payload in self._payloads.values() for offer in payload.offers]
 
@@ -117,8 +118,8 @@ class Offers:
             if offer.since < before:
                 self.drop(offer)
 
-    def _make_room(self, keep: bytes) -> list[Offer]:
-        gone: list[Offer] = []
+    def _make_room(self, keep: bytes) -> list[ModelOffer]:
+        gone: list[ModelOffer] = []
         while self.bytes > self.most_bytes and len(self._payloads) > 1:
             name = next(name for name in self._payloads if name != keep)
             for offer in list(self._payloads[name].offers):

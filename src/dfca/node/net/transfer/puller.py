@@ -20,7 +20,7 @@ from dfca.base.errors import ConfigError
 from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer
-from dfca.node.net.links.link import Link, LinkDown
+from dfca.node.net.links.link import LinkDown, NetLink
 from dfca.node.net.local import Local
 from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.chunks import read_chunk
@@ -28,16 +28,9 @@ from dfca.node.net.transfer.partials import Partial, Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import READ
+from dfca.node.wire.frames import ENCODING_NAMES, READ
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
-
-ENCODINGS = {
-    pb.ENCODING_FLOAT32: "float32",
-    pb.ENCODING_FLOAT64: "float64",
-    pb.ENCODING_BF16: "bf16",
-    pb.ENCODING_INT8: "int8",
-}
 
 
 def _nothing() -> Future[None]:
@@ -98,7 +91,7 @@ class Puller:
         dialer: Dialer,
         partials: Partials,
         executor: Executor,
-        deliver: Callable[[Link, Any], None],
+        deliver: Callable[[NetLink, Any], None],
     ) -> None:
         options = local.options
         self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
@@ -112,14 +105,15 @@ class Puller:
         self._dropping: set[asyncio.Task[None]] = set()
         self._due: dict[Pull, tuple[float, Any]] = {}
 
-    def announce(self, link: Link, announce: pb.Announce) -> None:
+    def announce(self, link: NetLink, announce: pb.Announce) -> None:
         """Take an announcement.
 
         Raises Refused for one that cannot be a model of this swarm.
         """
         decoded = codec.decode(announce.message)
-        codec.check_announced(decoded, announce.rows, ENCODINGS[announce.encoding])
-        most = payload.most_bytes(self._expect(announce.rows, ENCODINGS[announce.encoding]))
+        encoding = ENCODING_NAMES[announce.encoding]
+        codec.check_announced(decoded, announce.rows, encoding)
+        most = payload.most_bytes(self._expect(announce.rows, encoding))
         if announce.size > most:
             raise Refused("size", f"{announce.size} bytes announced, at most {most}")
         pull = Pull(
@@ -129,7 +123,7 @@ class Puller:
             name=announce.name,
             size=announce.size,
             rows=announce.rows,
-            encoding=ENCODINGS[announce.encoding],
+            encoding=encoding,
             cluster=decoded.partial.message.cluster if decoded.kind is Update else None,
             decoded=decoded,
         )
@@ -138,13 +132,13 @@ class Puller:
             link.send(pb.Frame(unavailable=pb.Unavailable(number=needless.number, reason="newer")))
         self._fill()
 
-    def withdraw(self, link: Link, number: int) -> None:
+    def withdraw(self, link: NetLink, number: int) -> None:
         """Forget an announcement."""
         pull = self.pulls.withdraw(link.member, number)
         if pull is not None:
             self._cancel(pull)
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: NetLink) -> None:
         """Stop reading what belongs to a link that went down; what is here of it stays on the disk."""
         for pull in self.pulls.forget(link.member):
             self._cancel(pull)

@@ -11,21 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.node.net.links.link import Link, LinkDown, serialize
+from dfca.node.net.links.link import LinkDown, NetLink, serialize
 from dfca.node.net.local import Local
 from dfca.node.net.options import Swarm
-from dfca.node.net.transfer.offers import Offer, Offers
+from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
+from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
-ENCODINGS = {
-    "float32": pb.ENCODING_FLOAT32,
-    "float64": pb.ENCODING_FLOAT64,
-    "bf16": pb.ENCODING_BF16,
-    "int8": pb.ENCODING_INT8,
-}
 KEEP_UPDATE_S = 60.0
 """How long an update waits for a neighbour that is out of reach."""
 
@@ -33,47 +28,47 @@ KEEP_UPDATE_S = 60.0
 class Sender:
     """Sends messages on links. links: those that are up, by member."""
 
-    def __init__(self, local: Local, swarm: Swarm, links: dict[str, Link], executor: Executor) -> None:
+    def __init__(self, local: Local, swarm: Swarm, links: dict[str, NetLink], executor: Executor) -> None:
         self.offers = Offers(local.options.cache_bytes)
         self.packed = 0
         """How many models have been encoded."""
         self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
-        self._newest: dict[tuple[str, int], Offer] = {}
+        self._newest: dict[tuple[str, int], ModelOffer] = {}
         self._exact = "float64" if swarm.dtype == torch.float64 else "float32"
         self._packing: dict[tuple[int, str], tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
-    def send(self, link: Link, message: Any) -> None:
+    def send(self, link: NetLink, message: Any) -> None:
         """Send a message; where it cannot be encoded, or not in the room that there is, the link goes down."""
         try:
-            small, model = codec.encode(message)
-            if model is None:
-                link.send(pb.Frame(message=small))
-                return
-            bare = codec.decode(small).partial
+            proto, model = codec.to_proto(message), codec.model_of(message)
         except Refused as error:
             self._local.refusals.add("own")
             link.end(LinkDown("own", str(error)))
             return
-        offer = Offer(
+        if model is None:
+            link.send(pb.Frame(message=proto.SerializeToString()))
+            return
+        offer = ModelOffer(
             member=link.member,
             name=b"",
-            message=bare,
-            cluster=bare.message.cluster if isinstance(bare, Update) else None,
+            message=proto,
+            cluster=message.message.cluster if isinstance(message, Update) else None,
             rows=0 if model.dim() == 1 else len(model),
             since=self._local.now(),
-            encoding=self._exact if isinstance(bare, codec.EXACT) else self._swarm.encoding,
+            encoding=self._exact if isinstance(message, codec.EXACT) else self._swarm.encoding,
+            age_s=message.age_s if isinstance(message, Update) else 0.0,
         )
         if offer.cluster is not None:
             self._newest[link.member, offer.cluster] = offer
         self._pack(model, offer.encoding).add_done_callback(partial(self._announce_packed, link, offer))
 
-    def greet(self, link: Link) -> None:
+    def greet(self, link: NetLink) -> None:
         """Announce again, on a link that came up, the updates that were not read on the last one."""
         self.offers.drop_older(link.member, self._local.now() - KEEP_UPDATE_S)
         for offer in self.offers.of(link.member):
             self._announce(link, offer)
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: NetLink) -> None:
         """Forget what must be lost with a link."""
         self.offers.lose_link(link.member)
 
@@ -88,14 +83,14 @@ class Sender:
         waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
         return sum(member in waiting and link.answers for member, link in self._links.items())
 
-    def received(self, link: Link, number: int) -> None:
+    def received(self, link: NetLink, number: int) -> None:
         """Note that a neighbour has read an announcement."""
         for offer in self.offers.of(link.member):
             if offer.number == number:
                 link.reads.add(self._local.now() - offer.announced)
         self.offers.received(link.member, number)
 
-    def unavailable(self, link: Link, number: int) -> None:
+    def unavailable(self, link: NetLink, number: int) -> None:
         """Note that a neighbour will not read one: an update is lost, with anything else the link goes down."""
         for offer in self.offers.of(link.member):
             if offer.number == number:
@@ -123,7 +118,7 @@ class Sender:
         name, data = await asyncio.gather(in_thread(payload.name, pieces), in_thread(b"".join, pieces))
         return bytes.fromhex(name), data
 
-    def _announce_packed(self, link: Link, offer: Offer, packed: asyncio.Future[tuple[bytes, bytes]]) -> None:
+    def _announce_packed(self, link: NetLink, offer: ModelOffer, packed: asyncio.Future[tuple[bytes, bytes]]) -> None:
         if packed.cancelled():
             return
         error = packed.exception()
@@ -145,7 +140,7 @@ class Sender:
         if current is not None and (current is link or offer.cluster is not None):
             self._announce(current, offer)
 
-    def _withdraw(self, offer: Offer) -> None:
+    def _withdraw(self, offer: ModelOffer) -> None:
         link = self._links.get(offer.member)
         if link is None:
             return
@@ -154,26 +149,25 @@ class Sender:
         elif offer.number:
             link.send(pb.Frame(withdraw=pb.Withdraw(number=offer.number)))
 
-    def _announce(self, link: Link, offer: Offer) -> None:
+    def _announce(self, link: NetLink, offer: ModelOffer) -> None:
         make: Callable[[], bytes | None] = partial(self._make_announce, link, offer)
         if offer.cluster is None:
             link.send_made(make, 512)
         else:
             link.send_newest(("update", offer.cluster), make)
 
-    def _make_announce(self, link: Link, offer: Offer) -> bytes | None:
+    def _make_announce(self, link: NetLink, offer: ModelOffer) -> bytes | None:
         """Make the announcement when it leaves: an update says how old it is by then."""
         if offer.done:
             return None
-        message = offer.message
-        if isinstance(message, Update):
-            message = message._replace(age_s=message.age_s + max(0.0, self._local.now() - offer.since))
+        if offer.cluster is not None:
+            offer.message.update.age_s = offer.age_s + max(0.0, self._local.now() - offer.since)
         link.announced += 1
         offer.number, offer.announced = link.announced, self._local.now()
         link.ask()
         announce = pb.Announce(
             number=offer.number,
-            message=codec.encode(message)[0],
+            message=offer.message.SerializeToString(),
             name=offer.name,
             size=self.offers.size(offer.name),
             encoding=ENCODINGS[offer.encoding],

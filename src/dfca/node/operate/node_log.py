@@ -16,7 +16,7 @@ REMEMBERED = 200
 
 
 @dataclass
-class Books:
+class NodeLog:
     """Counts the notes of a peer by kind. name: how a log calls a member, by its number."""
 
     log: Log
