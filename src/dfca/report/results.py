@@ -68,7 +68,8 @@ def load_results(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read: {reason}; {WHAT_TO_GIVE}") from error
     if not isinstance(content, dict) or content.get("dfca_results") != FORM or "runs" not in content:
         raise RunError(f"{path} holds no results of this version of dfca; {WHAT_TO_GIVE}")
-    return renamed(content)
+    shown: dict[str, Any] = renamed(content)
+    return shown
 
 
 def stored_run(path: Path) -> Run:
