@@ -5,6 +5,9 @@
 >>> result = dfca.simulate(lambda: dfca.mlp((1, 8, 8), 10, 32), split, clusters=2, rounds=2, topology="complete")
 >>> result.assignments.shape
 torch.Size([8])
+
+Public are the names in `__all__`, `dfca.contracts` and `dfca.testing`, the command line, the entry points
+"dfca.algorithms", and the files that dfca reads and writes. Everything else may change in any release.
 """
 
 from __future__ import annotations
