@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +34,16 @@ GROUPS = {
     "One simulation, step by step": ("Setting", "Simulation"),
     "Errors": ("DfcaError", "DfcaWarning"),
 }
+FOR_TESTS = ("contracts.check_algorithm", "contracts.ContractError", "contracts.make_setting")
+FOR_TESTS += ("testing.lockstep", "testing.make_clients", "testing.stack")
+PROMISE = """
+All public names of `import dfca`. [From Python](python.md) shows how they fit together.
+
+**What is public**: the names on this page, the command line, the entry point group `dfca.algorithms`, and the files
+that dfca reads and writes: experiment files, run folders, checkpoints and exported models. They change with a note in
+the [changelog](changelog.md). Every other module, class and function is internal and may change in any release, with or
+without a leading underscore. The package is typed (`py.typed`), so editors and type checkers know these names.
+"""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -64,45 +73,13 @@ def relink(text: str, folder: str) -> str:
     '[a](index.md) [b](deploy.md)'
     """
 
-    def target(found: re.Match[str]) -> str:
-        path, anchor = found[2], found[3]
+    def target(link: re.Match[str]) -> str:
+        path, anchor = link[2], link[3]
         place = posixpath.normpath(posixpath.join(folder, path))
         page = PAGES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else path)
-        return f"{found[1]}{page}{anchor})"
+        return f"{link[1]}{page}{anchor})"
 
     return re.sub(r"(\]\()(?![a-z]+:|/)([^)#\s]+)((?:#[^)\s]*)?)\)", target, text)
-
-
-class ParameterLists(griffe.Extension):
-    """Show a paragraph "name: what it is. other: ..." of a docstring as a list, for parameters and fields."""
-
-    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """Rewrite the docstring of a function."""
-        if func.docstring:
-            func.docstring.value = list_names(func.docstring.value, [each.name.strip("*") for each in func.parameters])
-
-    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Rewrite the docstring of a class."""
-        if cls.docstring:
-            cls.docstring.value = list_names(cls.docstring.value, list(cls.members))
-
-
-def list_names(docstring: str, names: list[str]) -> str:
-    """Write the paragraphs that begin with a name and a colon as lists.
-
-    >>> list_names("Do it.\\n\\na: one. b, c: two: a; b.", ["a", "b", "c"])
-    'Do it.\\n\\n- `a`: one.\\n- `b, c`: two: a; b.'
-    """
-    if not names:
-        return docstring
-    name = "|".join(map(re.escape, names))
-    begins = re.compile(rf"(?:^|(?<=\. ))((?:{name})(?:, (?:{name}))*): ")
-    paragraphs = docstring.split("\n\n")
-    for number, paragraph in enumerate(paragraphs):
-        line = " ".join(paragraph.split())
-        if begins.match(line):
-            paragraphs[number] = begins.sub(r"\n- `\1`: ", line).strip().replace(" \n", "\n")
-    return "\n\n".join(paragraphs)
 
 
 def public_names() -> list[str]:
@@ -130,8 +107,8 @@ def keys_page(table: str) -> str:
         "`dfca options [PREFIX]` prints the same. [Experiment files](experiments.md)",
     ]
     lines[-1] += " explains how files are written. `[]` marks the tables of a list."
-    for name, found in tables.items():
-        lines += ["", f"## `[{name}]`" if name else "## The top of the file", "", head, line, *found]
+    for name, members in tables.items():
+        lines += ["", f"## `[{name}]`" if name else "## The top of the file", "", head, line, *members]
     return "\n".join(lines) + "\n"
 
 
@@ -139,13 +116,10 @@ def api_page(names: list[str]) -> str:
     """Write the page of the API: all public names, in groups, with a last group for names that have none."""
     known = {name for group in GROUPS.values() for name in group}
     groups = GROUPS | {"More": tuple(name for name in names if name not in known)}
-    lines = [
-        "# Python API",
-        "",
-        "All public names of `import dfca`. [From Python](python.md) shows how they fit together.",
-    ]
+    lines = ["# Python API", PROMISE.rstrip()]
     for title, members in groups.items():
         shown = [name for name in members if name in names]
         if shown:
             lines += ["", f"## {title}", *(f"\n::: dfca.{name}" for name in shown)]
+    lines += ["", "## Tests of your own algorithms", *(f"\n::: dfca.{name}" for name in FOR_TESTS)]
     return "\n".join(lines) + "\n"

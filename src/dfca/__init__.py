@@ -5,6 +5,9 @@
 >>> result = dfca.simulate(lambda: dfca.mlp((1, 8, 8), 10, 32), split, clusters=2, rounds=2, topology="complete")
 >>> result.assignments.shape
 torch.Size([8])
+
+Public are the names in `__all__`, `dfca.contracts` and `dfca.testing`, the command line, the entry points
+"dfca.algorithms", and the files that dfca reads and writes. Everything else may change in any release.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ if TYPE_CHECKING:
     from dfca.core.learning.local import LocalOptions as LocalOptions
     from dfca.core.learning.local import lowest as lowest
     from dfca.core.learning.task import Task as Task
-    from dfca.data import ClientData as ClientData
-    from dfca.data import DataOptions as DataOptions
-    from dfca.data import Split as Split
-    from dfca.data import make_split as make_split
-    from dfca.data import split_from as split_from
+    from dfca.data.clients import ClientData as ClientData
+    from dfca.data.clients import Split as Split
+    from dfca.data.options import DataOptions as DataOptions
+    from dfca.data.own import split_from as split_from
+    from dfca.data.partitions import make_split as make_split
     from dfca.models import cnn as cnn
     from dfca.models import cnn1d as cnn1d
     from dfca.models import mlp as mlp
@@ -53,7 +56,10 @@ _HOMES = {
     "dfca.core.algorithm": ("Algorithm", "Choice", "View"),
     "dfca.core.learning.local": ("LocalOptions", "lowest"),
     "dfca.core.learning.task": ("Task",),
-    "dfca.data": ("ClientData", "DataOptions", "Split", "make_split", "split_from"),
+    "dfca.data.clients": ("ClientData", "Split"),
+    "dfca.data.options": ("DataOptions",),
+    "dfca.data.own": ("split_from",),
+    "dfca.data.partitions": ("make_split",),
     "dfca.base.errors": ("DfcaError", "DfcaWarning"),
     "dfca.models": ("cnn", "cnn1d", "mlp"),
     "dfca.sim.metrics_table": ("Metrics",),

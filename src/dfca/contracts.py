@@ -1,10 +1,10 @@
-"""What every algorithm must keep, for tests of yours too.
+"""Contracts of every algorithm, for your tests too.
 
     def test_mine_keeps_the_contracts():
         check_algorithm("my_module:mine")
 
-A toy world of six clients in two clusters is run through the simulator and through the clients themselves
-(`dfca.testing`), in double precision; it takes a fraction of a second.
+Six clients in two clusters are run through the simulator and one by one (`dfca.testing`), in double precision; this
+takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -28,19 +28,38 @@ from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.testing import lockstep, make_clients, stack
 
+__all__ = ["CONTRACTS", "ContractError", "check_algorithm", "make_setting"]
+
 CLIENTS, CLUSTERS = 6, 2
 
 
 class ContractError(AssertionError):
-    """An algorithm breaks a contract; the message says which, and what to look at."""
+    """An algorithm breaks a contract; the message says which, and what to look at.
+
+    Example:
+        >>> import dfca
+        >>> from dfca.contracts import ContractError, check_algorithm
+        >>> broken = dfca.Algorithm("broken", start="own", exchange="none", choose=lambda view: dfca.Choice(7))
+        >>> try:
+        ...     check_algorithm(broken)
+        ... except ContractError as error:
+        ...     print(str(error)[:54])
+        broken breaks the contract 'same seed same bits': choo
+    """
 
 
 def check_algorithm(algorithm: Algorithm | Callable[[], Algorithm] | str) -> None:
-    """Run an algorithm through every contract: a record, a function that makes one, a name or "module:function".
+    """Run an algorithm through every contract.
+
+    Args:
+        algorithm: A record, a function that makes one, a name, or "module:function".
 
     Raises:
-        ContractError: naming the contract that it breaks.
-        ConfigError: where it is no algorithm.
+        ContractError: If it breaks a contract.
+        ConfigError: If there is no algorithm of that name.
+
+    Example:
+        >>> check_algorithm("dfca-gi")
     """
     record = algorithm
     if not isinstance(record, Algorithm):
@@ -57,7 +76,20 @@ def check_algorithm(algorithm: Algorithm | Callable[[], Algorithm] | str) -> Non
 
 
 def make_setting(algorithm: Algorithm, **changes: object) -> Setting:
-    """Make the toy world: labels are one linear rule per cluster, separable and clearly different."""
+    """Make a toy setting: labels are one linear rule per cluster, separable and clearly different.
+
+    Args:
+        algorithm: The algorithm that it runs.
+        **changes: Other values of fields of `dfca.Setting`.
+
+    Returns:
+        A setting of 6 clients in 2 clusters on a ring, in double precision.
+
+    Example:
+        >>> import dfca
+        >>> make_setting(dfca.ALGORITHMS["ifca"](), rounds=2).clients
+        6
+    """
     generator = torch.Generator().manual_seed(0)
     rules = torch.randn(CLUSTERS, 4, 3, generator=generator, dtype=torch.float64)
 

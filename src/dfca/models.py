@@ -1,4 +1,4 @@
-"""The models of the paper, one for sensor windows, and the door for any module of the user."""
+"""The models of the paper, one for sensor windows, and any module of the user."""
 
 from __future__ import annotations
 
@@ -176,7 +176,21 @@ def looks_trained(module: nn.Module, fresh: nn.Module) -> bool:
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 2048) -> nn.Module:
-    """Build the paper's MLP: inputs - hidden - ReLU - classes."""
+    """Build the paper's MLP: inputs - hidden - ReLU - classes.
+
+    Args:
+        shape: The shape of a sample.
+        classes: The number of outputs.
+        hidden: The units of the hidden layer.
+
+    Returns:
+        A module that maps (n, *shape) to (n, classes).
+
+    Example:
+        >>> import dfca
+        >>> sum(parameter.numel() for parameter in dfca.mlp((1, 8, 8), 10, hidden=32).parameters())
+        2410
+    """
     from torch import nn
 
     return nn.Sequential(
@@ -185,7 +199,22 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 2048) -> nn.Module:
 
 
 def cnn(shape: tuple[int, ...], classes: int, hidden: int = 200, channels: tuple[int, int] = (32, 64)) -> nn.Module:
-    """Build the paper's CNN for (channels, height, width): the order is the paper's, the widths the public code's."""
+    """Build the paper's CNN for images: the order is the paper's, the widths those of its public code.
+
+    Args:
+        shape: The shape of a sample, (channels, height, width).
+        classes: The number of outputs.
+        hidden: The units of the hidden layer.
+        channels: The channels of the two convolutions.
+
+    Returns:
+        A module that maps (n, *shape) to (n, classes).
+
+    Example:
+        >>> import dfca, torch
+        >>> dfca.cnn((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
     from torch import nn
 
     colours, height, width = shape
@@ -199,7 +228,22 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: int = 200, channels: tuple
 
 
 def cnn1d(shape: tuple[int, ...], classes: int, hidden: int = 100, channels: tuple[int, int] = (32, 64)) -> nn.Module:
-    """Build a CNN over time for sensor windows (channels, time)."""
+    """Build a CNN over time for sensor windows.
+
+    Args:
+        shape: The shape of a sample, (channels, time).
+        classes: The number of outputs.
+        hidden: The units of the hidden layer.
+        channels: The channels of the two convolutions.
+
+    Returns:
+        A module that maps (n, *shape) to (n, classes).
+
+    Example:
+        >>> import dfca, torch
+        >>> dfca.cnn1d((6, 128), 6)(torch.zeros(2, 6, 128)).shape
+        torch.Size([2, 6])
+    """
     from torch import nn
 
     sensors, time = shape

@@ -26,14 +26,28 @@ def make_task(
     higher_is_better: bool | None = None,
     unit: str | None = None,
 ) -> Task:
-    """Make a task.
+    """Make a task: what targets models predict, the loss they are trained with and the metric they are scored by.
 
-    name: "classification", "regression", "multilabel", "tokens", or "custom" for targets of any kind; default: the task
-    that the loss or the metric belongs to, else "classification", or "custom" with a loss of one's own.
-    loss, metric: a name that fits the task, a task's name (for its own), a path, or a function.
-    higher_is_better, unit: of a metric of one's own; default: its attributes of these names, else True and none.
+    Args:
+        name: "classification", "regression", "multilabel", "tokens", or "custom" for targets of any kind. Default: the
+            task that the loss or the metric belongs to, else "classification", or "custom" with a loss of your own.
+        loss: A name that fits the task, the name of a task (its loss), "module:function", or a function of
+            (outputs, targets) that returns one number per sample.
+        metric: Likewise; a function returns one number.
+        higher_is_better: Of a metric of your own; default: its attribute of this name, else True.
+        unit: Of a metric of your own; default: its attribute of this name, else none.
 
-    Raises ConfigError for names that do not exist or do not fit each other.
+    Returns:
+        The task, for `simulate(task=...)` or `Split.of_clients(task=...)`.
+
+    Raises:
+        ConfigError: If a name does not exist, or names do not fit each other.
+
+    Example:
+        >>> import dfca
+        >>> task = dfca.make_task("regression", loss="huber", metric="mae")
+        >>> task.targets, task.metric.name
+        ('numbers', 'MAE')
     """
     return build_task(name, _found("loss", loss), _found("metric", metric), higher_is_better, unit)
 

@@ -38,6 +38,8 @@ from dfca.sim.liars import Liars
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting, initial_module
 
+__all__ = ["lockstep", "make_clients", "stack"]
+
 
 def make_clients(setting: Setting) -> list[Client]:
     """Make the clients of a setting."""

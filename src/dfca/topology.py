@@ -34,12 +34,24 @@ DENSE_LIMIT = 1500  # up to here all eigenvalues by LAPACK take about a second; 
 
 
 def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
-    """Make the graph over clients 0..N-1; the same options, N and seed give the same graph.
+    """Make the graph of clients 0..N-1; the same arguments give the same graph.
 
-    A single client has no neighbours, whatever the topology.
+    Args:
+        options: Which topology, and its parameters.
+        clients: N. A single client has no neighbours.
+        seed: Determines random topologies.
+
+    Returns:
+        An undirected graph without self loops. It may be disconnected.
 
     Raises:
-        ConfigError: an unknown name, a value out of its bounds, a file that is missing or malformed.
+        ConfigError: If the name is unknown, a value is out of its bounds, or a file is missing or malformed.
+
+    Example:
+        >>> import dfca
+        >>> graph = dfca.make_graph(dfca.TopologyOptions(name="ring"), clients=5, seed=0)
+        >>> sorted(graph.neighbors(0))
+        [1, 4]
     """
     check_topology(options, clients)
     if is_import(options.name):

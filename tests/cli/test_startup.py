@@ -139,7 +139,6 @@ def test_every_point_is_checked_before_the_device_and_the_users_modules(
         ("dfca.topology_options", "dfca.topology", "TopologyOptions"),
         ("dfca.topology_options", "dfca.topology", "TOPOLOGIES"),
         ("dfca.data.options", "dfca.data.transforms", "resolve"),
-        ("dfca.data.listing", "dfca.data", "catalogue"),
     ],
 )
 def test_names_are_found_where_they_were(home: str, path: str, name: str) -> None:

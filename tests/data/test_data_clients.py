@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dfca.base.errors import ConfigError, DataError
-from dfca.data import ClientData, Split
+from dfca.data.clients import ClientData, Split
 
 
 def pair(n=3, shape=(2,), label=0):

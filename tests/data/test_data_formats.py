@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfca.base.errors import DataError
-from dfca.data import import_file, load
 from dfca.data.files import containers
 from dfca.data.files.formats import parse_idx
 from dfca.data.files.pickles import read_pickle
+from dfca.data.sources import import_file, load
 
 
 @pytest.fixture(autouse=True)

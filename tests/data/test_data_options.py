@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from dfca.data import DataOptions
+from dfca.data.options import DataOptions
 from dfca.data.options import DataOptions as Direct
 
 
@@ -54,10 +54,10 @@ def test_every_key_is_described():
 
 def test_options_and_catalogue_load_no_heavy_library():
     code = (
-        "import sys; from dfca.data import DataOptions; DataOptions()\n"
+        "import sys; from dfca.data.options import DataOptions; DataOptions()\n"
         "assert not {'torch', 'sklearn', 'pooch', 'requests'} & set(sys.modules), 'options'\n"
         "import os; os.environ['DFCA_DATA'] = 'nowhere'\n"
-        "from dfca.data import catalogue; catalogue()\n"
+        "from dfca.data.listing import catalogue; catalogue()\n"
         "assert not {'torch', 'sklearn', 'pooch', 'requests'} & set(sys.modules), 'catalogue'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

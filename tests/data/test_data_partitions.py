@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfca.base.errors import ConfigError, DataError
-from dfca.data import DataOptions, make_split
 from dfca.data.deals import _draw_counts, apportion
-from dfca.data.partitions import spread_clusters
+from dfca.data.options import DataOptions
+from dfca.data.partitions import make_split, spread_clusters
 
 TRAIN, TEST, OWNERS = 603, 101, 20
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dfca.data import DataOptions, load, make_split
 from dfca.data.files.cache import cached_path
+from dfca.data.options import DataOptions
+from dfca.data.partitions import make_split
+from dfca.data.sources import load
 
 
 @cache

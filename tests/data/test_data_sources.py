@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dfca.base.errors import ChecksumError, ConfigError, DataError
-from dfca.data import catalogue, fetch, import_file, load
 from dfca.data import registry as known
 from dfca.data.files.cache import cache_folder
+from dfca.data.listing import catalogue
+from dfca.data.sources import fetch, import_file, load
 
 
 @pytest.fixture
@@ -403,7 +404,7 @@ def test_the_catalogue_says_what_is_here(cache):
     npz(cache / "hapt_har.npz", har())
     rows = {row.name: row for row in catalogue()}
     assert list(rows) == ["digits", "mnist", "emnist", "cifar10", "femnist", "har", "forecast"]
-    assert {name: row.classes for name, row in rows.items()} == {
+    assert {name: row.source.classes for name, row in rows.items()} == {
         "digits": 10,
         "mnist": 10,
         "emnist": 47,

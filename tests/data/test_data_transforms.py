@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dfca.base.errors import ConfigError
 from dfca.core.rng import stream
-from dfca.data import DataOptions
+from dfca.data.options import DataOptions
 from dfca.data.transforms import (
     blur,
     dominant_mask,

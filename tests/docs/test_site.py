@@ -6,7 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-import dfca
+import dfca.contracts
+import dfca.testing
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = (ROOT / "mkdocs.yml").read_text()
@@ -42,6 +43,9 @@ def test_the_page_of_the_api_groups_every_public_name() -> None:
     (groups,) = re.findall(r"^GROUPS = \{\n(.*?)^\}", HOOK, re.DOTALL | re.MULTILINE)
     named = [name for members in re.findall(r"\(([^)]*)\)", groups) for name in re.findall(r'"(\w+)"', members)]
     assert sorted(named) == sorted(set(dfca.__all__) - {"__version__"})
+    for module in (dfca.contracts, dfca.testing):
+        shown = {name for name in module.__all__ if callable(getattr(module, name))}
+        assert set(re.findall(rf'"{module.__name__.removeprefix("dfca.")}\.(\w+)"', HOOK)) == shown
 
 
 def test_the_libraries_of_the_site_are_pinned_and_no_part_of_the_tests() -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from dfca.base.errors import ConfigError, ModelError
-from dfca.data import make_split
+from dfca.data.partitions import make_split
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment
 from dfca.models import mlp

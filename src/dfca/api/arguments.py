@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import networkx as nx
+import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from dfca import algorithms
@@ -15,16 +17,60 @@ from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
+from dfca.core.learning.task import Task
+from dfca.core.options import PersonalSteps, RobustRule, Share, WeightRule
+from dfca.data.clients import Split
 from dfca.experiment.config import LiarsConfig
 from dfca.experiment.problems import explain
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, Section, WorldConfig
 from dfca.sim.events.world import World
-from dfca.sim.local.choices import LiarOptions
+from dfca.sim.local.choices import EngineName, LiarOptions, Place
+from dfca.tasks import LossLike, MetricLike
 from dfca.topology import TopologyOptions, check_graph, make_graph
 
 Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or a networkx graph
+Callback = Callable[[dict[str, Any]], object]
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class SimulateOptions(TypedDict, total=False):
+    """The keyword arguments of `dfca.simulate` that may be left out, for editors and type checkers.
+
+    Those that its docstring does not explain are fields of `dfca.Setting`.
+    """
+
+    clusters: int | Literal["auto"] | None
+    topology: Topology
+    steps: int
+    learning_rate: float
+    batch_size: int | Literal["full"] | None
+    momentum: float
+    weight_decay: float
+    task: str | Task | None
+    loss: LossLike
+    metric: MetricLike
+    start_from: Any
+    world: World | Mapping[str, Any] | str | None
+    clock: Mapping[str, Any] | ClockConfig | None
+    progress: bool
+    callback: Callback | None
+    participation: float
+    weights: WeightRule
+    aggregation: Literal["batch", "sequential"]
+    share: Share
+    robust: RobustRule
+    liars: LiarOptions | Mapping[str, Any] | None
+    personal_steps: PersonalSteps | None
+    quiet_rounds: int
+    drift: tuple[int, Split] | None
+    evaluate_every: int
+    evaluation_samples: int
+    device: str
+    engine: EngineName
+    dtype: torch.dtype
+    bank: Place
+    bank_folder: Path | None
 
 
 class Numbers(Section):

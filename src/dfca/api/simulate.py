@@ -6,12 +6,23 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack, overload
 
 from torch import nn
 
-from dfca.api.arguments import Numbers, Topology, check_numbers, to_algorithm, to_clock, to_graph, to_liars, to_world
+from dfca.api.arguments import (
+    Callback,
+    Numbers,
+    SimulateOptions,
+    Topology,
+    check_numbers,
+    to_algorithm,
+    to_clock,
+    to_graph,
+    to_liars,
+    to_world,
+)
 from dfca.api.comparison import Comparison
 from dfca.api.result import Result
 from dfca.base.errors import ConfigError, DfcaWarning, ModelError, unknown
@@ -29,14 +40,51 @@ from dfca.sim.setting import Setting
 from dfca.sim.simulate import make_starts
 from dfca.tasks import LossLike, MetricLike, choose_task
 
-Callback = Callable[[dict[str, Any]], object]
+ModelLike = nn.Module | Callable[[], nn.Module]
+DataLike = Split | Any
 AlgorithmLike = str | Algorithm | Mapping[str, Any] | Callable[[], Algorithm]
 
 
+@overload
 def simulate(
-    model: nn.Module | Callable[[], nn.Module],
-    data: Split | Any,
-    algorithm: AlgorithmLike | Sequence[AlgorithmLike] = "dfca-auto",
+    model: ModelLike,
+    data: DataLike,
+    algorithm: AlgorithmLike = ...,
+    *,
+    rounds: int,
+    seed: int = ...,
+    **options: Unpack[SimulateOptions],
+) -> Result: ...
+
+
+@overload
+def simulate(
+    model: ModelLike,
+    data: DataLike,
+    algorithm: list[Any] | tuple[AlgorithmLike, ...],
+    *,
+    rounds: int,
+    seed: int | Sequence[int] = ...,
+    **options: Unpack[SimulateOptions],
+) -> Comparison: ...
+
+
+@overload
+def simulate(
+    model: ModelLike,
+    data: DataLike,
+    algorithm: AlgorithmLike = ...,
+    *,
+    rounds: int,
+    seed: Sequence[int],
+    **options: Unpack[SimulateOptions],
+) -> Comparison: ...
+
+
+def simulate(
+    model: ModelLike,
+    data: DataLike,
+    algorithm: AlgorithmLike | list[Any] | tuple[AlgorithmLike, ...] = "dfca-auto",
     *,
     rounds: int,
     clusters: int | Literal["auto"] | None = "auto",
@@ -56,34 +104,63 @@ def simulate(
     progress: bool = False,
     callback: Callback | None = None,
     **options: Any,
-) -> Any:
-    """Run an algorithm on data, and return a `Result`; with a list of algorithms or seeds, a `Comparison`.
+) -> Result | Comparison:
+    """Run an algorithm on data; lists of algorithms or seeds are compared.
 
     "dfca-gi" and "dfca-li" are the paper's DFCA; "dfca-auto", the default, is ours and recommended: it elects the
     starts, finds the number of clusters and fine-tunes at the end (docs/beyond.md).
 
-    model: a function that builds a fresh module, or a module (its layers are re-initialised for every start, unless
-    start_from is given: a module, a state_dict, the path of a safetensors file, or a list of one per cluster).
-    data: a `Split`, or whatever `split_from` takes; or a function of the seed that returns it.
-    algorithm: a name (`dfca list`), "module:function", an `Algorithm`, or a list of these; a name with options of its
-    own is {"name": "dfedavgm", "momentum": 0.5, "label": "dfedavgm, less momentum"}.
-    clusters: how many; "auto": found by the clients where the algorithm can (dfca-auto, dfca-fi), else the true number.
-    topology: a networkx graph with nodes 0..N-1, a name, options ({"name": "erdos-renyi", "p": 0.2}), "module:function"
-    or a function of (clients, seed).
-    task, loss, metric: what is learned, where the split does not say ("classification", "regression", "multilabel",
-    "tokens"), and another loss or metric: a name, "module:function" or a function (docs/tasks.md).
-    world, clock: run in virtual time, in a world by its name ("wifi"), a table as `[world]` of an experiment file has
-    it, or a `World`; clock: as the table `[clock]`, {"until_s": 600}. There `aggregation` is "sequential" by default.
-    progress: show a bar. callback: called with the record of every evaluated round: algorithm, seed, round, accuracy...
-    options: further fields of `Setting`: participation, weights, aggregation, share, robust, evaluate_every, ...;
-    liars: as the table `[liars]`, {"share": 0.2, "kind": "flip-signs"}: scores are then those of the honest.
-
     What may be wrong (clients without neighbours, divergence) is warned of as `DfcaWarning`.
 
-    Raises ConfigError, ModelError or DataError, each with a sentence that names the value and what to do.
+    Args:
+        model: A function that builds a fresh module, or a module. The layers of a module are re-initialised for every
+            start, unless start_from is given.
+        data: A `Split`, anything that `split_from` takes, or a function of the seed that returns one of these.
+        algorithm: A name (`dfca list`), "module:function", an `Algorithm`, or a list of these. A name with options:
+            {"name": "dfedavgm", "momentum": 0.5, "label": "dfedavgm, less momentum"}.
+        rounds: Rounds of training and exchange.
+        clusters: The number of models. "auto": the clients find it where the algorithm can (dfca-auto, dfca-fi);
+            otherwise the true number.
+        topology: A networkx graph with nodes 0..N-1, a name, options ({"name": "erdos-renyi", "p": 0.2}),
+            "module:function", or a function of (clients, seed).
+        seed: Determines every random choice. A list of seeds gives a `Comparison`.
+        steps: Gradient steps of a client per round.
+        learning_rate: Of these steps.
+        batch_size: Samples per step; "full" or None: all samples of the client.
+        momentum: Of these steps.
+        weight_decay: Of these steps.
+        task: "classification", "regression", "multilabel" or "tokens", where the split does not say.
+        loss: Another loss: a name, "module:function" or a function (docs/tasks.md).
+        metric: Another metric, likewise.
+        start_from: Pretrained weights: a module, a state_dict, the path of a safetensors file, or a list of these, one
+            per cluster.
+        world: Run in virtual time: the name of a world ("wifi"), a table as `[world]` of an experiment file, or a
+            `World`. `aggregation` is then "sequential" by default.
+        clock: When a run in virtual time ends and is evaluated, as the table `[clock]`: {"until_s": 600}.
+        progress: Show a progress bar.
+        callback: Called with the record of every evaluated round: algorithm, seed, round, accuracy, ...
+        **options: Further keys of `SimulateOptions`: participation, weights, aggregation, share, robust, liars,
+            evaluate_every, device, ... With liars, scores are those of the honest clients.
+
+    Returns:
+        A `Result` for one algorithm and one seed, a `Comparison` if either is a list.
+
+    Raises:
+        ConfigError: If an argument is unknown or out of bounds.
+        ModelError: If the model cannot be built, or does not fit the data.
+        DataError: If the data cannot be used.
+
+    Example:
+        >>> import dfca
+        >>> split = dfca.make_split(dfca.DataOptions(samples_per_client=20), clients=6, clusters=2, seed=0)
+        >>> result = dfca.simulate(
+        ...     lambda: dfca.mlp((1, 8, 8), 10, 8), split, "dfca-gi", rounds=2, clusters=2, topology="ring"
+        ... )
+        >>> result.algorithm, result.banks.shape
+        ('dfca-gi', torch.Size([2, 6, 610]))
     """
     several = isinstance(algorithm, list | tuple) or isinstance(seed, list | tuple | range)
-    chosen = [to_algorithm(each) for each in (algorithm if isinstance(algorithm, list | tuple) else [algorithm])]
+    chosen = [to_algorithm(named) for named in (algorithm if isinstance(algorithm, list | tuple) else [algorithm])]
     seeds = list(seed) if isinstance(seed, list | tuple | range) else [seed]
     _check_lists(chosen, seeds)
     numbers = {
@@ -109,16 +186,15 @@ def simulate(
     if world is not None:
         options = {"aggregation": "sequential", **options}
     results = []
-    plans = [check_numbers(seed=each, **numbers) for each in seeds]
+    plans = [check_numbers(seed=one, **numbers) for one in seeds]
     with _bar(progress, len(chosen) * len(seeds) * plans[0].rounds) as advance:
         for plan in plans:
             split = split_from(_of_seed(data, plan.seed), seed=plan.seed, task=task)
             options["task"] = choose_task(split.task, task, loss, metric)
             graph = to_graph(topology, split.train.clients, plan.seed)
-            for each in chosen:
-                setting = _setting(plan, split, graph, build, each, options)
-                driver = _driver(setting, world, clock)
-                results.append(_run(driver, callback, advance))
+            for record in chosen:
+                setting = _setting(plan, split, graph, build, record, options)
+                results.append(_run(_driver(setting, world, clock), callback, advance))
     return Comparison(results) if several else results[0]
 
 
@@ -175,7 +251,7 @@ def _driver(setting: Setting, world: Any, clock: Any) -> _Driver:
 
 
 def _run(driver: _Driver, callback: Callback | None, advance: Callable[[int, str], None]) -> Result:
-    """Step to the end; warn once of whatever may be wrong."""
+    """Step to the end; warn once of what may be wrong."""
     simulation, rows = driver.simulation, Metrics()
     head = {"algorithm": driver.setting.algorithm.name, "seed": driver.setting.seed}
     warned: set[str] = set()
@@ -204,18 +280,16 @@ def _warn(notes: Sequence[str], warned: set[str]) -> None:
 def _check_lists(algorithms: Sequence[Algorithm], seeds: Sequence[Any]) -> None:
     if not algorithms or not seeds:
         raise ConfigError(f"{'seed' if algorithms else 'algorithm'} is an empty list; give at least 1")
-    for kind, values in (("algorithm", [each.name for each in algorithms]), ("seed", list(seeds))):
+    for kind, values in (("algorithm", [record.name for record in algorithms]), ("seed", list(seeds))):
         if twice := [value for value in values if values.count(value) > 1]:
             raise ConfigError(f"{kind} must not repeat a value, got {twice[0]!r} {values.count(twice[0])} times")
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    taken = {"split", "graph", "make_model", "algorithm", "local"}
-    known = {field.name for field in fields(Setting)} - taken | set(Numbers.model_fields)
     for option in options:
-        if option not in known:
+        if option not in SimulateOptions.__annotations__:
             named = set(inspect.signature(simulate).parameters) - {"options"}
-            raise unknown("option of simulate", option, known | named)
+            raise unknown("option of simulate", option, named | set(SimulateOptions.__annotations__))
 
 
 def _of_seed(data: Any, seed: int) -> Any:
@@ -229,14 +303,14 @@ def _of_seed(data: Any, seed: int) -> Any:
             f"data is called as data(seed), which it cannot be: {error}; of a function of (clients, seed), as "
             "data.factory has it, give lambda seed: function(clients, seed)"
         ) from None
-    except ValueError:  # nobody knows its arguments
+    except ValueError:  # a builtin without a signature
         pass
     return data(seed)
 
 
 @contextmanager
 def _bar(wanted: bool, rounds: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over the rounds of all simulations, where it is wanted."""
+    """Show a bar over the rounds of all simulations."""
     if not wanted:
         yield lambda rounds, name: None
         return

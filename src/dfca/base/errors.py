@@ -9,7 +9,7 @@ DfcaError
 └── RunError         a run folder, checkpoint or disk that cannot be used
     └── RankLost         another process of a distributed run is gone
 
-DfcaWarning          what may be wrong, though the work goes on; by `warnings`, from Python
+DfcaWarning          what may be wrong; given by `warnings`, from Python
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ from difflib import get_close_matches
 
 
 class DfcaError(Exception):
-    """The root: the command line prints its message in one line and exits with `status`."""
+    """Base class of the errors that a user can cause: catch it to catch them all.
+
+    Attributes:
+        status: The exit status of the command line, which prints the message in one line.
+
+    Example:
+        >>> import dfca
+        >>> try:
+        ...     dfca.make_task("clasification")
+        ... except dfca.DfcaError as error:
+        ...     print(type(error).__name__)
+        ConfigError
+    """
 
     status = 1
 
@@ -31,7 +43,13 @@ class ConfigError(DfcaError, ValueError):
 
 
 class DfcaWarning(UserWarning):
-    """Something that may be wrong, though the work goes on: clients without neighbours, divergence."""
+    """Category of warnings about what may be wrong: clients without neighbours, divergence.
+
+    Example:
+        >>> import warnings, dfca
+        >>> warnings.simplefilter("error", dfca.DfcaWarning)  # stop instead
+        >>> warnings.resetwarnings()
+    """
 
 
 class ModelError(DfcaError, ValueError):

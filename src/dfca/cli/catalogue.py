@@ -14,7 +14,7 @@ commands = typer.Typer()
 def list_everything() -> None:
     """Show the presets, algorithms, data sets, models, topologies and worlds."""
     from dfca.algorithms import ALGORITHMS, about, installed
-    from dfca.data import catalogue
+    from dfca.data.listing import catalogue
     from dfca.experiment.load import presets
     from dfca.experiment.world import worlds
     from dfca.models import MODELS
@@ -26,7 +26,7 @@ def list_everything() -> None:
         "Algorithms": {name: about(make) for name, make in ALGORITHMS.items()}
         | {name: f"of the installed {plugin.value}" for name, plugin in installed().items()},
         "Data sets": {
-            entry.name: entry.description + ("" if entry.ready else " (not here yet)") for entry in catalogue()
+            entry.name: entry.source.description + ("" if entry.ready else " (not here yet)") for entry in catalogue()
         },
         "Models": MODELS,
         "Topologies": TOPOLOGIES,

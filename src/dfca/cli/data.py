@@ -15,24 +15,17 @@ commands = typer.Typer(
 @commands.command(name="list")
 def list_data_sets() -> None:
     """Show the data sets, where they come from, and whether the cache has them."""
-    from dfca.data import catalogue
+    from dfca.data.listing import catalogue
 
     descriptions = {}
-    for entry in catalogue():
-        if entry.ready:
-            inside = "inside scikit-learn" if entry.name == "digits" else "made when it is needed"
-            place = f"ready: {entry.path or inside}"
-        else:
-            place = f"not here: dfca data fetch {entry.name}"
-        about = f"{entry.description}\n{_predicts(entry.name, entry.classes)}, samples (train / test): {entry.samples}"
-        descriptions[entry.name] = f"{about}\nfrom {entry.source}, licence: {entry.licence}\n{place}"
+    for name, source, path, ready in catalogue():
+        place = f"not here: dfca data fetch {name}"
+        if ready:
+            place = f"ready: {path or ('made when it is needed' if source.generated else 'inside scikit-learn')}"
+        predicts = f"{source.classes} classes" if source.task == "classification" else "numbers to forecast"
+        about = f"{source.description}\n{predicts}, samples (train / test): {source.samples}"
+        descriptions[name] = f"{about}\nfrom {source.homepage}, licence: {source.licence}\n{place}"
     make_console().print(names_table("Data sets", descriptions))
-
-
-def _predicts(name: str, classes: int) -> str:
-    from dfca.data.registry import source_of
-
-    return f"{classes} classes" if source_of(name).task == "classification" else "numbers to forecast"
 
 
 @commands.command(name="fetch")
@@ -40,7 +33,7 @@ def fetch_data_set(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of [bold]dfca data list[/bold].")],
 ) -> None:
     """Download a data set from its official source, check it, and put it into the cache."""
-    from dfca.data import fetch
+    from dfca.data.sources import fetch
 
     print(f"{name} is ready in {fetch(name)}")
 
@@ -60,6 +53,6 @@ def import_data_set(
 
       dfca data import backup.npz --name mnist
     """
-    from dfca.data import import_file
+    from dfca.data.sources import import_file
 
     print(f"ready in {import_file(file, name)}")

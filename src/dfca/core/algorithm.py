@@ -54,9 +54,18 @@ FIELDS: dict[str, tuple[str | None, ...]] = {
 class View(NamedTuple):
     """What a client sees when it chooses.
 
-    losses: F_client of each of its models, (m,); sample_losses: the loss of each model on each sample, (m, n), only for
-    an algorithm that asks for it; random: opens the client's random stream of this round; true_cluster: only for an
-    algorithm that is `informed`; memory: what the client remembers, only for an algorithm with `memory`.
+    Attributes:
+        losses: F_client of each of its models, (m,); empty for an algorithm that needs nothing.
+        random: Opens the client's random stream of this round.
+        sample_losses: The loss of each model on each sample, (m, n), for an algorithm that needs "samples".
+        true_cluster: The client's true cluster, for an algorithm that is `informed`.
+        memory: What the client remembers, for an algorithm with `memory`.
+
+    Example:
+        >>> import dfca, torch
+        >>> view = dfca.View(torch.tensor([0.7, 0.2]), torch.Generator)
+        >>> dfca.Choice(dfca.lowest(view.losses)).cluster
+        1
     """
 
     losses: Tensor
@@ -67,10 +76,19 @@ class View(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The model that a client trains this round, and the samples (n,) bool it trains it on; None: all of them.
+    """What a client trains in a round.
 
-    weights (m, n): how much each sample counts in the loss of each model, mean_d w_jd L(theta_j, d); None: all alike.
-    memory: what the client remembers from now on; None: what it did.
+    Attributes:
+        cluster: The model that it trains.
+        points: The samples that it trains on, (n,) bool; None: all.
+        weights: How much each sample counts in the loss of each model, mean_d w_jd L(theta_j, d), (m, n); None: all
+            alike.
+        memory: What the client remembers after this round; None: no change.
+
+    Example:
+        >>> import dfca
+        >>> dfca.Choice(2).points is None
+        True
     """
 
     cluster: int
@@ -81,39 +99,53 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm.
+    """An algorithm as a record of pure functions.
 
-    start       "shared": all clients derive the same models from the seed; "own": every client draws its own;
-                "elected": the clients elect them among models that they warmed up (`rules.election`), and their number
-                too where it is not given
-    exchange    "gossip": with the neighbours on the graph; "server": all clients, and a client's own copy counts only
-                if it trained it; "none"
-    choose      which model a client trains, and on which samples
-    models      "clusters": a client keeps k models; "one"
-    needs       what `choose` looks at: "nothing", the "losses" (m,), the "samples" losses (m, n)
-    informed    whether clients know their true cluster
-    weights     the weight rule, where the algorithm fixes it; None: the experiment's
-    momentum    the momentum of the local steps, where the algorithm fixes it; None: the experiment's
-    personal    the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n); None: the model
-                with the lowest training loss
-    share       what a client hands on, where the algorithm fixes it: the model that it "trained", "all" its models, or
-                "relay" (`rules.relay`); None: the experiment's
-    election    how centres are elected
-    revives     whether a lost cluster or a new distribution can open a new centre while training goes on
-    merging     how clusters that are not worth their data are merged (`rules.merging`); None: never
-    finetuning  how the personal model is fine-tuned on all samples of its client before it is deployed
-    trains      "chosen": the model that a client chooses; "all" its models, each with the `weights` of the choice
-    head        where a model is divided into body and head (`learning.parts`): the head is its last so many layers, or
-                those whose names have this prefix; None: it is not divided
-    body        "cluster": averaged like the head, with those that trained the same cluster; "common": all models of a
-                client have the same body, which is averaged with that of every neighbour
-    private_head  whether heads are neither sent nor averaged
-    schedule    the phases of a round's local steps, each of a part of the model; (): `local.steps` of all of it
-    memory      what a client remembers from round to round, a vector: how it begins, from the numbers of models and of
-                clients; None: nothing but its models
-    mixture     the weights (m,) of a client's models in its predictions, from its memory; None: it deploys one model
-    peers       how clients choose whom they average with (`rules.choosing`); None: all that send, by the weight rule
-    personal_steps  the steps of the personal last step (`rules.personal`), where the experiment does not say
+    Attributes:
+        name: Names its rows in tables and its files.
+        start: "shared": all clients derive the same models from the seed. "own": every client draws its own.
+            "elected": the clients elect them among models that they warmed up (`rules.election`), and their number
+            too where it is not given.
+        exchange: "gossip": with the neighbours on the graph. "server": all clients, and a client's own copy counts
+            only if it trained it. "none".
+        choose: Chooses which model a client trains, and on which samples.
+        models: "clusters": a client keeps k models. "one".
+        needs: What `choose` looks at: "nothing", the "losses" (m,), or the losses of all "samples" (m, n).
+        informed: Whether clients know their true cluster.
+        weights: The weight rule; None: the experiment's.
+        momentum: The momentum of the local steps; None: the experiment's.
+        personal: Makes the model (P,) that a client deploys, from its bank (m, P) and its sample losses (m, n). None:
+            it deploys the model with the lowest training loss.
+        finetuning: How the personal model is fine-tuned on all samples of its client before it is deployed.
+        share: What a client hands on: the model that it "trained", "all" its models, or "relay" (`rules.relay`).
+            None: the experiment's.
+        election: How centres are elected.
+        revives: Whether a lost cluster or a new distribution can open a new centre during training.
+        merging: How clusters that are not worth their data are merged (`rules.merging`); None: never.
+        trains: "chosen": the model that a client chooses. "all" its models, each with the `weights` of the choice.
+        head: Divides a model into body and head (`learning.parts`): the number of last layers that are its head, or
+            the prefix of their names. None: it is not divided.
+        body: "cluster": averaged like the head, with those that trained the same cluster. "common": all models of a
+            client have the same body, which is averaged with that of every neighbour.
+        private_head: Whether heads are neither sent nor averaged.
+        schedule: The phases of a round's local steps, each of a part of the model; (): `local.steps` of all of it.
+        memory: Makes the vector that a client remembers from round to round, from the numbers of models and of
+            clients. None: nothing but its models.
+        mixture: Makes the weights (m,) of a client's models in its predictions, from its memory. None: it deploys one
+            model.
+        peers: How clients choose whom they average with (`rules.choosing`); None: all that send, by the weight rule.
+        personal_steps: The steps of the personal last step (`rules.personal`), where the experiment does not say.
+
+    Raises:
+        ConfigError: If a value is unknown, or contradicts another.
+
+    Example:
+        >>> import dfca
+        >>> mine = dfca.Algorithm(
+        ...     "mine", start="own", exchange="gossip", choose=lambda view: dfca.Choice(dfca.lowest(view.losses))
+        ... )
+        >>> mine.bank_size(4)
+        4
     """
 
     name: str
@@ -221,9 +253,16 @@ class Algorithm:
             raise ConfigError(f"algorithm {self.name} has a mixture of its memory, and no memory")
 
     def decide(self, view: View) -> Choice:
-        """Call `choose`, and check what it returns: drivers trust it.
+        """Call `choose` and check its result, so that drivers can trust it.
 
-        Raises ConfigError for what is no choice among the client's models.
+        Args:
+            view: What the client sees.
+
+        Returns:
+            The choice.
+
+        Raises:
+            ConfigError: If it is no choice among the client's models.
         """
         choice = self.choose(view)
         models = len(view.losses)  # 0: it needs no losses
@@ -240,12 +279,27 @@ class Algorithm:
         return choice
 
     def steps(self, local_steps: int, models: int) -> int:
-        """Count the gradient steps of a client's round, where it keeps so many models."""
-        each = sum(local_steps if phase.steps is None else phase.steps for phase in self.schedule or (Phase(),))
-        return each * (models if self.trains == "all" else 1)
+        """Count the gradient steps of a client's round.
+
+        Args:
+            local_steps: The experiment's number of steps.
+            models: The number of models that the client keeps.
+
+        Returns:
+            The steps of all phases and of all models that are trained.
+        """
+        per_model = sum(local_steps if phase.steps is None else phase.steps for phase in self.schedule or (Phase(),))
+        return per_model * (models if self.trains == "all" else 1)
 
     def bank_size(self, clusters: int) -> int:
-        """Count the models that a client keeps."""
+        """Count the models that a client keeps.
+
+        Args:
+            clusters: The number of clusters, k.
+
+        Returns:
+            k, or 1 where a client keeps one model.
+        """
         return clusters if self.models == "clusters" else 1
 
 

@@ -30,35 +30,43 @@ SamplesLike = tuple[Any, Any] | Dataset[Any]
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The samples of N clients.
+    """The samples of N clients, back to back.
 
-    x: `(total, *shape)` float32 (int64 for tokens), or several such tensors. y: `(total,)` int64, or what else the task
-    is to predict, `(total, ...)`. offsets: N + 1 numbers; client i holds the rows `offsets[i]` to `offsets[i + 1]`.
+    Attributes:
+        x: `(total, *shape)` float32 (int64 for tokens), or several such tensors.
+        y: `(total,)` int64, or the other targets of a task, `(total, ...)`.
+        offsets: N + 1 numbers; client i holds the rows `offsets[i]` to `offsets[i + 1]`.
+
+    Example:
+        >>> import dfca, torch
+        >>> data = dfca.ClientData(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64), (0, 2, 5))
+        >>> data.clients, data.sizes
+        (2, (2, 3))
     """
 
-    x: Any  # Samples, of which nearly all users know that it is one tensor
+    x: Any  # `Samples`; nearly all users know that it is one tensor
     y: Tensor
     offsets: tuple[int, ...]
 
     @property
     def clients(self) -> int:
-        """Count the clients, N."""
+        """The number of clients, N."""
         return len(self.offsets) - 1
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Count the samples of each client."""
+        """The number of samples of each client."""
         return tuple(end - start for start, end in pairwise(self.offsets))
 
     @cached_property
     def largest(self) -> Tensor:
-        """Find the largest |x| of each client, (N,) in double precision on the CPU; NaN where there is one."""
+        """The largest |x| of each client, (N,) in double precision on the CPU; NaN where there is one."""
         sides = (tensors_of(self.of(client)[0])[0].aminmax() for client in range(self.clients))
         return torch.stack([torch.maximum(-low, high) for low, high in sides]).cpu().double()
 
     @cached_property
     def products(self) -> Tensor | None:
-        """Compute the inner products of every client's samples, (N, n, n), unless they are more than PRODUCTS_BYTES."""
+        """The inner products of every client's samples, (N, n, n); None if they take more than PRODUCTS_BYTES."""
         stacked = self.stacked()
         if stacked is None or not products_fit(self.clients, self.sizes[0], stacked[0].dtype):
             return None
@@ -71,17 +79,28 @@ class ClientData:
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of the inputs."""
+        """The bytes of the inputs."""
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.x))
 
     def of(self, client: int) -> tuple[Any, Tensor]:
-        """Return views of one client's samples: x `(n, *shape)`, y `(n, ...)`."""
+        """View one client's samples.
+
+        Args:
+            client: Its number.
+
+        Returns:
+            x `(n, *shape)` and y `(n, ...)`.
+        """
         rows = slice(self.offsets[client], self.offsets[client + 1])
         return self.x[rows], self.y[rows]
 
     def stacked(self) -> tuple[Tensor, Tensor] | None:
-        """Return views x `(N, n, *shape)` and y `(N, n, ...)`, None where clients hold different numbers of samples, or
-        a sample is several tensors."""
+        """View the samples of all clients.
+
+        Returns:
+            x `(N, n, *shape)` and y `(N, n, ...)`; None where clients hold different numbers of samples, or a sample
+            is several tensors.
+        """
         return self._stacked
 
     @cached_property
@@ -92,13 +111,28 @@ class ClientData:
         return self.x.view(*shape, *self.x.shape[1:]), self.y.view(*shape, *self.y.shape[1:])
 
     def subset(self, clients: Sequence[int]) -> ClientData:
-        """Copy the samples of some clients, in that order."""
+        """Copy the samples of some clients.
+
+        Args:
+            clients: Their numbers.
+
+        Returns:
+            Their samples, in that order.
+        """
         if not clients:
             return ClientData(self.x[:0], self.y[:0], (0,))
         return _concatenate([self.of(client) for client in clients])
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> ClientData:
-        """Move the samples to a device; floating-point ones take the type, if one is given."""
+        """Move the samples to a device.
+
+        Args:
+            device: Where to.
+            dtype: The new type of floating-point samples and targets; None: no change.
+
+        Returns:
+            The moved samples.
+        """
         kind = dtype if self.y.is_floating_point() else None
         return ClientData(moved(self.x, device, dtype), self.y.to(device, kind), self.offsets)
 
@@ -112,9 +146,20 @@ def products_fit(clients: int, samples: int, dtype: torch.dtype) -> bool:
 class Split:
     """The samples of each client, for training and for testing.
 
-    clusters: `(N,)` int64, the true cluster of each client, None where it is unknown. classes: the numbers that a model
-    gives for a sample; of a regression, the values to predict, of tokens, the vocabulary. notes: printed once for the
-    user. task: what is to be predicted, with the loss and metric that a simulation takes if it is told nothing else.
+    Attributes:
+        train: Training samples.
+        test: Test samples.
+        clusters: The true cluster of each client, `(N,)` int64; None where it is unknown.
+        classes: The numbers that a model gives for a sample: of a regression, the values to predict; of tokens, the
+            size of the vocabulary.
+        notes: Printed once for the user.
+        task: What is predicted, with the loss and metric that a simulation uses by default.
+
+    Example:
+        >>> import dfca, torch
+        >>> pairs = [(torch.randn(10, 3), [0, 1] * 5) for client in range(4)]
+        >>> dfca.Split.of_clients(pairs, pairs, clusters=[0, 0, 1, 1])
+        Split(4 clients with 10 training and 10 test samples each, shape (3,), 2 classes, 2 true clusters)
     """
 
     train: ClientData
@@ -133,16 +178,26 @@ class Split:
         classes: int | None = None,
         task: str | Task = CLASSIFICATION,
     ) -> Split:
-        """Make a split of a user's own data: per client a pair `(x, y)` of arrays, or a map-style torch Dataset.
+        """Make a split of your own data: per client a pair `(x, y)` of arrays, or a map-style torch Dataset.
 
-        x is `(n, *shape)`, floats as they are, uint8 (divided by 255) or other integers as they are (tokens); or a
-        tuple or dict of such arrays, with which the model is called as `model(*x)` or `model(**x)`.
-        y is `(n,)`, integers in 0..classes-1; of another task what `core.learning.task` says: `(n, ...)` numbers for
-        "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)` integers for "tokens".
-        Images are channel-first `(c, h, w)`, sensor windows `(channels, time)`. `classes` is found from the labels
-        where it is not given.
+        x is `(n, *shape)`: floats, uint8 (divided by 255) or other integers (tokens); or a tuple or dict of such
+        arrays, with which the model is called as `model(*x)` or `model(**x)`. Images are channel-first `(c, h, w)`,
+        sensor windows `(channels, time)`. y is `(n,)` integers in 0..classes-1 for "classification", `(n, ...)` numbers
+        for "regression", `(n, labels)` of 0 and 1 for "multilabel", `(n, T)` integers for "tokens".
 
-        Raises DataError naming the client: no samples, NaN, labels outside the classes, unequal shapes.
+        Args:
+            train: The training samples of each client.
+            test: The test samples of each client, in the same order.
+            clusters: The true cluster of each client, where it is known.
+            classes: The number of classes; default: counted from the labels.
+            task: What is predicted.
+
+        Returns:
+            The split, checked.
+
+        Raises:
+            DataError: If a client has no samples, NaN, labels outside the classes, or samples of another shape.
+            ConfigError: If clusters are not one integer >= 0 per client.
         """
         if len(train) != len(test) or not train:
             raise DataError(f"train and test must list the same clients, at least 1, got {len(train)} and {len(test)}")
@@ -169,7 +224,14 @@ class Split:
         return to_html(self)
 
     def to(self, device: torch.device | str) -> Split:
-        """Move everything to a device."""
+        """Move everything to a device.
+
+        Args:
+            device: Where to.
+
+        Returns:
+            The moved split.
+        """
         clusters = None if self.clusters is None else self.clusters.to(device)
         return replace(self, train=self.train.to(device), test=self.test.to(device), clusters=clusters)
 

@@ -1,16 +1,4 @@
-"""Data of the user's own as a `Split`: lists of samples per client, arrays, partitions of flwr-datasets, or a function.
-
-    split_from(source)     source is one of
-      Split                        as it is
-      [client, client, ...]        samples of each client; a share of each is held out for testing
-      (train, test[, clusters])    two such lists, and the true cluster of each client where it is known
-      {"train": ..., "test": ..., "clusters": ..., "classes": ..., "task": ...}    by name; only train must be there
-      (x, y)                       arrays with the clients first: x (N, n, *shape), y (N, n)
-      (x, y, owner)                arrays of all samples, x (n, *shape), y (n,), and the client of each, owner (n,)
-      FederatedDataset             of flwr-datasets: anything with load_partition(i) that returns Hugging Face datasets
-
-The samples of one client are a pair (x, y) of arrays, a map-style torch Dataset, or a Hugging Face dataset.
-"""
+"""Data of the user's own as a `Split`: lists of samples per client, arrays, partitions of flwr-datasets."""
 
 from __future__ import annotations
 
@@ -55,13 +43,32 @@ def split_from(
     seed: int = 0,
     task: str | Task | None = None,
 ) -> Split:
-    """Make a split of data of your own; this file says of what.
+    """Make a split of your own data.
 
-    clients: how many there must be; of a FederatedDataset, how many partitions to take (all, if not given).
-    columns: the names of the input and the label in Hugging Face datasets, ("image", "label"), where they are others
-    than the usual ones. task: what is learned, where the source does not say; classification if not given.
+    The samples of one client are a pair (x, y) of arrays, a map-style torch Dataset, or a Hugging Face dataset.
 
-    Raises DataError for what is no such data, or has another number of clients.
+    Args:
+        source: A `Split`, which is returned as it is; a list with the samples of each client; (train, test) or
+            (train, test, clusters) of such lists; a dict with the keys train, test, clusters, classes and task, of
+            which only train is needed; arrays (x, y) with the clients first, (N, n, *shape) and (N, n); arrays
+            (x, y, owner) of all samples, with the client of each; or a FederatedDataset of flwr-datasets.
+        clients: The number of clients that there must be; of a FederatedDataset, the partitions to take (default: all).
+        columns: The names of the input and the label in Hugging Face datasets, where they are not the usual ones.
+        test_share: The share of each client's samples that is held out where there is no test part.
+        seed: Determines which samples are held out.
+        task: What is learned, where the source does not say; default: classification.
+
+    Returns:
+        The split, checked.
+
+    Raises:
+        DataError: If the source is none of these, its samples are unusable, or the number of clients differs.
+
+    Example:
+        >>> import dfca, torch
+        >>> x = torch.randn(6, 40, 3)  # 6 clients, 40 samples of 3 numbers
+        >>> dfca.split_from((x, (x.sum(-1) > 0).long()))
+        Split(6 clients with 32 training and 8 test samples each, shape (3,), 2 classes)
     """
     if isinstance(source, Split):
         split = source

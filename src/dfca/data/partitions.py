@@ -35,15 +35,30 @@ from dfca.data.transforms import (
 def make_split(
     options: DataOptions, clients: int, clusters: int, seed: int, drifted: bool = False, task: Task | None = None
 ) -> Split:
-    """Split a data set over N clients in k clusters; the same arguments give the same split.
-
-    `drifted`: return what the clients hold after the drift, when a share of them has its samples rotated by another
-    angle, which is true cluster k. task: what data of the user's own (`options.factory`) is for, where it does not say.
+    """Split a data set over clients; the same arguments give the same split.
 
     The true clusters are as equal in size as possible and spread over the clients at random. They are unknown (None)
     where no transform distinguishes clusters.
 
-    Raises ConfigError for numbers that do not fit each other or the data, DataError where the data cannot be used.
+    Args:
+        options: The data set, and how it is divided.
+        clients: The number of clients, N.
+        clusters: The number of true clusters, k.
+        seed: Determines every random choice.
+        drifted: Return what the clients hold after the drift: a share of them is then in the true cluster k.
+        task: What data of your own (`options.factory`) is for, where it does not say.
+
+    Returns:
+        The split.
+
+    Raises:
+        ConfigError: If the numbers do not fit each other or the data.
+        DataError: If the data cannot be used.
+
+    Example:
+        >>> import dfca
+        >>> dfca.make_split(dfca.DataOptions(name="digits", samples_per_client=20), clients=8, clusters=2, seed=0)
+        Split(8 clients with 20 training and 90 test samples each, shape (1, 8, 8), 10 classes, 2 true clusters)
     """
     if clients < 1 or clusters < 1:
         raise ConfigError(f"clients and clusters must be >= 1, got {clients} and {clusters}")

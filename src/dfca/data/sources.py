@@ -24,7 +24,7 @@ from dfca.data.files.cache import (
 from dfca.data.files.containers import ACCEPTED, open_container
 from dfca.data.files.downloads import download
 from dfca.data.files.formats import Arrays, detect, parse
-from dfca.data.registry import GENERATED, SOURCES, SampleKind, Source, source_of
+from dfca.data.registry import GENERATED, SOURCES, DataSource, SampleKind, source_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def _import_npz(path: Path, name: str | None) -> Path:
     return adopt(name, path)
 
 
-def _how_to_get(source: Source) -> str:
+def _how_to_get(source: DataSource) -> str:
     if source.by_hand:
         return f"{source.by_hand} (or `dfca data import FILE` on an .npz you have)"
     return f"run `dfca data fetch {source.name}`, or `dfca data import FILE` on a machine without internet"
@@ -152,7 +152,7 @@ def _is_whole(name: str) -> bool:
     return True
 
 
-def _trusted(source: Source) -> Path:
+def _trusted(source: DataSource) -> Path:
     return cache_folder() / f"{source.name}.source.sha256"
 
 
@@ -182,7 +182,7 @@ def _read_digits() -> Arrays:
     }
 
 
-def _to_dataset(source: Source, arrays: Arrays, origin: str) -> DataSet:
+def _to_dataset(source: DataSource, arrays: Arrays, origin: str) -> DataSet:
     """Check the arrays of a cache file and lay them out for models.
 
     Raises DataError for missing fields, wrong shapes, labels outside 0..classes-1, NaN.
@@ -201,7 +201,7 @@ def _to_dataset(source: Source, arrays: Arrays, origin: str) -> DataSet:
 
 
 def _to_samples(
-    source: Source, arrays: Arrays, x_field: str, y_field: str, origin: str
+    source: DataSource, arrays: Arrays, x_field: str, y_field: str, origin: str
 ) -> tuple[np.ndarray, np.ndarray]:
     for field in (x_field, y_field):
         if field not in arrays:
@@ -225,7 +225,7 @@ def _to_samples(
     return 255 - x if source.on_white else x, y.astype(np.int64)
 
 
-def _channels_first(source: Source, x: np.ndarray) -> np.ndarray:
+def _channels_first(source: DataSource, x: np.ndarray) -> np.ndarray:
     if source.kind == "window":
         return np.ascontiguousarray(x.swapaxes(1, 2), dtype=np.float32) if x.ndim == 3 else x
     if x.ndim == 3:

@@ -18,8 +18,9 @@ from typing import Any, Literal
 
 import torch
 
-from dfca import data
 from dfca.base.errors import ConfigError, RunError
+from dfca.data.listing import catalogue
+from dfca.data.sources import load
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.reuse import adopt
@@ -132,12 +133,12 @@ def _follow(experiment: Experiment, save_models: bool) -> None:
 
 def _require_data(experiment: Experiment) -> None:
     """Refuse to begin where every trial would fail: one sentence instead of one per trial."""
-    here = {entry.name for entry in data.catalogue() if entry.ready}
+    here = {entry.name for entry in catalogue() if entry.ready}
     if any(point.config.data.factory for point in experiment.points):
         return
     wanted = list(dict.fromkeys(point.config.data.name for point in experiment.points))
     if not here.intersection(wanted):
-        data.load(wanted[0])  # raises, with the ways to get it
+        load(wanted[0])  # raises, with the ways to get it
 
 
 def _trials(experiment: Experiment) -> list[Trial]:

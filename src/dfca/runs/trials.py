@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dfca import algorithms, data, models, topology
+from dfca import algorithms, models, topology
 from dfca.base.errors import ConfigError, DfcaError, RunError
 from dfca.base.files import Stream
 from dfca.core.client import effective
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import ACCURACY
-from dfca.data import Split
+from dfca.data.clients import Split
+from dfca.data.partitions import make_split
 from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.experiment.variants import options_of
 from dfca.runs.signals import Interrupted, StopSignal
@@ -248,10 +249,10 @@ class Workload:
         """Make it, and report the graph."""
         config, seed = group.point.config, group.seed
         given = (config.data, config.clients, config.distributions, seed)
-        split = keep(data.make_split(*given, task=config.learning_task()), shards.members)
+        split = keep(make_split(*given, task=config.learning_task()), shards.members)
         drift = None
         if config.data.drift_share:
-            later = data.make_split(*given, drifted=True)
+            later = make_split(*given, drifted=True)
             drift = (max(1, round(config.data.drift_at * config.rounds)), keep(later, shards.members))
         graph = topology.make_graph(config.topology, config.clients, seed)
         facts = topology.describe(graph, split.clusters)

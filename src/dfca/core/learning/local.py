@@ -87,7 +87,19 @@ def score(model: FlatModel, vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
 
 
 def lowest(values: Tensor) -> int:
-    """Pick the index of the lowest loss: the lowest index on ties; NaN never wins against a number."""
+    """Pick the index of the lowest value.
+
+    Args:
+        values: Losses, (m,).
+
+    Returns:
+        The lowest index among ties. NaN never wins against a number.
+
+    Example:
+        >>> import dfca, torch
+        >>> dfca.lowest(torch.tensor([2.0, float("nan"), 1.0, 1.0]))
+        2
+    """
     numbers = [float("inf") if value != value else value for value in values.tolist()]
     return numbers.index(min(numbers))
 

@@ -62,10 +62,21 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """A loss, a metric, and what targets they are for.
+    """What models learn. `make_task` makes one by name.
 
-    residual: of networks of linear layers (`learning.dense`), dL/dz from z (..., n, outputs), which is used up, and
-    `encode`d targets; None: gradients are left to torch.
+    Attributes:
+        name: "classification", "regression", "multilabel", "tokens" or "custom".
+        targets: The kind of targets: "classes", "numbers", "labels", "tokens" or "any".
+        loss: Maps outputs (n, ...) and targets (n, ...) to the loss of each sample (n,).
+        metric: How models are scored.
+        residual: dL/dz from z (..., n, outputs), which is overwritten, and `encode`d targets, for networks of linear
+            layers (`learning.dense`). None: torch computes the gradients.
+
+    Example:
+        >>> import dfca, torch
+        >>> task = dfca.make_task("regression")
+        >>> task.loss(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        tensor([0., 4.])
     """
 
     name: str
@@ -75,13 +86,31 @@ class Task:
     residual: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Compute F_client from the outputs of one model."""
+        """Compute F_client, the mean loss of a client's samples.
+
+        Args:
+            outputs: Of one model, (n, ...).
+            y: Targets, (n, ...).
+
+        Returns:
+            A tensor of one number.
+        """
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs, y) if self.loss is class_loss else self.loss(outputs, y).mean()
 
     def encode(self, y: Tensor, lead: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Write targets with `lead` leading dimensions as outputs that `residual` compares with: (..., n, width)."""
+        """Write targets as the outputs that `residual` compares with.
+
+        Args:
+            y: Targets.
+            lead: The number of leading dimensions: clients and samples.
+            width: The number of outputs.
+            dtype: Of the result.
+
+        Returns:
+            The targets, (..., n, width); classes become one-hot.
+        """
         if self.targets != "classes":
             return y.reshape(*y.shape[:lead], width).to(dtype)
         import torch
@@ -89,11 +118,27 @@ class Task:
         return torch.zeros(*y.shape, width, dtype=dtype, device=y.device).scatter_(-1, y[..., None], 1.0)
 
     def outputs(self, y: Tensor, classes: int) -> int:
-        """Count the numbers that a model gives for a sample (of tokens: for each token)."""
+        """Count the numbers that a model gives for a sample, or for each token.
+
+        Args:
+            y: Targets, (n, ...).
+            classes: The number of classes, or of tokens in the vocabulary.
+
+        Returns:
+            The number of outputs.
+        """
         return classes if self.targets in ("classes", "tokens") else prod(y.shape[1:])
 
     def guess(self, y: Tensor, classes: int) -> float | None:
-        """Compute the loss of guessing without looking at the sample; None where nobody knows."""
+        """Compute the loss of guessing without looking at the sample.
+
+        Args:
+            y: Targets, (n, ...).
+            classes: The number of classes, or of tokens in the vocabulary.
+
+        Returns:
+            The loss; None where it is unknown.
+        """
         if self.targets in ("classes", "tokens"):
             return log(max(2, classes))
         if self.loss is label_loss:
@@ -103,7 +148,17 @@ class Task:
         return None
 
     def check(self, outputs: Tensor, y: Tensor, classes: int) -> None:
-        """Raise ModelError unless these outputs of some samples fit their targets, and the loss takes both."""
+        """Check that a model fits the targets, on some samples.
+
+        Args:
+            outputs: Of the model, (n, ...).
+            y: Targets, (n, ...).
+            classes: The number of classes, or of tokens in the vocabulary.
+
+        Raises:
+            ModelError: If the outputs have another shape than the targets need.
+            ConfigError: If a loss of your own fails, or does not return one number per sample.
+        """
         got, n = tuple(outputs.shape), len(y)
         if self.targets == "classes" and (outputs.dim() != 2 or outputs.shape[1] < classes):
             labels = f"{classes} classes (labels in 0..{classes - 1})"

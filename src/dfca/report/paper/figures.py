@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dfca import data
 from dfca.base.errors import DfcaError, RunError
+from dfca.data.partitions import make_split
 from dfca.experiment.config import Config
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Style, zoom_of
@@ -163,7 +163,7 @@ def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
     seed, k = run.seeds[0], config.distributions
     owned = config.data.partition == "owner"
     few = config.data.model_copy(update={"samples_per_client": SAMPLES, "test_samples_per_client": 2})
-    split = data.make_split(config.data if owned else few, config.clients if owned else k, k, seed)
+    split = make_split(config.data if owned else few, config.clients if owned else k, k, seed)
     if split.clusters is not None and int(split.clusters.max()) > 0:
         first = [split.clusters.tolist().index(cluster) for cluster in range(k)]
         return [(f"group {j + 1}", split.train.of(client)[0][:SAMPLES].numpy()) for j, client in enumerate(first)]
