@@ -48,7 +48,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 OPTIONS: dict[str, str] = {
     "warmup_steps": "local steps of every client before the election of the starts",
-    "warmup_momentum": "of these steps, begun anew after every local.steps of them",
+    "warmup_momentum": "of these steps; reset after every local.steps of them",
     "level": "error rate of one verdict of the election, below 0.5",
     "support": "clients that a new centre must help, its own included",
     "patience": "rejected candidates in a row that end the election",
@@ -132,12 +132,12 @@ def base_of(label: str) -> str:
 
 def installed() -> dict[str, EntryPoint]:
     """Find the algorithms of installed packages: their entry points of the group "dfca.algorithms", by name."""
-    return {each.name: each for each in entry_points(group="dfca.algorithms") if each.name not in ALGORITHMS}
+    return {plugin.name: plugin for plugin in entry_points(group="dfca.algorithms") if plugin.name not in ALGORITHMS}
 
 
-def _function(found: Any) -> Callable[..., Algorithm]:
+def _function(value: Any) -> Callable[..., Algorithm]:
     """Return a function that makes the algorithm; a record is one already."""
-    if isinstance(found, Algorithm):
-        return lambda: found
-    make: Callable[..., Algorithm] = found
+    if isinstance(value, Algorithm):
+        return lambda: value
+    make: Callable[..., Algorithm] = value
     return make

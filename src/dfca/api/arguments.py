@@ -95,28 +95,22 @@ class Numbers(Section):
         return LocalOptions(self.steps, self.learning_rate, batch, self.momentum, self.weight_decay)
 
     def k(self) -> int | None:
-        """Return the number of clusters; None: it is found."""
+        """Return the number of clusters; None: the clients find it."""
         return None if self.clusters in (None, "auto") else int(self.clusters)
 
 
 def check_numbers(**values: Any) -> Numbers:
-    """Check the numbers; those of numpy and torch count as Python's.
-
-    Raises ConfigError with every problem in one sentence.
-    """
-    found = checked(Numbers, {key: _plain(value) for key, value in values.items()})
+    """Check the numbers; numbers of numpy and torch are accepted. Raises ConfigError that names every problem."""
+    numbers = checked(Numbers, {key: _plain(value) for key, value in values.items()})
     try:
-        device = find_device(found.device)
+        device = find_device(numbers.device)
     except ConfigError as error:
         raise ConfigError(str(error).replace("use --device auto", 'use device="auto"')) from None
-    return found.model_copy(update={"device": device})
+    return numbers.model_copy(update={"device": device})
 
 
 def check_client(client: Any, clients: int) -> int:
-    """Return the number of a client.
-
-    Raises ConfigError for what is none.
-    """
+    """Return the number of a client. Raises ConfigError if there is no such client."""
     try:
         number = operator.index(client)
     except TypeError:
@@ -127,10 +121,7 @@ def check_client(client: Any, clients: int) -> int:
 
 
 def checked(model: type[Model], values: Mapping[str, Any], prefix: str = "") -> Model:
-    """Check values by a table of the experiment file.
-
-    Raises ConfigError with every problem in one sentence.
-    """
+    """Check values as a table of the experiment file. Raises ConfigError that names every problem."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
