@@ -1,6 +1,6 @@
 """The one evaluator of every algorithm.
 
-Models are chosen with training (or held-out) data and scored with test data; nobody picks a model with test labels.
+Models are chosen with training (or held-out) data and scored with test data; test labels never pick a model.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def distributions(
 ) -> list[Distribution]:
     """Draw up to `samples` test samples of each true cluster, one half to pick with and one half to score.
 
-    Empty where nobody knows the true clusters, or a cluster has fewer than two test samples. With `members`, only their
+    Empty where the true clusters are unknown, or a cluster has fewer than two test samples. With `members`, only their
     samples are here, and `add` puts those of all together.
     """
     if split.clusters is None:
         return []
-    test, found = split.test, []
+    test, drawn_sets = split.test, []
     here = range(test.clients) if members is None else members
     for cluster in range(int(split.clusters.max()) + 1):
         holders = (split.clusters == cluster).nonzero()[:, 0].tolist()
@@ -61,12 +61,12 @@ def distributions(
                 for whole, part in zip((*tensors_of(x), y), (*tensors_of(xs), ys), strict=True):
                     whole[position] = part[sample - ends[place]]
         x, y, half = change(x, add), add(y), len(drawn) // 2
-        found.append(Distribution((x[:half], y[:half]), (x[half:], y[half:])))
-    return found
+        drawn_sets.append(Distribution((x[:half], y[:half]), (x[half:], y[half:])))
+    return drawn_sets
 
 
 def _blank(count: int, like: Tensor) -> Tensor:
-    """Make room for so many rows."""
+    """Make room for `count` rows."""
     return like.new_zeros(count, *like.shape[1:])
 
 
@@ -83,10 +83,10 @@ def adjusted_rand_index(assignments: Tensor, truth: Tensor) -> float:
 
 
 @lru_cache(16)  # most evaluations see the assignments of the one before
-def _rand_index(truth: tuple[int, ...], found: tuple[int, ...]) -> float:
+def _rand_index(truth: tuple[int, ...], assigned: tuple[int, ...]) -> float:
     from sklearn.metrics import adjusted_rand_score  # late: it takes as long to import as torch does
 
-    return float(adjusted_rand_score(truth, found))
+    return float(adjusted_rand_score(truth, assigned))
 
 
 def confusion(assignments: Tensor, truth: Tensor) -> Tensor:

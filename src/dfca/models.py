@@ -61,18 +61,15 @@ def make_factory(options: ModelChoice, shape: Any, classes: int) -> Callable[[],
 
 
 def start_digests(options: ModelChoice) -> tuple[str, ...]:
-    """Hash the files that models start from.
-
-    Raises ModelError where one cannot be read.
-    """
+    """Hash the files that models start from. Raises ModelError where one cannot be read."""
     given = options.start_from or ()
-    found = []
+    digests = []
     for path in (given,) if isinstance(given, str) else given:
         try:
-            found.append(sha256(Path(path)))
+            digests.append(sha256(Path(path)))
         except OSError as error:
             raise ModelError(f"start_from {path} cannot be read: {error.strerror or error}") from None
-    return tuple(found)
+    return tuple(digests)
 
 
 def own_factory(path: str, shape: Any, classes: int) -> Callable[[], nn.Module]:
@@ -112,7 +109,7 @@ def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:
     if not given:
         raise ModelError("start_from is an empty list; give weights, or leave it out")
     module = make()
-    return Pretrained(make, tuple(_checked(_weights(each), module) for each in given))
+    return Pretrained(make, tuple(_checked(_weights(weights), module) for weights in given))
 
 
 def _weights(source: Any) -> dict[str, Tensor]:

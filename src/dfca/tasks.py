@@ -63,7 +63,7 @@ def choose_task(given: Task, task: str | Task | None, loss: LossLike = None, met
         return task
     if task is None and loss is None and metric is None:
         return given
-    named = any(isinstance(each, str) and each in TASKS for each in (loss, metric))
+    named = any(isinstance(value, str) and value in TASKS for value in (loss, metric))
     if task is None and given.name in TASKS and not named:
         task = given.name
     return make_task(task, loss, metric)

@@ -69,7 +69,7 @@ def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
 
 
 def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
-    """Refuse a graph that is none over clients 0..N-1.
+    """Refuse a graph whose nodes are not the clients 0..N-1.
 
     Raises:
         ConfigError: for other nodes, directed or double edges, loops.
@@ -320,10 +320,10 @@ def _largest_beside_one(w: Any) -> float:
     deflated = LinearOperator((n, n), matvec=lambda v: w @ v - v.mean(), dtype=np.float64)
     v0 = np.random.default_rng(0).standard_normal(n)
     try:
-        found = eigsh(deflated, k=1, which="LM", v0=v0, ncv=min(n - 1, 80), tol=1e-9, return_eigenvectors=False)
+        largest = eigsh(deflated, k=1, which="LM", v0=v0, ncv=min(n - 1, 80), tol=1e-9, return_eigenvectors=False)
     except ArpackNoConvergence:
         return 1.0  # eigenvalues too close to 1 to be distinguished: the gap is 0 to every digit shown
-    return float(abs(found[0]))
+    return float(abs(largest[0]))
 
 
 # --- drawing

@@ -49,12 +49,12 @@ def dac(sampled: int = 5, tau: float = 10.0, peers: Among = "any", momentum: flo
         models="one",
         needs="nothing",
         share="trained",
-        memory=nobody_known,
+        memory=no_similarities,
         peers=PeerChoice(partial(_draw, sampled, tau), _merge, among=peers, tells=True),
     )
 
 
-def nobody_known(models: int, clients: int) -> Tensor:
+def no_similarities(models: int, clients: int) -> Tensor:
     """Begin without similarities: (N,) of NaN."""
     import torch  # late: names and options do without
 

@@ -2,9 +2,9 @@
 
 The server sends k models to the clients of M_t; each picks the one with the lowest loss on its data, takes tau local
 steps and sends it back; the server sets theta_j to the mean of the models of the clients that picked j. A cluster that
-nobody picked keeps its model.
+no client picked keeps its model.
 
-Differs from the paper in: nothing in the rule; clients weigh the same whatever their number of samples, as there.
+Differs from the paper in: nothing in the rule; as there, all clients have the same weight.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def pens(
 
 
 def no_picks(models: int, clients: int) -> Tensor:
-    """Begin with nobody picked: (N,)."""
+    """Begin with no client picked: (N,)."""
     import torch  # late: names and options do without
 
     return torch.zeros(clients, dtype=torch.float64)

@@ -136,7 +136,7 @@ def safetensors_header(
 
 
 def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
-    """Read a regular file of at most so many bytes; a pipe, a device or a folder in its place is refused at once.
+    """Read a regular file of at most `most_bytes`; a pipe, a device or a folder is refused without reading.
 
     Raises:
         OSError: if it is missing, too large, or something else; its `strerror` says what.

@@ -31,10 +31,7 @@ def is_import(name: str) -> bool:
 
 
 def check_name(name: str, key: str) -> None:
-    """Refuse a name of another form, without importing anything.
-
-    Raises ConfigError.
-    """
+    """Refuse a name of another form, without importing anything. Raises ConfigError."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f'{key} must be "package.module:function", got "{name}"')
 

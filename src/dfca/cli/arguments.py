@@ -46,10 +46,7 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
 
 
 def parse_workers(text: str) -> int | Literal["auto"]:
-    """Parse a number of worker processes, or "auto".
-
-    Raises ConfigError for anything else.
-    """
+    """Parse a number of worker processes, or "auto". Raises ConfigError for anything else."""
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:

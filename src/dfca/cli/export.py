@@ -65,10 +65,10 @@ def _parse_point(at: list[str] | tuple[str, ...]) -> dict[str, Any]:
     import tomllib
 
     point: dict[str, Any] = {}
-    for each in at:
-        key, equals, text = each.partition("=")
+    for pair in at:
+        key, equals, text = pair.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f'--at needs key=value, got "{each}"; for example --at topology.p=0.1')
+            raise ConfigError(f'--at needs key=value, got "{pair}"; for example --at topology.p=0.1')
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

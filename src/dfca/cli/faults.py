@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from dfca.faults.world import FaultWorld
 
 commands = typer.Typer()
-SHRINK_S = 60.0
-"""For so long a world that fails is made smaller."""
+SHRINK_S = 60.0  # time spent on making a failing world smaller
 
 
 @commands.command()
@@ -22,7 +21,7 @@ def faults(
     worlds: Annotated[int, typer.Option(metavar="N", min=1, help="How many worlds.")] = 200,
     seed: Annotated[int, typer.Option(metavar="S", help="Other worlds for every seed.")] = 0,
     minutes: Annotated[
-        float | None, typer.Option(metavar="M", min=0, help="Begin no world after so many minutes.")
+        float | None, typer.Option(metavar="M", min=0, help="Begin no new world after M minutes.")
     ] = None,
     first: Annotated[int, typer.Option(metavar="K", min=0, help="The number of the first world.")] = 0,
     workers: Annotated[int, typer.Option(metavar="W", min=1, help="Processes.")] = 1,
@@ -33,7 +32,7 @@ def faults(
     """Run peers through random worlds: loss, partitions, crashes, late joiners, clocks that jump, garbage and lies.
 
     In every world all models must stay whole, and once the faults stop, the peers of a connected part must agree on
-    their models and go on. A world that fails is made smaller and printed as one line that repeats it.
+    their models and continue. A world that fails is made smaller and printed as one line that repeats it.
 
     [bold]Examples[/bold]
 
@@ -77,10 +76,10 @@ def _check_all(
     jobs = [(world, end) for world in worlds]
     if workers == 1:
         results = map(_check, jobs)
-        yield from (each for each in results if each is not None)
+        yield from (result for result in results if result is not None)
         return
     with get_context("spawn").Pool(workers) as pool:
-        yield from (each for each in pool.imap_unordered(_check, jobs, chunksize=4) if each is not None)
+        yield from (result for result in pool.imap_unordered(_check, jobs, chunksize=4) if result is not None)
 
 
 def _check(job: tuple["FaultWorld", float | None]) -> tuple["FaultWorld", str | None] | None:

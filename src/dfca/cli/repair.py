@@ -12,7 +12,7 @@ commands = typer.Typer()
 
 @commands.command()
 def repair(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]) -> None:
-    """Move files of a run folder that cannot be read aside, so that the same dfca run command goes on.
+    """Move files of a run folder that cannot be read aside, so that the same dfca run command continues.
 
     Nothing is deleted: damaged files go to RUN/damaged. Trials whose metrics are not whole are computed again by the
     next [bold]dfca run[/bold], to the same numbers.

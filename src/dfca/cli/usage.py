@@ -1,6 +1,6 @@
 """Mistakes in how a command was called, as one sentence: the option, its value, its bound, and what to write instead.
 
-The errors are those of typer, whose classes differ between its versions: they are told apart by what they carry.
+The errors are those of typer, whose classes differ between its versions: they are distinguished by their attributes.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ def watch(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     terminal: Annotated[bool, typer.Option("--terminal", help="A live table here instead of a page.")] = False,
 ) -> None:
-    """Watch a run while it goes on, or look at a finished one: a page of this machine, which needs no network.
+    """Watch a running or finished run on a local page, which needs no network.
 
     It shows the graph coloured by cluster, switches as they happen, accuracies, traffic, staleness, who is away, and an
     alarm where a cluster is lost. It only reads: a run neither waits for it nor notices it.
@@ -48,7 +48,7 @@ def watch(
     console = make_console()
     if sys.stdout.isatty():
         with suppress(OSError, AttributeError):
-            os.nice(10)  # whatever runs here goes first
+            os.nice(10)  # the run has priority
     if terminal:
         from dfca.watch.terminal import show
 
@@ -81,7 +81,7 @@ def _serve(source: "Source", port: int, browser: bool) -> None:
     from dfca.watch.server import PageServer
 
     with PageServer(Hub(source), port) as server:
-        print(f"watching at {server.url} (Ctrl-C ends it; the run goes on)", flush=True)
+        print(f"watching at {server.url} (Ctrl-C ends it; the run continues)", flush=True)
         if browser and not webbrowser.open(server.url):
             print("no browser was found: open the address, or use --terminal", file=sys.stderr)
         with suppress(KeyboardInterrupt):

@@ -262,9 +262,9 @@ def validate(split: Split) -> None:
 def _true_clusters(clusters: Sequence[int] | Tensor) -> Tensor:
     """Make a tensor of the true clusters; raises ConfigError for names, fractions and lists of lists."""
     array = clusters.cpu().numpy() if isinstance(clusters, Tensor) else np.array(clusters, dtype=object)
-    for each in array.ravel().tolist():
-        if isinstance(each, bool) or not isinstance(each, int | np.integer):
-            raise ConfigError(f"clusters must be integers >= 0, one per client, got {each!r}; number them 0, 1, ...")
+    for cluster in array.ravel().tolist():
+        if isinstance(cluster, bool) or not isinstance(cluster, int | np.integer):
+            raise ConfigError(f"clusters must be integers >= 0, one per client, got {cluster!r}; number them 0, 1, ...")
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -392,9 +392,9 @@ def _to_pair(samples: SamplesLike, who: str) -> tuple[Samples, Tensor]:
     if not items:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
     x = [_to_inputs(item[0], who) for item in items]
-    if len({tuple(tensor.shape for tensor in tensors_of(each)) for each in x}) != 1:
+    if len({tuple(tensor.shape for tensor in tensors_of(sample)) for sample in x}) != 1:
         raise DataError(f"samples of {who} must have equal shapes; resize or pad them")
-    return join([change(each, lambda tensor: tensor[None]) for each in x]), torch.stack(
+    return join([change(sample, lambda tensor: tensor[None]) for sample in x]), torch.stack(
         [_to_tensor(item[1], who) for item in items]
     )
 
@@ -402,9 +402,9 @@ def _to_pair(samples: SamplesLike, who: str) -> tuple[Samples, Tensor]:
 def _to_inputs(value: Any, who: str) -> Samples:
     """Turn a tuple or dict of arrays into the tensors of a model with several arguments, anything else into one."""
     if isinstance(value, Mapping) and value:
-        return Inputs.of({str(name): _to_tensor(each, who) for name, each in value.items()})
-    if isinstance(value, tuple) and value and all(isinstance(each, Tensor | np.ndarray) for each in value):
-        return Inputs.of([_to_tensor(each, who) for each in value])
+        return Inputs.of({str(name): _to_tensor(part, who) for name, part in value.items()})
+    if isinstance(value, tuple) and value and all(isinstance(part, Tensor | np.ndarray) for part in value):
+        return Inputs.of([_to_tensor(part, who) for part in value])
     return _to_tensor(value, who)
 
 
@@ -431,9 +431,9 @@ def _to_tensor(value: Any, who: str) -> Tensor:
 def _refuse_text(array: np.ndarray, who: str) -> None:
     if array.dtype.kind not in "OU":
         return
-    for each in array.flat:
-        if isinstance(each, str):
+    for entry in array.flat:
+        if isinstance(entry, str):
             raise DataError(
-                f"{who} holds the text {str(each)!r}, and numbers are wanted; labels of all clients become "
+                f"{who} holds the text {str(entry)!r}, and numbers are wanted; labels of all clients become "
                 "0..classes-1 by numpy.unique(labels, return_inverse=True)[1]"
             )

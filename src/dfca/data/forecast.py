@@ -82,9 +82,9 @@ def _noise(length: int, seed: int, client: int) -> Tensor:
 
 
 def _data(windows: Tensor) -> ClientData:
-    clients, each, _ = windows.shape
-    flat = windows.reshape(clients * each, WINDOW + 1)
-    offsets = tuple(accumulate([each] * clients, initial=0))
+    clients, count, _ = windows.shape
+    flat = windows.reshape(clients * count, WINDOW + 1)
+    offsets = tuple(accumulate([count] * clients, initial=0))
     return ClientData(flat[:, None, :-1].contiguous(), flat[:, -1].clone(), offsets)
 
 

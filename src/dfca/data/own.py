@@ -142,11 +142,11 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
 
 
 def _from_parts(parts: _Parts, hold_out: HoldOut, columns: Columns | None, task: str | Task) -> Split:
-    train = [_samples(each, columns) for each in parts.train]
+    train = [_samples(samples, columns) for samples in parts.train]
     if parts.test is not None:
-        test = [_samples(each, columns) for each in parts.test]
+        test = [_samples(samples, columns) for samples in parts.test]
         return Split.of_clients(train, test, parts.clusters, parts.classes, task)
-    pairs = [_divide(each, hold_out, client) for client, each in enumerate(train)]
+    pairs = [_divide(samples, hold_out, client) for client, samples in enumerate(train)]
     kept, held = [one for one, _ in pairs], [other for _, other in pairs]
     return Split.of_clients(kept, held, parts.clusters, parts.classes, task)
 
@@ -172,7 +172,7 @@ def _of_partitions(source: Any, clients: int | None, columns: Columns | None) ->
     """Take partitions of flwr-datasets: `load_partition(i)` is a Hugging Face dataset."""
     if clients is None:
         partitioners = getattr(source, "partitioners", None) or {}
-        numbers = [each.num_partitions for each in partitioners.values()]
+        numbers = [partitioner.num_partitions for partitioner in partitioners.values()]
         if len(numbers) != 1:
             raise DataError(f"the FederatedDataset has {len(numbers)} partitioners; say how many clients there are")
         clients = int(numbers[0])
@@ -187,7 +187,7 @@ def _samples(client: Any, columns: Columns | None) -> Any:
     if not hasattr(client, "column_names"):
         return client
     inputs, label = _columns_of(client, columns)
-    return _stack([_channels_first(each) for each in client[inputs]], inputs), np.asarray(list(client[label]))
+    return _stack([_channels_first(sample) for sample in client[inputs]], inputs), np.asarray(list(client[label]))
 
 
 def _columns_of(dataset: Any, columns: Columns | None) -> Columns:

@@ -94,7 +94,7 @@ def label_swaps(classes: int, pairs: Sequence[int], seed: int) -> list[Tensor]:
 
 
 def blur(x: Tensor, times: int) -> Tensor:
-    """Average images `(n, c, h, w)` over 3 x 3 pixels, so many times; what lies outside is 0."""
+    """Average images `(n, c, h, w)` over 3 x 3 pixels, repeatedly; pixels outside are 0."""
     for _ in range(times):
         x = avg_pool2d(x, 3, stride=1, padding=1)
     return x

@@ -40,7 +40,7 @@ WEIGHT_TRAFFIC = 16
 """What it costs to read a weight, and to read and write it again, in multiplications. On the low side: 30 and more were
 measured with 784-2048-10 in batches of 10 to 100, less where the weights fit into the cache next to the core."""
 
-_through_relu = torch.ops.aten.threshold_backward.grad_input  # found once: the search takes as long as the call
+_through_relu = torch.ops.aten.threshold_backward.grad_input  # looked up once: the lookup takes as long as the call
 Layer = tuple[int, int]
 """Where the weight and the bias of a linear layer stand among the model's tensors."""
 
@@ -58,13 +58,13 @@ def dense_layers(module: nn.Module, names: Sequence[str]) -> list[Layer] | None:
         return None
     tensors = dict(module.named_parameters())
     place = {id(tensors[name]): index for index, name in enumerate(names) if name in tensors}
-    found = []
+    places = []
     for layer in layers[::2]:
         if layer.bias is None or not layer.weight.requires_grad or not layer.bias.requires_grad:
             return None
-        found.append((place[id(layer.weight)], place[id(layer.bias)]))
-    tied = len({weight for weight, _ in found}) < len(found)
-    return None if tied else found
+        places.append((place[id(layer.weight)], place[id(layer.bias)]))
+    tied = len({weight for weight, _ in places}) < len(places)
+    return None if tied else places
 
 
 def dense_outputs(layers: Sequence[Layer], pieces: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def take(tensor: Tensor, rows: slice | Tensor) -> Tensor:
 
 
 def _flat_rows(rows: Tensor, samples: int) -> Tensor:
-    """Number rows (C, b) of C clients with so many samples each as rows of all C n samples: (C b,)."""
+    """Number rows (C, b) of C clients with `samples` samples each as rows of all C n samples: (C b,)."""
     return (rows + samples * torch.arange(len(rows), device=rows.device)[:, None]).flatten()
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from dfca.base.errors import ConfigError
 from dfca.core.options import LocalOptions
 
-STAGE_EPOCHS = 5
-"""Momentum begins anew after so many epochs."""
-DECAY_STAGES = 3
-"""The learning rate decays after so many stages."""
+STAGE_EPOCHS = 5  # momentum is reset after each stage
+DECAY_STAGES = 3  # the learning rate decays after this many stages
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class FineTuning:
             raise ConfigError(f"decay of fine-tuning must be in (0, 1], got {self.decay!r}")
 
     def stages(self, local: LocalOptions, samples: int) -> list[LocalOptions]:
-        """List the local steps of every stage, for a client with so many samples that trains with `local`."""
+        """List the local steps of every stage, for a client with n = `samples` that trains with `local`."""
         steps = -(-samples // self.batch_size)
         batch = -(-samples // steps)
         return [

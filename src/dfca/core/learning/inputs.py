@@ -1,7 +1,7 @@
 """What a model is called with: one tensor, or several (token ids and a mask), positional or by name.
 
-`Inputs` holds several tensors with one row per sample and is indexed like a tensor, so that whatever picks samples need
-not know which of the two it has.
+`Inputs` holds several tensors with one row per sample and is indexed like a tensor, so that code that picks
+samples works for both.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def outputs_of(returned: Any) -> Tensor:
     """
     if isinstance(returned, Tensor):
         return returned
-    if isinstance(found := getattr(returned, "logits", None), Tensor):
-        return found
+    if isinstance(logits := getattr(returned, "logits", None), Tensor):
+        return logits
     if isinstance(returned, Mapping):
         tensors = [value for value in returned.values() if isinstance(value, Tensor)]
-        if isinstance(found := returned.get("logits"), Tensor):
-            return found
+        if isinstance(logits := returned.get("logits"), Tensor):
+            return logits
         if len(tensors) == 1:
             return tensors[0]
         raise ModelError(

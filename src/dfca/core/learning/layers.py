@@ -66,13 +66,13 @@ def flattened(module: nn.Module) -> list[nn.Module] | None:
         return None
     if type(module) is not nn.Sequential:
         return None if any(module.children()) else [module]
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for child in module:
         inner = flattened(child)
         if inner is None:
             return None
-        found += inner
-    return found
+        layers += inner
+    return layers
 
 
 def _pools_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -108,8 +108,8 @@ def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> LayerCall | No
 
 def _places(layer: nn.Module, place: dict[int, int], *names: str) -> list[int]:
     """Find where the named tensors of a layer stand among the model's; -1 for None."""
-    found = (getattr(layer, name) for name in names)
-    return [-1 if tensor is None else place[id(tensor)] for tensor in found]
+    tensors = (getattr(layer, name) for name in names)
+    return [-1 if tensor is None else place[id(tensor)] for tensor in tensors]
 
 
 def _at(tensors: Sequence[Tensor], index: int) -> Tensor | None:

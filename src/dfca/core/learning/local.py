@@ -39,9 +39,9 @@ def infer(model: FlatModel, vector: Tensor, x: Inputs, mode: Mode) -> Tensor:
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass that the first local step can go on from.
+    """A forward pass that the first local step can reuse.
 
-    outputs (n, ...), or empty where nobody looked at them; tensors: of a network of linear layers, z_1
+    outputs (n, ...), or empty where they are not needed; tensors: of a network of linear layers, z_1
     (`learning.dense`), which may be used up; of any other model, the leaves that its gradients belong to; rest: what is
     averaged but not trained, after the pass (running statistics).
     """
@@ -55,7 +55,7 @@ def forward(model: FlatModel, vectors: Tensor, x: Inputs, look: bool = True) -> 
     """Run models on x as in a training step, and keep what its gradient needs; the vectors stay as they are.
 
     vectors (P,), or for a network of linear layers (C, P) with x (C, n, *shape); look: whether the outputs are looked
-    at, or only the first step goes on from here.
+    at, or only the first step uses the pass.
     """
     if model.dense is not None and isinstance(x, Tensor):
         with torch.no_grad():
@@ -198,8 +198,8 @@ def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
 def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
     """Return whether the local steps of a model write its first layer only once, in the end (`dense`); known: the
     inner products of the samples are."""
-    found = span(model, samples, options)
-    return found is not None and found.pays(known)
+    steps = span(model, samples, options)
+    return steps is not None and steps.pays(known)
 
 
 class Samples(NamedTuple):

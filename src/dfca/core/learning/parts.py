@@ -41,8 +41,8 @@ class Stage(NamedTuple):
 class Layout:
     """Which columns of a model (P,) a client averages with whom.
 
-    common: with every neighbour, whatever cluster it trained, and the same in all models of a client; indexed: with
-    those that trained the same cluster; private: with nobody, and they are not sent.
+    common: with every neighbour, of any cluster, and the same in all models of a client; indexed: with
+    those that trained the same cluster; private: never, and they are not sent.
     """
 
     common: tuple[slice, ...]
@@ -55,7 +55,7 @@ class Layout:
             bank[..., columns] = bank[cluster, ..., columns].clone()
 
     def hide(self, model: Tensor) -> Tensor:
-        """Return a model (P,) without its private columns: zeros stand there, which nobody looks at."""
+        """Return a model (P,) without its private columns: zeros in their place."""
         if not self.private:
             return model
         model = model.clone()
@@ -70,16 +70,16 @@ class Layout:
 
 
 def head_tensors(model: FlatModel, head: int | str) -> list[bool]:
-    """Find the tensors of the head, in the order of `model.names`: of the last so many layers, or with that prefix.
+    """Find the tensors of the head, in the order of `model.names`: of the last `head` layers, or with that prefix.
 
     Raises ModelError where the model has fewer layers, or no such names.
     """
     if isinstance(head, str):
-        found = [name == head or name.startswith(f"{head}." if head else "") for name in model.names]
-        if not any(found):
+        is_head = [name == head or name.startswith(f"{head}." if head else "") for name in model.names]
+        if not any(is_head):
             known = ", ".join(dict.fromkeys(_layer(name) or name for name in model.names))
             raise ModelError(f'the model has no layer "{head}" that could be its head; it has {known}')
-        return found
+        return is_head
     layers = list(dict.fromkeys(_layer(name) for name in model.names[: model.count]))
     if head > len(layers):
         raise ModelError(f"head must be <= {len(layers)}, the number of the model's layers, got {head}")
@@ -95,14 +95,14 @@ def head_mask(model: FlatModel, head: int | str) -> Tensor:
 
 
 def layout_of(model: FlatModel, algorithm: Algorithm) -> Layout | None:
-    """Settle how the parts of a model are averaged; None where they are not told apart.
+    """Settle how the parts of a model are averaged; None where they are averaged alike.
 
     Raises ModelError where the head that the algorithm asks for leaves nothing to send.
     """
     if algorithm.head is None or (algorithm.body != "common" and not algorithm.private_head):
         return None
     heads = head_tensors(model, algorithm.head)
-    head, body = _columns(model, heads), _columns(model, [not each for each in heads])
+    head, body = _columns(model, heads), _columns(model, [not is_head for is_head in heads])
     if not algorithm.private_head:
         return Layout(body, head, ())
     if not body:
@@ -131,8 +131,8 @@ def stages_of(model: FlatModel, algorithm: Algorithm, local: LocalOptions) -> tu
 
 def cut(columns: Sequence[slice], block: slice) -> list[slice]:
     """Intersect columns with a block of them: [slice(2, 9)], slice(4, 20) -> [slice(4, 9)]."""
-    found = (slice(max(each.start, block.start), min(each.stop, block.stop)) for each in columns)
-    return [each for each in found if each.start < each.stop]
+    parts = (slice(max(part.start, block.start), min(part.stop, block.stop)) for part in columns)
+    return [part for part in parts if part.start < part.stop]
 
 
 def _layer(name: str) -> str:
@@ -141,12 +141,12 @@ def _layer(name: str) -> str:
 
 def _columns(model: FlatModel, tensors: Sequence[bool]) -> tuple[slice, ...]:
     """Return where the numbers of some tensors stand, as few slices."""
-    found: list[slice] = []
+    slices: list[slice] = []
     begin = 0
     for size, chosen in zip(model.sizes, tensors, strict=True):
-        if chosen and found and found[-1].stop == begin:
-            found[-1] = slice(found[-1].start, begin + size)
+        if chosen and slices and slices[-1].stop == begin:
+            slices[-1] = slice(slices[-1].start, begin + size)
         elif chosen and size:
-            found.append(slice(begin, begin + size))
+            slices.append(slice(begin, begin + size))
         begin += size
-    return tuple(found)
+    return tuple(slices)

@@ -178,7 +178,7 @@ def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
     from torch import Tensor
 
     try:
-        found = loss(outputs, y)
+        values = loss(outputs, y)
     except Exception as error:
         if isinstance(loss, OwnFunction):
             raise ConfigError(
@@ -186,8 +186,8 @@ def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
                 f"targets), here with shapes {tuple(outputs.shape)} and {tuple(y.shape)}"
             ) from error
         raise ModelError(f"the outputs do not fit the targets: {error}") from error
-    if not isinstance(found, Tensor) or found.shape != (len(y),):
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(values, Tensor) or values.shape != (len(y),):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ConfigError(
             f"a loss must return one number per sample, ({len(y)},) for {len(y)} samples, got {got}; "
             'take the mean over all dimensions but the first (reduction="none")'
@@ -215,24 +215,24 @@ def huber_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Compute Huber's loss of each sample, squares within 1 and straight lines beyond: (n, ...), (n, ...) -> (n,)."""
     from torch.nn import functional
 
-    each = functional.huber_loss(outputs.reshape(y.shape), y, reduction="none")
-    return each.reshape(len(y), -1).mean(dim=1)
+    values = functional.huber_loss(outputs.reshape(y.shape), y, reduction="none")
+    return values.reshape(len(y), -1).mean(dim=1)
 
 
 def label_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Compute the mean binary cross entropy of each sample: (n, labels) twice -> (n,)."""
     from torch.nn.functional import binary_cross_entropy_with_logits
 
-    each = binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
-    return each.reshape(len(y), -1).mean(dim=1)
+    values = binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
+    return values.reshape(len(y), -1).mean(dim=1)
 
 
 def token_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Compute the mean cross entropy of each sample's tokens: (n, T, vocabulary), (n, T) -> (n,), 0 without any."""
     from torch.nn.functional import cross_entropy
 
-    each = cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none", ignore_index=NO_TOKEN).view(y.shape)
-    return each.sum(dim=1) / (y != NO_TOKEN).sum(dim=1).clamp_min(1)
+    values = cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none", ignore_index=NO_TOKEN).view(y.shape)
+    return values.sum(dim=1) / (y != NO_TOKEN).sum(dim=1).clamp_min(1)
 
 
 def softmax_residual(z: Tensor, target: Tensor) -> Tensor:
@@ -305,9 +305,9 @@ def perplexity(outputs: Tensor, y: Tensor) -> Tensor:
     """Compute exp(mean cross entropy over all tokens)."""
     from torch.nn.functional import cross_entropy
 
-    each = cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=NO_TOKEN)
+    values = cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=NO_TOKEN)
     counts = (y != NO_TOKEN).flatten(1).sum(dim=1).clamp_min(1)
-    return (each.view(len(y), -1).cpu().double().sum(dim=1) / counts.cpu()).exp()
+    return (values.view(len(y), -1).cpu().double().sum(dim=1) / counts.cpu()).exp()
 
 
 @dataclass(frozen=True)
@@ -431,12 +431,12 @@ def _base_task(name: str | None, loss: Any, metric: Any) -> Task:
     """Find the task that names mean, before its loss and metric are replaced."""
     if name is not None and name not in TASKS and name != "custom":
         raise unknown("task", name, (*TASKS, "custom"))
-    owners = {each.targets: each for each in TASKS.values()}
+    owners = {task.targets: task for task in TASKS.values()}
     named = [_owner(kind, value, table, owners) for kind, value, table in _tables(loss, metric)]
-    found = [task for task in named if task is not None]
+    owned = [task for task in named if task is not None]
     if name is None:
-        name = found[0].name if found else "custom" if loss is not None else "classification"
-    for task in found:
+        name = owned[0].name if owned else "custom" if loss is not None else "classification"
+    for task in owned:
         if task.name != name and name != "custom":
             raise ConfigError(
                 f'the task is "{name}", and its loss or metric is one of "{task.name}"; take both from one task'

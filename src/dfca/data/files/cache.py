@@ -55,9 +55,9 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
 
     sidecar = _sidecar(path)
     expected = recorded(sidecar)
-    if expected is not None and (found := sha256(path)) != expected:
+    if expected is not None and (digest := sha256(path)) != expected:
         raise ChecksumError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., {sidecar.name} says {expected[:12]}...; {remedy}"
+            f"{path} is damaged: its SHA-256 is {digest[:12]}..., {sidecar.name} says {expected[:12]}...; {remedy}"
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

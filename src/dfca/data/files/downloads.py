@@ -30,12 +30,12 @@ def download(file: RemoteFile, folder: Path, trusted: Path, progress: bool) -> s
     failures: list[DataError] = []
     for url in file.urls:
         try:
-            found = _retrieve(url, folder / file.name, progress)
-            if expected in (None, found):
-                return found
+            digest = _retrieve(url, folder / file.name, progress)
+            if expected in (None, digest):
+                return digest
             doubt = "" if file.sha256 else f" (recorded in {trusted}; delete it to trust this one)"
             raise ChecksumError(
-                f"{url} has SHA-256 {found[:12]}... instead of {str(expected)[:12]}...{doubt}; {REMEDY}"
+                f"{url} has SHA-256 {digest[:12]}... instead of {str(expected)[:12]}...{doubt}; {REMEDY}"
             )
         except _NextMirror as error:
             failures.append(DataError(f"download of {url} failed ({error}); {REMEDY}"))

@@ -46,10 +46,7 @@ def detect(container: Container) -> str | None:
 
 
 def parse(name: str, container: Container) -> Arrays:
-    """Parse a container as the data set of that name.
-
-    Raises DataError for missing, damaged or malformed files.
-    """
+    """Parse a container as the data set of that name. Raises DataError for missing, damaged or malformed files."""
     try:
         return _PARSERS[name](container)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -235,7 +232,7 @@ def parse_hapt(container: Container) -> Arrays:
             windows.append(signal[start : start + WINDOW])
             labels.append(activity - 1)
             subjects.append(user)
-        if len(windows) > most:  # intervals that overlap: no recording has so many
+        if len(windows) > most:  # intervals that overlap: no recording is that long
             raise DataError(f"{container.path}: the intervals of labels.txt overlap; get it again")
     if not windows:
         raise DataError(f"{container.path} has no interval of at least {WINDOW} samples of activities 1..6")
