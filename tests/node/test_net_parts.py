@@ -75,10 +75,10 @@ def test_one_copy_is_kept_for_all_readers_until_the_last_has_read_it() -> None:
     offers.add(offer(ONE, b"m", 0), b"x" * 100)
     offers.add(offer(TWO, b"m", 0), b"x" * 100)
     assert offers.bytes == 100
-    offers.received(ONE, 1)
+    offers.take(ONE, 1)
     assert offers.data(ONE, b"m") is None
     assert offers.data(TWO, b"m") == b"x" * 100
-    offers.received(TWO, 1)
+    offers.take(TWO, 1)
     assert (len(offers), offers.bytes) == (0, 0)
 
 

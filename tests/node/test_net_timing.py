@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from dfca.base.errors import ConfigError
 from dfca.core.state import Message
+from dfca.node.addresses import join_address, split_address
 from dfca.node.net.links.deadlines import Backoff, Deadline
 from dfca.node.net.links.detector import Detector, SteadyClock
 from dfca.node.net.links.link import NetLink
-from dfca.node.net.options import NetOptions, join_address, split_address
+from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.offers import ModelOffer
 from dfca.node.net.transfer.sender import Sender
 from dfca.node.wire import wire_pb2 as pb

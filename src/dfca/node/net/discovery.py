@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.options import is_loopback, join_address
+from dfca.node.addresses import is_loopback, join_address
 
 SERVICE = "_dfca._tcp.local."
 MOST_ADDRESSES = 8

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dfca.base.errors import ConfigError
+from dfca.node.addresses import join_address
 from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import wanted_links
@@ -32,7 +33,7 @@ from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
 from dfca.node.net.links.neighbours import Neighbours
 from dfca.node.net.local import Local
-from dfca.node.net.options import NetOptions, Swarm, join_address
+from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.service import PeerService
 from dfca.node.net.traffic import LinkTraffic
 from dfca.node.net.transfer.partials import Partials

@@ -110,10 +110,7 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
 
 
 def load(config: Config, folder: Path, facts: Facts) -> DeviceSamples:
-    """Read, match, part and scale the samples of a device.
-
-    Raises DataError with everything that does not fit.
-    """
+    """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit."""
     train = _fitting(_request(config, folder, facts), facts)
     if config.data.test is not None:
         aside = config.data.changed(path=config.data.test, format="auto")

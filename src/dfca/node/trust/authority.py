@@ -105,11 +105,7 @@ def make_request(folder: Path, name: str | None = None, addresses: Iterable[str]
 
 
 def read_request(data: bytes) -> DeviceRequest:
-    """Read a request and check that its maker holds the key.
-
-    Raises:
-        DataError: if it is damaged or none.
-    """
+    """Read a request and check that its maker holds the key. Raises DataError if it is damaged or none."""
     values = _read_file(data, REQUEST_VERSION, "a request of `dfca keys request`")
     try:
         certificate = str(values.get("certificate")).encode("ascii")
@@ -170,11 +166,7 @@ def make_bundle(bundle: Bundle) -> bytes:
 
 
 def read_bundle(data: bytes) -> Bundle:
-    """Read a bundle and check every record in it.
-
-    Raises:
-        DataError: if it is damaged or none.
-    """
+    """Read a bundle and check every record in it. Raises DataError if it is damaged or none."""
     values = _read_file(data, BUNDLE_VERSION, "a bundle of `dfca keys sign`")
     facts = _to_bytes(values.get("facts"))
     received = values.get("records")
@@ -228,11 +220,7 @@ def accept_bundle(folder: Path, bundle: Bundle) -> Roster:
 
 
 def load_fleet(folder: Path) -> tuple[bytes, Roster]:
-    """Read the facts and the roster in an authority's folder.
-
-    Raises:
-        DataError: if they are missing or damaged.
-    """
+    """Read the facts and the roster in an authority's folder. Raises DataError if they are missing or damaged."""
     roster = Roster.load(folder / ROSTER_FILE)
     path = folder / FACTS_FILE
     try:
@@ -250,11 +238,7 @@ def swarm_of(facts: bytes) -> str:
 
 
 def founder_of(facts: bytes) -> str:
-    """Return the ID of the founder.
-
-    Raises:
-        DataError: if the facts have none.
-    """
+    """Return the ID of the founder. Raises DataError if the facts have none."""
     values = json.loads(facts)
     founder = values.get("founder") if isinstance(values, dict) else None
     if not is_device_id(founder):

@@ -84,11 +84,7 @@ class JoinRequest:
 
     @classmethod
     def from_message(cls, values: dict[str, Any]) -> JoinRequest:
-        """Read it; only its form is checked.
-
-        Raises:
-            BadMessage: if it has another form.
-        """
+        """Read it; only its form is checked. Raises BadMessage if it has another form."""
         certificate, version = values.get("certificate"), values.get("version")
         if not isinstance(certificate, str) or not certificate.isascii():
             raise BadMessage("malformed")
@@ -123,11 +119,7 @@ async def read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Read one JSON object on a line.
-
-    Raises:
-        BadMessage: if it is none.
-    """
+    """Read one JSON object on a line. Raises BadMessage if it is none."""
     try:
         values = json.loads(await read_line(reader))
     except (RecursionError, ValueError) as error:
@@ -159,11 +151,7 @@ def encode(data: bytes) -> str:
 
 
 def decode(values: dict[str, Any], key: str, size: int | None = None) -> bytes:
-    """Read bytes from JSON.
-
-    Raises:
-        BadMessage: if they are none, or not as many as they should be.
-    """
+    """Read bytes from JSON. Raises BadMessage if they are none, or not as many as they should be."""
     text = values.get(key)
     try:
         data = base64.b64decode(text, validate=True) if isinstance(text, str) and len(text) <= 200 else b""

@@ -108,11 +108,7 @@ class Identity:
 
 
 def device_id(certificate_pem: bytes) -> str:
-    """Return the ID of the device that a certificate is for.
-
-    Raises:
-        DataError: if it is not a certificate.
-    """
+    """Return the ID of the device that a certificate is for. Raises DataError if it is not a certificate."""
     try:
         return _id_of(x509.load_pem_x509_certificate(certificate_pem).public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

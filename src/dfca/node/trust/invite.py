@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from dfca.base.errors import ConfigError
+from dfca.node.addresses import join_address
 from dfca.node.trust.identity import is_device_id, short
 
 PREFIX = "dfca1"
@@ -34,11 +35,7 @@ class Invite:
 
     @classmethod
     def parse(cls, text: str) -> Invite:
-        """Read the line of an invitation.
-
-        Raises:
-            ConfigError: if it is none.
-        """
+        """Read the line of an invitation. Raises ConfigError if it is none."""
         line = text.strip()
         match = PATTERN.fullmatch(line)
         if match is None:
@@ -55,9 +52,8 @@ class Invite:
         return cls(host, port, id_, secret)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         secret = base64.b32encode(self.secret).decode().lower().rstrip("=")
-        return f"{PREFIX}:{host}:{self.port}/{self.id}/{secret}"
+        return f"{PREFIX}:{join_address(self.host, self.port)}/{self.id}/{secret}"
 
 
 def qr(invite: Invite | str) -> str:

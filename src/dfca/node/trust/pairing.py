@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from dfca.base.errors import ConfigError, DfcaError
+from dfca.node.addresses import outgoing_hosts
 from dfca.node.trust import records
 from dfca.node.trust.handshake import (
     MAX_FACTS_BYTES,
@@ -50,7 +51,7 @@ from dfca.node.trust.membership import Member
 from dfca.node.trust.records import canonical
 from dfca.node.trust.roster import Roster
 
-__all__ = ["Joined", "PairingError", "PairingServer", "PairingSettings", "join", "own_address"]
+__all__ = ["Joined", "PairingError", "PairingServer", "PairingSettings", "join"]
 
 MAX_OPEN = 8
 SPENT_KEPT = 64
@@ -151,7 +152,7 @@ class PairingServer:
             if self._accepting is not None:  # when it has ended the port is closed
                 await asyncio.gather(self._accepting, return_exceptions=True)
             self._start_listening(identity, port)
-        host = self.settings.host or own_address()
+        host = self.settings.host or next(iter(outgoing_hosts()), "127.0.0.1")
         each = OpenInvite(Invite.make(host, self._port, identity.id), identity, roster, facts)
         each.timer = asyncio.get_running_loop().call_later(lifetime_s, self._spend, each, "expired")
         self._open.append(each)
@@ -336,16 +337,6 @@ class PairingServer:
         self._spend(each, "used")
         if self.on_joined is not None:
             self.on_joined(member, code)
-
-
-def own_address() -> str:
-    """Return the address that this machine would go out from; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation, which belongs to nobody
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
 
 
 def _context(identity: Identity) -> ssl.SSLContext:

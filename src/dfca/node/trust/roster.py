@@ -289,11 +289,7 @@ class Roster:
 
     @classmethod
     def load(cls, path: Path) -> Roster:
-        """Read a roster and check every record again.
-
-        Raises:
-            DataError: if the file is missing or damaged.
-        """
+        """Read a roster and check every record again. Raises DataError if the file is missing or damaged."""
         path = Path(path)
         try:
             values = json.loads(read_small(path, MOST_FILE_BYTES))

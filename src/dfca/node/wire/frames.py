@@ -41,10 +41,7 @@ _Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk, pb.ProbeRequest
 
 
 def parse(data: bytes) -> pb.Frame:
-    """Parse a frame and check every field that the link itself reads.
-
-    Raises Refused.
-    """
+    """Parse a frame and check every field that the link itself reads. Raises Refused."""
     frame = _parse(pb.Frame(), data, MOST_FRAME_BYTES)
     kind = frame.WhichOneof("kind")
     if kind is None:
@@ -56,36 +53,24 @@ def parse(data: bytes) -> pb.Frame:
 
 
 def parse_read(data: bytes) -> pb.ReadRequest:
-    """Parse a request to read.
-
-    Raises Refused.
-    """
+    """Parse a request to read. Raises Refused."""
     request = _parse(pb.ReadRequest(), data, 64)
     _check_name(request.name)
     return request
 
 
 def parse_probe(data: bytes) -> pb.ProbeRequest:
-    """Parse a probe.
-
-    Raises Refused.
-    """
+    """Parse a probe. Raises Refused."""
     return _parse(pb.ProbeRequest(), data, 64)
 
 
 def parse_probe_reply(data: bytes) -> pb.ProbeReply:
-    """Parse the answer to a probe.
-
-    Raises Refused.
-    """
+    """Parse the answer to a probe. Raises Refused."""
     return _parse(pb.ProbeReply(), data, 2**14)
 
 
 def parse_chunk(data: bytes) -> pb.Chunk:
-    """Parse a chunk; it holds at least one byte.
-
-    Raises Refused.
-    """
+    """Parse a chunk; it holds at least one byte. Raises Refused."""
     found = _parse(pb.Chunk(), data, MOST_CHUNK_BYTES + 64)
     if not found.data:
         raise Refused("field", "an empty chunk")

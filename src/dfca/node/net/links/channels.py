@@ -21,7 +21,8 @@ import grpc
 import grpc.aio
 
 from dfca.base.errors import ConfigError, DataError
-from dfca.node.net.options import NetOptions, is_loopback, join_address, split_address
+from dfca.node.addresses import is_loopback, join_address, split_address
+from dfca.node.net.options import NetOptions
 from dfca.node.trust.identity import Identity, device_id
 from dfca.node.trust.roster import Roster
 from dfca.node.wire.frames import MOST_CHUNK_BYTES, MOST_FRAME_BYTES, SERVICE

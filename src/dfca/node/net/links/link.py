@@ -75,10 +75,7 @@ class Greeting:
         return serialize(pb.Frame(hello=hello))
 
     def check(self, frame: pb.Frame) -> int:
-        """Check the other one's first frame; returns its epoch.
-
-        Raises Refused.
-        """
+        """Check the other one's first frame; returns its epoch. Raises Refused."""
         check_open(frame)
         if frame.WhichOneof("kind") != "hello":
             raise Refused("unasked", "the first frame is not a hello")
@@ -111,10 +108,7 @@ def check_open(frame: pb.Frame) -> None:
 
 
 async def read_frame(stream: FrameStream) -> pb.Frame:
-    """Read and parse a frame.
-
-    Raises LinkDown at the end of the stream, Refused for what is no frame.
-    """
+    """Read and parse a frame. Raises LinkDown at the end of the stream, Refused for what is no frame."""
     try:
         data = await stream.read()
     except _BROKEN as error:

@@ -36,11 +36,7 @@ class Outbox(Generic[T]):
         return len(self._items)
 
     def put(self, value: T, size: int) -> None:
-        """Add a value that must arrive.
-
-        Raises:
-            Overflow: beyond the bounds.
-        """
+        """Add a value that must arrive. Raises Overflow beyond the bounds."""
         if self._count >= self.most or self._bytes + size > self.most_bytes:
             raise Overflow(f"{self._count} frames with {self._bytes} bytes wait")
         self._serial += 1

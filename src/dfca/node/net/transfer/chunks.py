@@ -1,4 +1,4 @@
-"""Chunks of a model on the wire without needless copies: a protobuf `Chunk` is a header, the bytes, and an offset."""
+"""Chunks of a model on the wire without needless copies: a `Chunk` is a tag, a length, the bytes, and an offset."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ def write_chunk(payload: memoryview, offset: int, size: int) -> bytes:
 
 
 def read_chunk(message: bytes) -> tuple[memoryview, int]:
-    """Return the data of a chunk, without a copy where it comes first, and its offset.
-
-    Raises Refused.
-    """
+    """Return the data of a chunk, without a copy where it comes first, and its offset. Raises Refused."""
     if len(message) > MOST_CHUNK_BYTES + 64:
         raise Refused("too_large", f"a chunk of {len(message)} bytes, at most {MOST_CHUNK_BYTES}")
     if message[:1] == bytes((_DATA,)):
@@ -38,12 +35,11 @@ def read_chunk(message: bytes) -> tuple[memoryview, int]:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    return bytes([*encoded, value])
 
 
 def _read_varint(data: bytes, start: int) -> tuple[int, int]:

@@ -1,11 +1,12 @@
-"""The encoded models that neighbours may read from this node: one copy each, whoever may read it.
+"""The encoded models that neighbours may read from this node: one copy for all readers.
 
 An offer is one announcement to one member. Of updates the newest per member and cluster is kept, also while the member
-is out of reach: it is announced again when the link is back, and the member goes on reading where it was cut off.
+is out of reach: it is announced again when the link is back, and the member resumes reading where it was cut off.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -36,7 +37,7 @@ class _Payload:
 
 
 class Offers:
-    """Encoded models by the digest that names them, at most so many bytes; the oldest leave first."""
+    """Encoded models by the digest that names them, bounded in bytes; the oldest leave first."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -48,7 +49,7 @@ class Offers:
         return len(self._payloads)
 
     def add(self, offer: ModelOffer, data: bytes) -> list[ModelOffer]:
-        """Keep an offer and what it names; returns the offers that had to go to make room."""
+        """Keep an offer and its payload; returns the offers that were dropped to make room."""
         if offer.cluster is not None:
             old = self._newest.get((offer.member, offer.cluster))
             if old is not None:
@@ -62,67 +63,66 @@ class Offers:
         return self._make_room(offer.name)
 
     def data(self, member: str, name: bytes) -> bytes | None:
-        """Return what a member may read under a name."""
+        """Return the payload of a name that a member may read, or None."""
         payload = self._payloads.get(name)
         if payload is None or not any(offer.member == member for offer in payload.offers):
             return None
         return payload.data
 
     def size(self, name: bytes) -> int:
-        """Return the bytes of what is kept under a name."""
+        """Return the size of a payload in bytes."""
         return len(self._payloads[name].data)
 
     def drop(self, offer: ModelOffer) -> None:
-        """Withdraw an offer; what nobody may read any more is forgotten."""
+        """Withdraw an offer; a payload without readers is deleted."""
         offer.done = True
         if offer.cluster is not None and self._newest.get((offer.member, offer.cluster)) is offer:
             del self._newest[offer.member, offer.cluster]
         payload = self._payloads.get(offer.name)
         if payload is None:
             return
-        payload.offers = [each for each in payload.offers if each is not offer]
+        payload.offers = [other for other in payload.offers if other is not offer]
         if not payload.offers:
             del self._payloads[offer.name]
             self.bytes -= len(payload.data)
 
-    def received(self, member: str, number: int) -> None:
-        """Withdraw the offer that a member has read."""
-        for offer in self.of(member):
-            if offer.number == number:
-                self.drop(offer)
+    def take(self, member: str, number: int) -> ModelOffer | None:
+        """Withdraw the offer that was announced to a member under a number, and return it."""
+        offer = next((offer for offer in self.of(member) if offer.number == number), None)
+        if offer is not None:
+            self.drop(offer)
+        return offer
 
     def of(self, member: str) -> list[ModelOffer]:
         """Return the offers of a member, oldest first."""
-        found = [offer for payload in self._payloads.values() for offer in payload.offers if offer.member == member]
-        return sorted(found, key=lambda offer: offer.since)
+        return sorted((offer for offer in self.all() if offer.member == member), key=lambda offer: offer.since)
 
     def all(self) -> list[ModelOffer]:
         """Return all offers."""
         return [offer for payload in self._payloads.values() for offer in payload.offers]
 
     def lose_link(self, member: str) -> None:
-        """Forget what belonged to a link that went down; updates stay, for its next epoch."""
+        """Drop what belonged to a link that went down; updates stay, for the next epoch."""
         for offer in self.of(member):
             offer.number = 0
             if offer.cluster is None:
                 self.drop(offer)
 
     def forget(self, member: str) -> None:
-        """Forget everything of a member."""
-        for offer in self.of(member):
-            self.drop(offer)
+        """Drop all offers of a member."""
+        self.drop_older(member, math.inf)
 
     def drop_older(self, member: str, before: float) -> None:
-        """Forget a member's updates that were sent before a moment."""
+        """Drop a member's offers that were sent before a moment."""
         for offer in self.of(member):
             if offer.since < before:
                 self.drop(offer)
 
     def _make_room(self, keep: bytes) -> list[ModelOffer]:
-        gone: list[ModelOffer] = []
+        dropped: list[ModelOffer] = []
         while self.bytes > self.most_bytes and len(self._payloads) > 1:
             name = next(name for name in self._payloads if name != keep)
             for offer in list(self._payloads[name].offers):
-                gone.append(offer)
+                dropped.append(offer)
                 self.drop(offer)
-        return gone
+        return dropped

@@ -1,8 +1,8 @@
-"""Models that are being read from neighbours, on the disk: a break or a crash costs what had not been written.
+"""Models that are being read from neighbours, on the disk: a break or a crash costs only what was not written yet.
 
-A file is named by the digest of the whole and by the neighbour that it comes from, so that nobody can spoil what
-another one sends. It holds a beginning of the payload and nothing else. Nothing in it is trusted: only the digest of
-the whole makes it a model. What is small, or comes fast, stays in memory.
+A file is named by the digest of the whole payload and by the neighbour that sends it, so that no neighbour can spoil
+what another one sends. It holds a prefix of the payload. Nothing in it is trusted before the digest of the whole is
+right. A payload that is small or comes fast stays in memory.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ import numpy as np
 from dfca.base.errors import RunError
 
 PATTERN = re.compile(r"([0-9a-f]{64})-([a-z2-7]{16})\.part")
-KEEP_S = 86_400.0
-SPILL_S = 0.5
-"""A read that takes longer is continued on the disk: what came before is all that a crash can cost."""
+KEEP_S = 86_400.0  # older partial payloads are deleted at the start
+SPILL_S = 0.5  # a read that takes longer is continued on the disk
 
 
 class Partial:
     """One payload that is being read. Blocking: its methods are called in a thread.
 
-    offset: bytes that are here; buffered: whether they are collected in memory and go to the disk only where the read
-    takes longer than SPILL_S, or ends early. Who reads may be cancelled while a thread still writes: what is written
-    after `close` is dropped, so that no file is opened again.
+    buffered: bytes are collected in memory and go to the disk only if the read takes longer than SPILL_S or ends early.
+    The reader may be cancelled while a thread still writes: what is written after `close` is dropped.
     """
 
     def __init__(self, path: Path, size: int, in_memory: int, buffered: bool) -> None:
-        self.size, self.offset = size, 0
+        self.size, self.offset = size, 0  # of the whole, and of what has come
         self._path, self._in_memory = path, in_memory
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
@@ -50,7 +48,7 @@ class Partial:
         self._buffer = np.empty(size, np.uint8) if is_buffered else None
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append what was read."""
+        """Append bytes."""
         with self._lock:
             if self._closed:
                 return
@@ -67,19 +65,17 @@ class Partial:
                 self._spill()
 
     def finish(self) -> tuple[bytes, np.ndarray | Path]:
-        """Return the digest of the whole, and the whole: its bytes or its file."""
-        if self._buffer is not None:
-            return self._digest.digest(), self._buffer[: self.offset]
-        return self._digest.digest(), self._path
+        """Return the digest of the payload, and its bytes or its file."""
+        return self._digest.digest(), self._path if self._buffer is None else self._buffer[: self.offset]
 
     def _spill(self) -> None:
-        """Put what is in memory on the disk too."""
+        """Write what is in memory to the disk too."""
         assert self._buffer is not None
         self._file = _open(self._path)
         _write(self._file, self._buffer[: self.offset].data)
 
     def close(self) -> None:
-        """Keep what is here for later."""
+        """Keep what has come for later."""
         with self._lock:
             if not self._closed and self._file is None and self._buffer is not None and self.offset > self._in_memory:
                 with suppress(OSError):
@@ -91,21 +87,21 @@ class Partial:
                 self._file = None
 
     def discard(self) -> None:
-        """Forget everything, and begin anew."""
+        """Delete everything and start again at offset 0."""
         with self._lock:
-            self.offset = 0  # nothing is kept
+            self.offset = 0
             self.close()
             self._path.unlink(missing_ok=True)
             self.resumed, self._closed = False, False
             self._digest = hashlib.sha256()
 
     def _resume(self) -> bool:
-        """Read what an earlier attempt left; what cannot be its beginning is deleted."""
+        """Digest what an earlier attempt left; a file that cannot be a prefix is deleted."""
         try:
-            found = os.lstat(self._path)
+            status = os.lstat(self._path)
         except OSError:
             return False
-        if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= self.size:
+        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= self.size:
             self._path.unlink(missing_ok=True)
             return False
         self._file = _open(self._path)
@@ -117,10 +113,10 @@ class Partial:
 
 
 class Partials:
-    """The folder of partial payloads: at most so many bytes, the oldest leave first.
+    """The folder of partial payloads, at most `most_bytes`; the oldest are deleted first.
 
-    in_memory: payloads up to so many bytes never go to the disk; buffer_bytes: of larger ones, all together, so many
-    are collected in memory.
+    Payloads of at most `in_memory` bytes never go to the disk. Larger ones are collected in memory while they have
+    `buffer_bytes` together.
     """
 
     def __init__(self, folder: Path, most_bytes: int, in_memory: int, buffer_bytes: int = 0) -> None:
@@ -130,7 +126,7 @@ class Partials:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Make the folder, and delete what is old or not ours."""
+        """Make the folder, and delete old and foreign files."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -143,7 +139,7 @@ class Partials:
                     path.unlink()
 
     def open(self, name: bytes, member: str, size: int) -> Partial | None:
-        """Open a payload to be read, where an earlier attempt ended; None if there is no room for it."""
+        """Open a payload where an earlier attempt ended; None if there is no room for it."""
         path = self.path(name, member)
         with self._lock:
             if path in self._open or (size > self.in_memory and not self._make_room(size, path)):
@@ -161,7 +157,7 @@ class Partials:
             return None
 
     async def open_in(self, executor: Executor, name: bytes, member: str, size: int) -> Partial | None:
-        """Open a payload in a thread; where this is cancelled meanwhile, the thread closes what it opened."""
+        """Open a payload in a thread; if this is cancelled meanwhile, the thread closes what it opened."""
 
         def abandon(opened: Future[Partial | None]) -> None:
             if not opened.cancelled() and (partial := opened.result()) is not None:
@@ -175,7 +171,7 @@ class Partials:
             raise
 
     def close(self, name: bytes, member: str, partial: Partial, done: bool) -> None:
-        """End a read: what is done is deleted, the rest kept for later."""
+        """End a read: the file is deleted if it is done, else kept for later."""
         with self._lock:
             self._open.pop(self.path(name, member), None)
             self._buffered.pop(self.path(name, member), None)
@@ -192,10 +188,10 @@ class Partials:
         for other in self.folder.iterdir():
             if other not in self._open and other != path:
                 with suppress(OSError):
-                    found = other.lstat()
-                    kept.append((found.st_mtime, found.st_size, other))
-        reserved = sum(each for each in self._open.values() if each > self.in_memory)
-        over = reserved + size + sum(each for _, each, _ in kept) - self.most_bytes
+                    status = other.lstat()
+                    kept.append((status.st_mtime, status.st_size, other))
+        reserved = sum(bytes_ for bytes_ in self._open.values() if bytes_ > self.in_memory)
+        over = reserved + size + sum(bytes_ for _, bytes_, _ in kept) - self.most_bytes
         for _, freed, other in sorted(kept):
             if over <= 0:
                 break
@@ -211,7 +207,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write everything: a file without a buffer may take less at once, as where the disk is nearly full."""
+    """Write everything: an unbuffered file may take less at once, as when the disk is nearly full."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

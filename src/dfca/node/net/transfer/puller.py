@@ -1,4 +1,4 @@
-"""Reads announced models from neighbours: in chunks, again from where it broke off, and hands on what is whole.
+"""Reads announced models from neighbours: in chunks, resumed after a break, delivered when they are whole.
 
 Time limits are those of the steady clock and follow what was observed (`deadlines`): a stall is noticed soon on a fast
 link and later on a slow one, and a neighbour that sends a byte per second is given up.
@@ -33,16 +33,9 @@ from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
 
-def _nothing() -> Future[None]:
-    """Return what has been written before the first chunk comes."""
-    found: Future[None] = Future()
-    found.set_result(None)
-    return found
-
-
-async def _ended(writing: Future[None]) -> None:
+async def _ended(writing: Future[None] | None) -> None:
     """Wait for a thread, however it ends; one that has ended costs the event loop nothing."""
-    if not writing.done():
+    if writing is not None and not writing.done():
         with suppress(Exception):
             await asyncio.shield(asyncio.wrap_future(writing))
 
@@ -52,7 +45,7 @@ class _Stalled(Exception):
 
 
 class _Broken(_Stalled):
-    """The connection broke, or none could be made: nobody's fault."""
+    """The connection broke, or none could be made: the neighbour is not to blame."""
 
 
 class _Gone(Exception):
@@ -82,7 +75,7 @@ class _Source:
 
 
 class Puller:
-    """Reads models. deliver: called with the link and the whole message, in the epoch in which it was announced."""
+    """Reads models. deliver: called with the link and the whole message, in the epoch of its announcement."""
 
     def __init__(
         self,
@@ -96,8 +89,7 @@ class Puller:
         options = local.options
         self.pulls = Pulls(options.pulls, options.pulls_per_member, options.announced)
         self.reference_norm: Callable[[], float | None] = lambda: None
-        self.resumed = 0
-        """How many bytes did not have to be read again."""
+        self.resumed = 0  # bytes that did not have to be read again
         self._local, self._swarm, self._dialer, self._partials = local, swarm, dialer, partials
         self._executor, self._deliver = executor, deliver
         self._sources: dict[str, _Source] = {}
@@ -106,10 +98,7 @@ class Puller:
         self._due: dict[Pull, tuple[float, Any]] = {}
 
     def announce(self, link: NetLink, announce: pb.Announce) -> None:
-        """Take an announcement.
-
-        Raises Refused for one that cannot be a model of this swarm.
-        """
+        """Take an announcement. Raises Refused for one that cannot be a model of this swarm."""
         decoded = codec.decode(announce.message)
         encoding = ENCODING_NAMES[announce.encoding]
         codec.check_announced(decoded, announce.rows, encoding)
@@ -127,9 +116,9 @@ class Puller:
             cluster=decoded.partial.message.cluster if decoded.kind is Update else None,
             decoded=decoded,
         )
-        for needless in self.pulls.announce(pull):
-            self._cancel(needless)
-            link.send(pb.Frame(unavailable=pb.Unavailable(number=needless.number, reason="newer")))
+        for replaced in self.pulls.announce(pull):
+            self._cancel(replaced)
+            link.send(pb.Frame(unavailable=pb.Unavailable(number=replaced.number, reason="newer")))
         self._fill()
 
     def withdraw(self, link: NetLink, number: int) -> None:
@@ -139,7 +128,7 @@ class Puller:
             self._cancel(pull)
 
     def lose(self, link: NetLink) -> None:
-        """Stop reading what belongs to a link that went down; what is here of it stays on the disk."""
+        """Stop reading what belongs to a link that went down; what has come stays on the disk."""
         for pull in self.pulls.forget(link.member):
             self._cancel(pull)
         source = self._sources.pop(link.member, None)
@@ -147,7 +136,7 @@ class Puller:
             self._drop_later(source)
 
     def check(self) -> None:
-        """Stop waiting for what has not come in time; called often."""
+        """Cancel calls that are overdue; called often."""
         now = self._local.now()
         for pull, (due, call) in list(self._due.items()):
             if now > due:
@@ -158,7 +147,7 @@ class Puller:
         """Stop everything."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            if not task.cancelling():  # a second time would not let it keep the chunk that a thread is writing
+            if not task.cancelling():  # a second cancellation would lose the chunk that a thread is writing
                 task.cancel()
         await asyncio.gather(*tasks, *self._dropping, return_exceptions=True)
         for source in self._sources.values():
@@ -204,8 +193,8 @@ class Puller:
             self.resumed += partial.offset
             if not await self._read_all(pull, partial):
                 return
-            if partial.resumed and not await self._in_thread(self._fits, pull, partial):
-                await self._in_thread(partial.discard)  # what was on the disk may be at fault: once more from the start
+            if partial.resumed and (await self._in_thread(partial.finish))[0] != pull.name:
+                await self._in_thread(partial.discard)  # what was on the disk may be at fault: read all of it again
                 if not await self._read_all(pull, partial):
                     return
             done = True
@@ -220,7 +209,7 @@ class Puller:
             self._partials.close(pull.name, pull.member, partial, done)
 
     async def _read_all(self, pull: Pull, partial: Partial) -> bool:
-        """Read until everything is here, with a new connection after each stall; returns whether it is."""
+        """Read until everything has come, with a new connection after each stall; returns whether it has."""
         source = self._source(pull.member)
         misses = 0
         while partial.offset < pull.size:
@@ -244,12 +233,12 @@ class Puller:
         return True
 
     async def _read_some(self, pull: Pull, partial: Partial, source: _Source) -> None:
-        """Read from the offset on until everything is here or the connection breaks."""
+        """Read from the offset until everything has come or the connection breaks."""
         metadata = call_metadata(self._local.identity, self._local.options.insecure)
         channel = source.channel(lambda: self._make_channel(pull.member, source.attempts))
         request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
         call = channel.unary_stream(READ)(request, metadata=metadata)
-        expected, writing = partial.offset, _nothing()
+        expected, writing = partial.offset, None
         progress, since = 0, self._local.now()
         try:
             while expected < pull.size:
@@ -266,14 +255,16 @@ class Puller:
                 self._local.traffic.received[pull.member] += len(data)
                 pull.link.detector.hear(self._local.now())
                 await _ended(writing)
-                writing.result()
+                if writing is not None:
+                    writing.result()
                 pull.got = partial.offset
                 writing = self._executor.submit(partial.write, data)
         finally:
             self._due.pop(pull, None)
             call.cancel()
             await _ended(writing)
-        writing.result()
+        if writing is not None:
+            writing.result()
 
     async def _next(self, call: Any, pull: Pull, source: _Source) -> bytes:
         try:
@@ -291,9 +282,6 @@ class Puller:
         if message is grpc.aio.EOF:
             raise _Stalled("it ended early")
         return bytes(message)
-
-    def _fits(self, pull: Pull, partial: Partial) -> bool:
-        return partial.finish()[0] == pull.name
 
     def _unpack(self, pull: Pull, partial: Partial, norm: float | None) -> Any:
         """Check the digest and everything else, and return the model. Runs in a thread."""

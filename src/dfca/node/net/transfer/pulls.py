@@ -1,7 +1,7 @@
 """Which announced models to read, from whom and in which order: bookkeeping without I/O.
 
 Of the updates of one neighbour and cluster the newest counts: it replaces one that waits, and cancels one that is being
-read unless more than half of it is here; that one is finished first, so that a slow link receives something at all.
+read, unless more than half of it has come: that one is finished first, so that a slow link receives something at all.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from dfca.node.wire.refused import Refused
 
 @dataclass(eq=False)
 class Pull:
-    """One announced message whose model is read. cluster: of an update, None where it must arrive.
+    """One announced message whose model is read."""
 
-    link: the epoch that it belongs to; got: bytes that are here.
-    """
-
-    link: Any
+    link: Any  # the epoch that it belongs to
     member: str
     number: int
     name: bytes
     size: int
     rows: int
     encoding: str
-    cluster: int | None
+    cluster: int | None  # of an update; None for a message that must arrive
     decoded: Any
-    got: int = 0
+    got: int = 0  # bytes that have come
     cancelled: bool = False
 
 
@@ -47,15 +44,11 @@ class Pulls:
         self._members: OrderedDict[str, _Member] = OrderedDict()
 
     def announce(self, pull: Pull) -> list[Pull]:
-        """Take an announcement; returns what it makes needless: those that waited, and those to cancel.
-
-        Raises:
-            Refused: if the member has announced too much.
-        """
+        """Take an announcement; returns the pulls that it replaces. Raises Refused if too many wait."""
         member = self._members.setdefault(pull.member, _Member())
         needless = []
         if pull.cluster is not None:
-            for old in [each for each in member.waiting.values() if each.cluster == pull.cluster]:
+            for old in [waiting for waiting in member.waiting.values() if waiting.cluster == pull.cluster]:
                 del member.waiting[old.number]
                 needless.append(old)
             for old in member.running:
@@ -70,11 +63,9 @@ class Pulls:
 
     def withdraw(self, member: str, number: int) -> Pull | None:
         """Forget one announcement; returns the pull if it must be cancelled."""
-        found = self._members.get(member)
-        if found is None:
-            return None
-        found.waiting.pop(number, None)
-        for pull in found.running:
+        pulls = self._members.get(member, _Member())
+        pulls.waiting.pop(number, None)
+        for pull in pulls.running:
             if pull.number == number and not pull.cancelled:
                 pull.cancelled = True
                 return pull
@@ -82,26 +73,23 @@ class Pulls:
 
     def forget(self, member: str) -> list[Pull]:
         """Forget everything of a member whose link went down; returns the pulls to cancel."""
-        found = self._members.get(member)
-        if found is None:
-            return []
-        found.waiting.clear()
-        for pull in found.running:
+        pulls = self._members.get(member, _Member())
+        pulls.waiting.clear()
+        for pull in pulls.running:
             pull.cancelled = True
-        running = list(found.running)
-        if not running:
-            del self._members[member]
-        return running
+        if not pulls.running:
+            self._members.pop(member, None)
+        return list(pulls.running)
 
     def begin(self) -> Pull | None:
-        """Return the next one to read, of the member that has waited longest since its last; None: not now."""
+        """Return the next pull, of the member that has waited longest since its last one; None: not now."""
         if sum(len(member.running) for member in self._members.values()) >= self.most:
             return None
         for name, member in self._members.items():
             names = {pull.name for pull in member.running}
             clusters = {pull.cluster for pull in member.running} - {None}
-            free = (each for each in member.waiting.values() if each.name not in names)
-            ready = next((each for each in free if each.cluster not in clusters), None)
+            free = (pull for pull in member.waiting.values() if pull.name not in names and pull.cluster not in clusters)
+            ready = next(free, None)
             if ready is not None and len(member.running) < self.most_each:
                 del member.waiting[ready.number]
                 member.running.append(ready)
@@ -118,7 +106,5 @@ class Pulls:
 
     def of(self, member: str) -> list[dict[str, Any]]:
         """Describe the reads from a member."""
-        found = self._members.get(member)
-        if found is None:
-            return []
-        return [{"name": pull.name.hex()[:12], "bytes": pull.size, "got": pull.got} for pull in found.running]
+        running = self._members.get(member, _Member()).running
+        return [{"name": pull.name.hex()[:12], "bytes": pull.size, "got": pull.got} for pull in running]

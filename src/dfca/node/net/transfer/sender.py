@@ -1,4 +1,4 @@
-"""What leaves: small messages at once, models encoded in a thread, announced, and kept until they have been read."""
+"""Sends messages: small ones at once; models are encoded in a thread, announced, and kept until they have been read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sender:
         self._packing: dict[tuple[int, str], tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
     def send(self, link: NetLink, message: Any) -> None:
-        """Send a message; where it cannot be encoded, or not in the room that there is, the link goes down."""
+        """Send a message; where it cannot be encoded the link goes down."""
         try:
             proto, model = codec.to_proto(message), codec.model_of(message)
         except Refused as error:
@@ -63,56 +63,53 @@ class Sender:
         self._pack(model, offer.encoding).add_done_callback(partial(self._announce_packed, link, offer))
 
     def greet(self, link: NetLink) -> None:
-        """Announce again, on a link that came up, the updates that were not read on the last one."""
+        """Announce the updates that were not read in the last epoch again, on a link that came up."""
         self.offers.drop_older(link.member, self._local.now() - KEEP_UPDATE_S)
         for offer in self.offers.of(link.member):
             self._announce(link, offer)
 
     def lose(self, link: NetLink) -> None:
-        """Forget what must be lost with a link."""
+        """Drop what belongs to a link that went down."""
         self.offers.lose_link(link.member)
 
     def prune(self) -> None:
-        """Forget updates for members that stay out of reach."""
+        """Drop updates for members that stay out of reach."""
         for member in {offer.member for offer in self.offers.all()} - set(self._links):
             self.offers.drop_older(member, self._local.now() - KEEP_UPDATE_S)
 
     def unread(self) -> int:
-        """Count the neighbours that have not read the newest update yet, of those in reach that answer."""
+        """Count the neighbours in reach that answer and have not read the newest update."""
         waiting = {member for member, _ in self._newest}
         waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
         return sum(member in waiting and link.answers for member, link in self._links.items())
 
     def received(self, link: NetLink, number: int) -> None:
         """Note that a neighbour has read an announcement."""
-        for offer in self.offers.of(link.member):
-            if offer.number == number:
-                link.reads.add(self._local.now() - offer.announced)
-        self.offers.received(link.member, number)
+        offer = self.offers.take(link.member, number)
+        if offer is not None:
+            link.reads.add(self._local.now() - offer.announced)
 
     def unavailable(self, link: NetLink, number: int) -> None:
         """Note that a neighbour will not read one: an update is lost, with anything else the link goes down."""
-        for offer in self.offers.of(link.member):
-            if offer.number == number:
-                self.offers.drop(offer)
-                if offer.cluster is None:
-                    link.end(LinkDown("unread", "the neighbour could not read a message that must arrive"))
+        offer = self.offers.take(link.member, number)
+        if offer is not None and offer.cluster is None:
+            link.end(LinkDown("unread", "the neighbour could not read a message that must arrive"))
 
     # Encoding, once for all neighbours that get the same model.
 
     def _pack(self, model: Tensor, encoding: str) -> asyncio.Future[tuple[bytes, bytes]]:
         key = (id(model), encoding)
-        found = self._packing.get(key)
-        if found is not None and found[0] is model and found[1] == model._version:
-            return found[2]
+        packed, version, future = self._packing.get(key, (None, 0, None))
+        if packed is model and version == model._version and future is not None:
+            return future
         self.packed += 1
         future = asyncio.ensure_future(self._encode(model, encoding))
-        self._packing[key] = (model, model._version, future)  # which keeps the id from being used again
+        self._packing[key] = (model, model._version, future)  # the reference keeps the id from being reused
         future.add_done_callback(lambda _: self._packing.pop(key, None))
         return future
 
     async def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
-        """Name and copy a model at the same time: neither needs the interpreter."""
+        """Digest and copy a model at the same time: neither needs the interpreter."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         pieces = await in_thread(payload.pieces, model, encoding, self._swarm.compress, self._swarm.tail)
         name, data = await asyncio.gather(in_thread(payload.name, pieces), in_thread(b"".join, pieces))
@@ -134,8 +131,8 @@ class Sender:
         if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
             return
         offer.name, data = packed.result()
-        for gone in self.offers.add(offer, data):
-            self._withdraw(gone)
+        for dropped in self.offers.add(offer, data):
+            self._withdraw(dropped)
         current = self._links.get(link.member)
         if current is not None and (current is link or offer.cluster is not None):
             self._announce(current, offer)
@@ -157,7 +154,7 @@ class Sender:
             link.send_newest(("update", offer.cluster), make)
 
     def _make_announce(self, link: NetLink, offer: ModelOffer) -> bytes | None:
-        """Make the announcement when it leaves: an update says how old it is by then."""
+        """Make the announcement when it leaves: an update says how old it is then."""
         if offer.done:
             return None
         if offer.cluster is not None:
