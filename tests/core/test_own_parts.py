@@ -105,7 +105,7 @@ def test_a_new_user_has_own_metrics_in_pandas_from_readme_alone(here: Path, shel
     transcript = follow(section("Your own experiment, in ten minutes"), here, shell)
     print(transcript)
     assert re.search(r"dfca-auto +neighbours +9\d\.\d", transcript)
-    assert "runs/sensors/export/dfca-seed0-cluster1.safetensors" in transcript
+    assert "runs/sensors/export/dfca-auto-seed0-cluster1.safetensors" in transcript
     assert re.search(r"^10 +0\.9\d+ +0\.\d+ +0\.9\d+$", transcript, re.MULTILINE), "the mean accuracies, by pandas"
     assert re.search(r"Linear\(in_features=3, out_features=16", transcript), "the module is the user's own"
     clusters = re.findall(r"^\d+ +\d+ +(\d)$", transcript, re.MULTILINE)

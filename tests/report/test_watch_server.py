@@ -83,9 +83,9 @@ def test_the_stream_begins_with_everything_and_goes_on_with_changes(server: Page
         while "trials" not in (news := following(stream)):
             pass
         assert news["trials"]["dfca-auto/0/"]["x"] == [5, 10]
-    answer = json.loads(get(server.url + "frames?trial=dfca/0/&after=0")[1])
+    answer = json.loads(get(server.url + "frames?trial=dfca-auto/0/&after=0")[1])
     assert [frame[3] for frame in answer["frames"]] == ["0010"]
-    graph = json.loads(get(server.url + "graph?trial=dfca/0/")[1])
+    graph = json.loads(get(server.url + "graph?trial=dfca-auto/0/")[1])
     assert (graph["nodes"], graph["all_edges"], graph["clusters"]) == (4, 4, [0, 0, 1, 1])
 
 

@@ -32,7 +32,7 @@ class Exportable:
     shape: Sequence[int] | None
 
     def write(self, folder: Path, format: Format) -> Path:
-        """Write the file and return its path: "dfca-seed0-cluster1.safetensors"."""
+        """Write the file and return its path: "dfca-auto-seed0-cluster1.safetensors"."""
         facts = self.facts
         client = f"-client{facts['client']}" if facts.get("by_client") else ""
         name = f"{str(facts['algorithm']).replace(':', '.')}-seed{facts['seed']}-cluster{facts['cluster']}{client}"
