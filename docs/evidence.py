@@ -13,7 +13,7 @@ from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
 from dfca.report import formats
 from dfca.report.drawing import plots
-from dfca.report.drawing.plots import Drawing
+from dfca.report.drawing.plots import NamedFigure
 from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.results import stored_run
@@ -121,7 +121,7 @@ def result(name: str) -> Run | None:
     return stored_run(path) if path.exists() else None
 
 
-def pictures(name: str, run: Run) -> Iterator[tuple[Drawing, str]]:
+def pictures(name: str, run: Run) -> Iterator[tuple[NamedFigure, str]]:
     """Write the figures of a result that the page shows, as PNG."""
     wanted = SHOWN.get(name, ())
     PICTURES.mkdir(exist_ok=True)

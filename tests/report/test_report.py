@@ -23,7 +23,7 @@ from dfca.base.errors import RunError
 from dfca.report import findings, formats, rows, tables
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Style, move_apart, values_axis, zoom_of
-from dfca.report.drawing.curves import Curve, curve_of, curves_of
+from dfca.report.drawing.curves import ScoreCurve, curve_of, curves_of
 from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
 from dfca.report.results import load_results, save_results, stored_run
@@ -667,7 +667,7 @@ def test_the_ringed_clients_are_drawn_beyond_the_links_of_one_graph() -> None:
 def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     names = [r"my$_{5}$", r"$\wrong", r"$\frac$"]
     style = {name: Style("#000000", "-") for name in names}
-    curves = {name: Curve([1.0, 2.0], [0.1 * i, 0.5]) for i, name in enumerate(names)}
+    curves = {name: ScoreCurve([1.0, 2.0], [0.1 * i, 0.5]) for i, name in enumerate(names)}
     for figure in (
         plots.draw_curves(curves, style, "accuracy"),
         plots.draw_bars(dict.fromkeys(names, 1.0), style, "MB", dict.fromkeys(names, "1")),
@@ -678,7 +678,7 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
 
 def test_no_axis_cuts_a_line_off_and_an_outlier_gets_a_closer_look() -> None:
     lines = {"dfca-auto": [0.5, 0.92], "ifca": [0.4, 0.9], "local": [0.6, 0.88], "lost": [0.1, 0.2]}
-    series = {name: Curve([5, 10], mean) for name, mean in lines.items()}
+    series = {name: ScoreCurve([5, 10], mean) for name, mean in lines.items()}
     style = plots.styles(series, {}, {})
     low, high = plots.draw_curves(series, style, "accuracy (%)").axes[0].get_ylim()
     assert low <= 10
@@ -708,16 +708,16 @@ def test_long_names_of_bars_stay_inside_the_figure() -> None:
 
 def test_flat_lines_need_no_closer_look() -> None:
     means = {"a": 1.0, "b": 1.0, "lost": 0.5}
-    assert zoom_of({name: Curve([1, 2], [mean, mean]) for name, mean in means.items()}) is None
+    assert zoom_of({name: ScoreCurve([1, 2], [mean, mean]) for name, mean in means.items()}) is None
 
 
 def test_lines_that_end_close_together_need_no_closer_look() -> None:
     means = {"a": 0.95, "b": 0.94, "c": 0.91, "d": 0.905}
-    assert zoom_of({name: Curve([1, 2], [0.1, mean]) for name, mean in means.items()}) is None
+    assert zoom_of({name: ScoreCurve([1, 2], [0.1, mean]) for name, mean in means.items()}) is None
 
 
 def test_the_labels_of_lines_never_overlap_also_where_lines_stop_early() -> None:
-    series = {f"own {i}": Curve([1, 2 + i % 3], [0.5, 0.9]) for i in range(8)}
+    series = {f"own {i}": ScoreCurve([1, 2 + i % 3], [0.5, 0.9]) for i in range(8)}
     axes = plots.draw_curves(series, plots.styles(series, {}, {}), "accuracy (%)").axes[0]
     places = sorted(text.get_position()[1] for text in axes.texts)
     assert len(places) == 8

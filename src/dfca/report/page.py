@@ -24,7 +24,7 @@ from dfca.report.drawing.axes import Style
 from dfca.report.drawing.curves import comparisons, curves_of
 from dfca.report.drawing.multiples import DASH_ARRAYS, Multiple, against_multiples, by_round_multiples, grouped
 from dfca.report.drawing.palette import cluster_colour, css_variables
-from dfca.report.drawing.plots import Drawing
+from dfca.report.drawing.plots import NamedFigure
 from dfca.report.findings import findings_of, sweep_findings
 from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
@@ -87,16 +87,16 @@ def _code_quotes(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _picture(drawing: Drawing, limited: bool = False) -> Picture:
+def _picture(drawing: NamedFigure, limited: bool = False) -> Picture:
     width = round(5.2 * drawing.figure.get_figwidth()) if limited else None
     return Picture(Markup(plots.to_svg(drawing.figure)), drawing.caption, drawing.title, width)
 
 
-def _pictures(drawings: Iterable[Drawing]) -> list[Picture]:
+def _pictures(drawings: Iterable[NamedFigure]) -> list[Picture]:
     return [_picture(drawing) for drawing in drawings]
 
 
-def _limited(drawing: Drawing | None) -> Picture | None:
+def _limited(drawing: NamedFigure | None) -> Picture | None:
     return None if drawing is None else _picture(drawing, limited=True)
 
 
@@ -173,7 +173,7 @@ def _graph(clusters: ClusterMap) -> Values:
     }
 
 
-def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[Drawing]:
+def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[NamedFigure]:
     """Draw how far the copies of a model are apart, and what a client sent."""
     style = figures.style_of(run)
     spread = curves_of(run, "disagreement")
@@ -184,14 +184,14 @@ def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[Drawing]:
         )
         caption += f" None with a server: {', '.join(none)}." if none else ""
         figure = plots.draw_curves(apart, style, "disagreement (squared distance)", scale="log")
-        yield Drawing("disagreement", caption, figure)
+        yield NamedFigure("disagreement", caption, figure)
     sent = {row["algorithm"]: value for row in rows if (value := row["megabytes_per_client"]) is not None}
     if any(sent.values()):
         texts = {name: megabytes(value) for name, value in sent.items()}
         caption = "What a client sent in the whole run; the mean over clients and seeds."
         if any(row.get("server_bytes_sent") for row in run.summary["runs"]):
             caption += " What a server sends back is not counted."
-        yield Drawing("sent", caption, plots.draw_bars(sent, style, "MB sent per client", texts))
+        yield NamedFigure("sent", caption, plots.draw_bars(sent, style, "MB sent per client", texts))
 
 
 # --- a sweep by rounds

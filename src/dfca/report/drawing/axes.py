@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.curves import ScoreCurve
 
 INK = "#010101"  # stands for the page's text colour
 FAINT = "#020202"  # stands for the page's colour of thin lines
@@ -47,7 +47,7 @@ class Zoom(NamedTuple):
     high: float
     outside: tuple[str, ...]
 
-    def inside(self, series: Mapping[str, Curve]) -> dict[str, Curve]:
+    def inside(self, series: Mapping[str, ScoreCurve]) -> dict[str, ScoreCurve]:
         """Return the lines that end inside."""
         return {name: curve for name, curve in series.items() if name not in self.outside}
 
@@ -60,7 +60,7 @@ def with_room(names: Iterable[str], height: float = 4.0) -> tuple[Figure, Axes]:
     return figure, figure.add_axes((0.8 / width, 0.13, 3.85 / width, 0.84))
 
 
-def zoom_of(series: Mapping[str, Curve]) -> Zoom | None:
+def zoom_of(series: Mapping[str, ScoreCurve]) -> Zoom | None:
     """Return the range, in percent, of the later half of most lines, where a few low ones stretch the axis; or None.
 
     The few are less than half of the lines; without them the ends span at most CROWDED of what they span with them.

@@ -47,7 +47,7 @@ def scale_of(metric: ShownMetric) -> Scale:
     return "percent" if metric.percent else "number"
 
 
-class Curve(NamedTuple):
+class ScoreCurve(NamedTuple):
     """A measure by round, or against a key of the config: the mean over seeds and, with several, the deviation."""
 
     x: Sequence[float]
@@ -65,13 +65,13 @@ class Measure(NamedTuple):
     scale: Scale = "percent"
 
 
-class Comparison(NamedTuple):
+class CurveComparison(NamedTuple):
     """Curves of all algorithms for one measure against one key, at one choice of the other keys that vary."""
 
     key: str
     others: dict[str, Any]
     measure: Measure
-    curves: dict[str, Curve]
+    curves: dict[str, ScoreCurve]
 
 
 def _share_found(row: Mapping[str, Any]) -> float | None:
@@ -97,13 +97,13 @@ def measures(metric: ShownMetric) -> tuple[Measure, ...]:
     )
 
 
-def curves_of(run: Run, measure: str) -> dict[str, Curve]:
+def curves_of(run: Run, measure: str) -> dict[str, ScoreCurve]:
     """Return the curves of all algorithms by round; none where each has one point, which the tables show."""
     curves = {name: curve for name in run.algorithms if (curve := curve_of(run, name, measure))}
     return curves if any(len(curve.x) > 1 for curve in curves.values()) else {}
 
 
-def curve_of(run: Run, algorithm: str, measure: str) -> Curve | None:
+def curve_of(run: Run, algorithm: str, measure: str) -> ScoreCurve | None:
     """Return the mean and standard deviation of a measure over seeds by round, or None where it has no values.
 
     Of a list (one value per cluster) the mean counts. As in the table: over the finished runs where there are any,
@@ -121,10 +121,10 @@ def curve_of(run: Run, algorithm: str, measure: str) -> Curve | None:
         return None
     table = np.array([[values[round] for round in rounds] for values in by_seed.values()])
     std = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
-    return Curve(rounds, table.mean(axis=0).tolist(), std)
+    return ScoreCurve(rounds, table.mean(axis=0).tolist(), std)
 
 
-def comparisons(run: Run) -> Iterator[Comparison]:
+def comparisons(run: Run) -> Iterator[CurveComparison]:
     """Compare the algorithms of a sweep in every measure against every number that varies."""
     for key in varying(run.summary):
         if len(_numbers(run, key)) < 2:
@@ -134,7 +134,7 @@ def comparisons(run: Run) -> Iterator[Comparison]:
                 found = {name: _curve_against(run, name, key, others, measure) for name in run.algorithms}
                 curves = {name: curve for name, curve in found.items() if curve is not None}
                 if any(len(curve.x) > 1 for curve in curves.values()):
-                    yield Comparison(key, others, measure, curves)
+                    yield CurveComparison(key, others, measure, curves)
 
 
 def _numbers(run: Run, key: str) -> list[float]:
@@ -160,7 +160,9 @@ def _others(point: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     return {name: value for name, value in at.items() if name != key} if key in at else None
 
 
-def _curve_against(run: Run, algorithm: str, key: str, others: Mapping[str, Any], measure: Measure) -> Curve | None:
+def _curve_against(
+    run: Run, algorithm: str, key: str, others: Mapping[str, Any], measure: Measure
+) -> ScoreCurve | None:
     """Return the mean and deviation over seeds of a measure against a key, at the points that agree in the others."""
     found: dict[float, tuple[float, float | None]] = {}
     for point in run.summary["points"]:
@@ -175,4 +177,4 @@ def _curve_against(run: Run, algorithm: str, key: str, others: Mapping[str, Any]
     x = sorted(found)
     stds = [found[value][1] for value in x]
     banded = measure.banded and any(std is not None for std in stds)
-    return Curve(x, [found[value][0] for value in x], [std or 0.0 for std in stds] if banded else None)
+    return ScoreCurve(x, [found[value][0] for value in x], [std or 0.0 for std in stds] if banded else None)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from dfca.experiment.sweep import label_of
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Dash, Style
-from dfca.report.drawing.curves import ByRound, Comparison, Curve, Scale, by_round, curves_of
-from dfca.report.drawing.plots import Drawing
+from dfca.report.drawing.curves import ByRound, CurveComparison, Scale, ScoreCurve, by_round, curves_of
+from dfca.report.drawing.plots import NamedFigure
 from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run
 
@@ -23,19 +23,19 @@ class Multiple(NamedTuple):
 
     label: str
     caption: str
-    panels: list[Drawing]
+    panels: list[NamedFigure]
 
 
-def grouped(comparisons: Iterable[Comparison]) -> dict[str, dict[str, list[Comparison]]]:
+def grouped(comparisons: Iterable[CurveComparison]) -> dict[str, dict[str, list[CurveComparison]]]:
     """Group comparisons by the key that they are drawn against, then by the measure."""
-    made: dict[str, dict[str, list[Comparison]]] = {}
+    made: dict[str, dict[str, list[CurveComparison]]] = {}
     for each in comparisons:
         made.setdefault(each.key, {}).setdefault(each.measure.label, []).append(each)
     return made
 
 
 def against_multiples(
-    key: str, by_measure: Mapping[str, Sequence[Comparison]], style: Mapping[str, Style]
+    key: str, by_measure: Mapping[str, Sequence[CurveComparison]], style: Mapping[str, Style]
 ) -> list[Multiple]:
     """Draw each measure against a key, one panel per choice of the other keys."""
     return [
@@ -62,20 +62,20 @@ def by_round_multiples(run: Run, style: Mapping[str, Style]) -> list[Multiple]:
 
 def _multiple(
     measure: ByRound,
-    panels: Sequence[tuple[str, Mapping[str, Curve]]],
+    panels: Sequence[tuple[str, Mapping[str, ScoreCurve]]],
     style: Mapping[str, Style],
     against: str,
 ) -> Multiple:
     bounds = _bounds([series for _, series in panels], measure.scale)
     drawn = [
-        Drawing(f"panel-{number}", "", plots.draw_panel(series, style, against, bounds, measure.scale), title)
+        NamedFigure(f"panel-{number}", "", plots.draw_panel(series, style, against, bounds, measure.scale), title)
         for number, (title, series) in enumerate(panels[:MOST])
     ]
     left_out = f" The first {MOST} of {len(panels)} are shown." if len(panels) > MOST else ""
     return Multiple(measure.label, measure.caption + left_out, drawn)
 
 
-def _bounds(panels: Sequence[Mapping[str, Curve]], scale: Scale) -> tuple[float, float]:
+def _bounds(panels: Sequence[Mapping[str, ScoreCurve]], scale: Scale) -> tuple[float, float]:
     """Return bounds that cut no line and no band off; of percentages by tens."""
     values = [
         value

@@ -38,7 +38,7 @@ from dfca.report.drawing.axes import (
     values_axis,
     with_room,
 )
-from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, cluster_colour
 
 FAINT_ON_PAPER = "#d9dde2"
@@ -50,7 +50,7 @@ VECTOR_EDGES = 500  # beyond, edges are pixels: a page of eight graphs stays sma
 VECTOR_NODES = 300
 
 
-class Drawing(NamedTuple):
+class NamedFigure(NamedTuple):
     """A figure with its name as a file, what to read from it, and a title where several stand side by side."""
 
     name: str
@@ -73,7 +73,7 @@ def styles(algorithms: Iterable[str], via: Mapping[str, str], informed: Mapping[
 
 
 def draw_curves(
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     label: str,
     scale: Literal["percent", "number", "log"] = "percent",
@@ -97,7 +97,7 @@ def draw_curves(
 
 
 def draw_panel(
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     against: str,
     bounds: tuple[float, float],
@@ -115,7 +115,7 @@ def draw_panel(
 
 def _fill(
     axes: Axes,
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     scale: Literal["percent", "number", "log"],
     against: str,
@@ -139,7 +139,7 @@ def _fill(
 
 def draw_lines(
     axes: Axes,
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     scale: Literal["percent", "number", "amount"],
     marked: bool,

@@ -1,6 +1,6 @@
 """The figures of a run by rounds, in the paper's form: drawn once, for the page and as PNG, SVG and PDF files.
 
-Run -> Drawing -> report.html (as SVG), or `dfca report RUN --figures DIR` (as files)
+Run -> NamedFigure -> report.html (as SVG), or `dfca report RUN --figures DIR` (as files)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dfca.data.partitions import make_split
 from dfca.experiment.config import Config
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Style, zoom_of
-from dfca.report.drawing.curves import Comparison, Curve, by_round, comparisons, curves_of
+from dfca.report.drawing.curves import CurveComparison, ScoreCurve, by_round, comparisons, curves_of
 from dfca.report.drawing.palette import CLUSTERS
-from dfca.report.drawing.plots import Drawing
+from dfca.report.drawing.plots import NamedFigure
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
 from dfca.report.rows import kind_of
@@ -43,7 +43,7 @@ def save_figures(run: Run, folder: Path) -> list[Path]:
         raise RunError(f"{error.filename or folder} cannot be written: {error.strerror}; use another folder") from error
 
 
-def draw_all(run: Run) -> Iterator[Drawing]:
+def draw_all(run: Run) -> Iterator[NamedFigure]:
     """Draw everything that this run can show."""
     if not run.swept:
         yield from _of_point(run, "")
@@ -75,38 +75,38 @@ def few_points(run: Run) -> list[Mapping[str, Any]]:
     return points if len(points) <= FEW else []
 
 
-def by_round_drawings(run: Run, suffix: str = "") -> Iterator[Drawing]:
+def by_round_drawings(run: Run, suffix: str = "") -> Iterator[NamedFigure]:
     """Draw accuracy and cluster accuracy by round."""
     style = style_of(run)
     for measure, label, caption, scale in by_round(metric_of_run(run.summary)):
         if series := curves_of(run, measure):
             name = f"{measure.replace('_', '-')}-by-round{suffix}"
-            yield Drawing(name, caption, plots.draw_curves(series, style, label, scale))
+            yield NamedFigure(name, caption, plots.draw_curves(series, style, label, scale))
             if scale == "percent" and (zoom := zoom_of(series)) is not None:
                 closer = f"A closer look, without {', '.join(zoom.outside)}. {caption}"
-                yield Drawing(f"{name}-closer", closer, plots.draw_curves(series, style, label, zoom=zoom))
+                yield NamedFigure(f"{name}-closer", closer, plots.draw_curves(series, style, label, zoom=zoom))
 
 
-def against_drawing(comparison: Comparison, style: Mapping[str, Style]) -> Drawing:
+def against_drawing(comparison: CurveComparison, style: Mapping[str, Style]) -> NamedFigure:
     """Draw a measure of a sweep against a number that varies."""
     key, others, measure, curves = comparison
     at = "".join(f"-{_slug(str(value))}" for value in others.values())
     name = f"{_slug(measure.label.removesuffix(' (%)'))}-against-{_slug(key)}{at}"
-    return Drawing(name, measure.caption, plots.draw_curves(curves, style, measure.label, measure.scale, key))
+    return NamedFigure(name, measure.caption, plots.draw_curves(curves, style, measure.label, measure.scale, key))
 
 
-def theory_drawings(summary: Mapping[str, Any]) -> Iterator[Drawing]:
+def theory_drawings(summary: Mapping[str, Any]) -> Iterator[NamedFigure]:
     """Draw Lemma 3 where the run measures it."""
     if not (measured := theory.mixing(summary)):
         return
-    yield Drawing(
+    yield NamedFigure(
         "contraction",
         "Mixing without training: the worst round's ratio of disagreement against the bound of the spectral gap. "
         "Below the dashed line is within the bound. Hollow: with several models only the clients that train a model "
         "send it, and the lemma does not hold.",
         drawings.draw_contraction(measured),
     )
-    yield Drawing(
+    yield NamedFigure(
         "drift",
         "How far each round of mixing moves the average of all clients' models. Lemma 3 says: not at all. It holds for "
         "metropolis weights where everybody mixes, up to rounding.",
@@ -114,15 +114,15 @@ def theory_drawings(summary: Mapping[str, Any]) -> Iterator[Drawing]:
     )
 
 
-def graph_drawing(summary: Mapping[str, Any]) -> Drawing | None:
+def graph_drawing(summary: Mapping[str, Any]) -> NamedFigure | None:
     """Draw what the graphs do to the clusters against the key that makes them."""
     key = connectivity.graph_key(summary)
     found = {fact.name: connectivity.shares(summary, fact) for fact in connectivity.FACTS if fact.name != "together"}
     if key is None or len(found["connected"]) < 2:
         return None
     style = {name: Style(colour, "-") for name, colour in zip(found, CLUSTERS, strict=False)}
-    lines = {name: Curve(list(values), list(values.values())) for name, values in found.items()}
-    return Drawing(
+    lines = {name: ScoreCurve(list(values), list(values.values())) for name, values in found.items()}
+    return NamedFigure(
         f"graphs-against-{_slug(key)}",
         "What the graphs do to the clusters, means over seeds. whole: graphs in one piece; connected: clusters whose "
         "clients are connected among themselves; alone: clients with nobody of their cluster beside them; no trainer: "
@@ -131,12 +131,12 @@ def graph_drawing(summary: Mapping[str, Any]) -> Drawing | None:
     )
 
 
-def confusion_drawing(run: Run, clusters: ClusterMap | None) -> Drawing | None:
+def confusion_drawing(run: Run, clusters: ClusterMap | None) -> NamedFigure | None:
     """Draw who ended where, for each clustered algorithm on the first seed; only where the true groups are known."""
     counts = confusions(run, clusters) if clusters is not None else {}
     if clusters is None or not counts:
         return None
-    return Drawing(
+    return NamedFigure(
         "confusion",
         f"Clients of each found cluster (row) and true group (column), seed {clusters.seed}. A full diagonal is what "
         "one wants; a column with two numbers is a group that was torn apart, a row with two is a model that groups "
@@ -145,7 +145,7 @@ def confusion_drawing(run: Run, clusters: ClusterMap | None) -> Drawing | None:
     )
 
 
-def sample_drawing(run: Run) -> Drawing | None:
+def sample_drawing(run: Run) -> NamedFigure | None:
     """Draw samples of each true group or, where nobody knows these, of each found cluster; None without the data."""
     try:
         groups = _samples(run.at(run.summary["points"][0]) if run.swept else run)
@@ -153,7 +153,7 @@ def sample_drawing(run: Run) -> Drawing | None:
         return None  # the data is not on this machine, or its options have changed
     if not groups:
         return None
-    return Drawing("samples", "What the clients of each group hold.", drawings.draw_samples(groups))
+    return NamedFigure("samples", "What the clients of each group hold.", drawings.draw_samples(groups))
 
 
 def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
@@ -180,13 +180,13 @@ def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
     return groups
 
 
-def _of_point(run: Run, suffix: str) -> Iterator[Drawing]:
+def _of_point(run: Run, suffix: str) -> Iterator[NamedFigure]:
     """Draw curves by round, the graph and the confusion of a run without a sweep, or of one point."""
     yield from by_round_drawings(run, suffix)
     clusters = map_clusters(run)
     if clusters is not None:
         caption = "The graph with the true groups and what each algorithm found; ringed: in a cluster of another group."
-        yield Drawing(f"graph{suffix}", caption, drawings.draw_networks(clusters))
+        yield NamedFigure(f"graph{suffix}", caption, drawings.draw_networks(clusters))
     if (matrices := confusion_drawing(run, clusters)) is not None:
         yield matrices._replace(name=f"confusion{suffix}")
 

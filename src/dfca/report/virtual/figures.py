@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dfca.report.drawing.axes import Style, zoom_of
-from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY
-from dfca.report.drawing.plots import Drawing
+from dfca.report.drawing.plots import NamedFigure
 from dfca.report.rows import kind_of, mean_std
 from dfca.report.virtual.plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
 from dfca.report.virtual.summary import Axis, Row, VirtualResults, finished, rows_of, variants
@@ -73,7 +73,7 @@ MEASURES = (
 )
 
 
-def virtual_drawings(results: VirtualResults) -> dict[str, list[Drawing]]:
+def virtual_drawings(results: VirtualResults) -> dict[str, list[NamedFigure]]:
     """Draw everything there is to draw, by section: over_time, against, joiners, ages, timelines."""
     names = results.variants
     style = styles_of(names, [name for name in names if kind_of(name.split()[0]).via == "server"])
@@ -86,7 +86,7 @@ def virtual_drawings(results: VirtualResults) -> dict[str, list[Drawing]]:
     }
 
 
-def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw the score against virtual time, and against traffic."""
     axis, metric = results.axis, metric_of_run(results.summary)
     for value in axis.values if len(axis.values) <= FEW else _some(axis.values):
@@ -101,14 +101,14 @@ def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[
             if series:
                 shown = [mark for mark in marks if x == "time_s" or mark.begin is None]
                 figure = draw_courses(series, style, label, shown, metric)
-                yield Drawing(f"{name}{tail}", f"{metric.capitalised} against {what}.", figure, title)
+                yield NamedFigure(f"{name}{tail}", f"{metric.capitalised} against {what}.", figure, title)
                 if metric.percent and (zoom := zoom_of(series)) is not None:
                     figure = draw_courses(series, style, label, shown, metric, zoom)
                     caption = f"A closer look, without {', '.join(zoom.outside)}: {metric.name} against {what}."
-                    yield Drawing(f"{name}{tail}-closer", caption, figure, title)
+                    yield NamedFigure(f"{name}{tail}-closer", caption, figure, title)
 
 
-def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> Curve | None:
+def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> ScoreCurve | None:
     """Return mean and deviation over seeds on a common grid; between evaluations the last one counts."""
     pairs = []
     for course in group:
@@ -123,7 +123,7 @@ def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> Curve | N
         grid = np.linspace(max(p[0][0] for p in pairs), min(p[0][-1] for p in pairs), GRID)
     table = np.array([b[np.searchsorted(a, grid + 1e-9, side="right") - 1] for a, b in pairs])
     std = table.std(axis=0, ddof=1).tolist() if len(table) > 1 else None
-    return Curve(grid.tolist(), table.mean(axis=0).tolist(), std)
+    return ScoreCurve(grid.tolist(), table.mean(axis=0).tolist(), std)
 
 
 def _marks(head: Row, metric: ShownMetric) -> list[Mark]:
@@ -140,7 +140,7 @@ def _marks(head: Row, metric: ShownMetric) -> list[Mark]:
     return marks + [Mark("join", begin=at_s) for at_s in joins[:1]]
 
 
-def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw the measures of the finished trials against the number that varies."""
     axis = results.axis
     rows = [
@@ -154,10 +154,10 @@ def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Dr
             never = [each for each in results.variants if len(found[each].x) < len(tried[each])]
             missing = f" Not drawn where a run never got there: {', '.join(never)}." if never else ""
             figure = draw_against(series, style, axis.key, measure.label, measure.scale)
-            yield Drawing(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
+            yield NamedFigure(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
 
 
-def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> Curve:
+def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> ScoreCurve:
     """Return the means at the values of the axis that all runs have: a mean over those that got there would flatter."""
     found = []
     for value in axis.values:
@@ -166,14 +166,14 @@ def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> Curve:
         mean, std = mean_std(group, measure.key) if complete else (None, None)
         if mean is not None and (measure.scale != "amount" or mean > 0):
             found.append((value, mean, std or 0.0))
-    return Curve(*zip(*found, strict=True)) if found else Curve((), ())
+    return ScoreCurve(*zip(*found, strict=True)) if found else ScoreCurve((), ())
 
 
 def _in_megabytes(sent: float | None) -> float | None:
     return None if sent is None else sent / 1e6
 
 
-def _joiners(results: VirtualResults) -> Iterator[Drawing]:
+def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
     """Draw how late joiners catch up."""
     axis, value, metric = results.axis, results.axis.values[-1], metric_of_run(results.summary)
     factor = 0.95 if metric.higher_is_better else 1 / 0.95
@@ -182,17 +182,17 @@ def _joiners(results: VirtualResults) -> Iterator[Drawing]:
         late, others = _mean_course(group, "time_s", "joiners"), _mean_course(group, "time_s", "others")
         if late is None or others is None:
             continue
-        near = Curve(others.x, [factor * mean for mean in others.mean])
+        near = ScoreCurve(others.x, [factor * mean for mean in others.mean])
         series = dict(zip(JOINER_STYLES, (late, others, near), strict=True))
         joins = [each["at_s"] for each in results.head(value)["world"]["late_joiners"]]
         figure = draw_courses(series, JOINER_STYLES, "virtual time (s)", [Mark("join", begin=min(joins))], metric)
         caption = (
             f"Mean {metric.name} of the clients that join late, each with the models that it took from its neighbours."
         )
-        yield Drawing(f"joiners-{_slug(name)}", caption, figure, name)
+        yield NamedFigure(f"joiners-{_slug(name)}", caption, figure, name)
 
 
-def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawing]:
+def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw how old the folded models are."""
     axis, rows = results.axis, finished(results.summary)
     value = axis.values[-1]
@@ -210,10 +210,10 @@ def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[Drawi
         unit = results.head(value).get("clock", {}).get("staleness", {}).get("unit", "updates")
         unit = "local updates of the receiver since" if unit == "updates" else unit
         caption = f"How old models are when they are folded{where}: 0 is as new as the receiver's own."
-        yield Drawing("ages", caption, draw_ages(series, style, OLDEST, unit))
+        yield NamedFigure("ages", caption, draw_ages(series, style, OLDEST, unit))
 
 
-def _timelines(results: VirtualResults) -> Iterator[Drawing]:
+def _timelines(results: VirtualResults) -> Iterator[NamedFigure]:
     """Draw the timelines at the middle value of the axis."""
     axis = results.axis
     for table in rows_of(results.timelines, axis, results.middle) if results.variants else ():
@@ -221,7 +221,7 @@ def _timelines(results: VirtualResults) -> Iterator[Drawing]:
         where = f", {axis.key} = {results.middle:g}" if axis.key else ""
         title = f"{name}{where}, seed {table['seed']}"
         caption = f"{len(table['lanes'])} lanes from {table['begin_s']:g} s to {table['end_s']:g} s."
-        yield Drawing(f"timeline-{_slug(name)}", caption, draw_lanes(table), title)
+        yield NamedFigure(f"timeline-{_slug(name)}", caption, draw_lanes(table), title)
 
 
 def _slug(name: str) -> str:

@@ -29,7 +29,7 @@ from dfca.report.drawing.axes import (
     values_axis,
     with_room,
 )
-from dfca.report.drawing.curves import Curve
+from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
 from dfca.runs.store.metric import ACCURACY, ShownMetric
@@ -66,7 +66,7 @@ def styles_of(variants: Sequence[str], servers: Sequence[str]) -> dict[str, Styl
 
 
 def draw_courses(
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     label: str,
     marks: Sequence[Mark] = (),
@@ -96,7 +96,7 @@ def draw_courses(
 
 
 def draw_against(
-    series: Mapping[str, Curve],
+    series: Mapping[str, ScoreCurve],
     style: Mapping[str, Style],
     key: str,
     label: str,
