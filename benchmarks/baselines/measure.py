@@ -23,7 +23,7 @@ OURS = "dfca"
 class BaselinesPlan:
     """The works, the libraries, and how often each is started.
 
-    A start runs `work.rounds` rounds and drops the first. cache: the folder of the libraries' environments.
+    A start runs `Work.rounds` rounds and drops the first. cache: the folder of the libraries' environments.
     """
 
     works: tuple[Work, ...]

@@ -63,7 +63,7 @@ class Client:
     def start(self) -> ClientState:
         """Begin: draw the start of every model, the same for all clients or one's own.
 
-        An elected start is the outcome of an election (`peer.election`): `ClientState.of(centres)`.
+        An elected start is the outcome of an election (`peer.elections`): `ClientState.of(centres)`.
         """
         models = self.algorithm.bank_size(self.clusters)
         who = () if self.algorithm.start == "shared" else (self.id,)

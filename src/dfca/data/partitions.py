@@ -46,7 +46,7 @@ def make_split(
         clusters: The number of true clusters, k.
         seed: Determines every random choice.
         drifted: Return what the clients hold after the drift: a share of them is then in the true cluster k.
-        task: What data of your own (`options.factory`) is for, where it does not say.
+        task: What data of your own (`DataOptions.factory`) is for, where it does not say.
 
     Returns:
         The split.

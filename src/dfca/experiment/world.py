@@ -267,7 +267,7 @@ class WorldConfig(Section):
 
 
 class StalenessConfig(Section):
-    """How a message weighs by its age, and what the age is measured in (`sim.events.staleness`)."""
+    """How a message weighs by its age, and what the age is measured in (`peer.records.staleness`)."""
 
     kind: StalenessKind = Field("constant", description="constant: all models weigh alike, however old")
     power: float = Field(0.5, ge=0, description="polynomial, hinge: how fast the weight falls with the age")

@@ -30,14 +30,14 @@ MOST_EARLY = 2000
 
 
 class JobRunner(Protocol):
-    """Computes jobs: `node.worker.Worker`, or a double of it."""
+    """Computes jobs: `node.work.worker.Worker`, or a double of it."""
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
 
 
 class InputRecorder(Protocol):
-    """Writes down what went into a peer and what left it: `node.record.Recorder`."""
+    """Writes down what went into a peer and what left it: `node.disk.record.Recorder`."""
 
     def input(self, now: float, kind: str, *values: Any) -> None:
         """Write down an input."""

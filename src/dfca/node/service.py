@@ -57,7 +57,7 @@ END_S = 4.0
 
 
 class ServiceTransport(Transport, Protocol):
-    """A transport with a life of its own: `node.net.GrpcTransport`."""
+    """A transport with a life of its own: `node.net.transport.GrpcTransport`."""
 
     on_neighbours: Callable[[tuple[int, ...]], None]
     on_devices: Callable[[int], None]

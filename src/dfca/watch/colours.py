@@ -34,7 +34,7 @@ def load_registry() -> None:
 
 
 def _dash(name: str) -> str:
-    """Return the dashes of a line as SVG writes them, by the rule of `report.plots.styles`."""
+    """Return the dashes of a line as SVG writes them, by the rule of `report.drawing.plots.styles`."""
     from dfca.report.rows import kind_of
 
     kind = kind_of(name)

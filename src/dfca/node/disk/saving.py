@@ -25,7 +25,7 @@ MOST_HELD = 4096
 
 
 class Store(Protocol):
-    """Keeps saves: `node.store.DiskStore`, or `MemoryStore`."""
+    """Keeps saves: `node.disk.store.DiskStore`, or `MemoryStore`."""
 
     def save(self, saved: Saved) -> None:
         """Keep a save; it is durable when this returns. Raises CannotSave."""

@@ -7,7 +7,7 @@ knows the name can check the facts, whoever hands them on. Facts run no code: a 
     facts = Facts.from_bytes(data)
     model = build(facts)                                      # learner.py: the model, checked against the facts
     options = facts.peer_options(number, neighbours)          # for `peer.Peer`
-    client = facts.client(number, degree, (x, y), model)      # for `node.worker.Worker`
+    client = facts.client(number, degree, (x, y), model)      # for `node.work.worker.Worker`
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class MergingFacts(Section):
 
 
 class StalenessFacts(Section):
-    """How a message weighs by its age (`peer.staleness`)."""
+    """How a message weighs by its age (`peer.records.staleness`)."""
 
     kind: Literal["constant", "polynomial", "hinge"] = "constant"
     power: Number = Field(default=0.5, ge=0)

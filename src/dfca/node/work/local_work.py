@@ -29,7 +29,7 @@ SHARE = 0.1
 
 
 class Scored(Protocol):
-    """How the models do on held-out samples: `node.task.learner.Report`."""
+    """How the models do on held-out samples: `node.task.learner.HeldOutReport`."""
 
     cluster: int
     scores: tuple[Any, ...]

@@ -208,7 +208,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Absence:
-    """A client is away from begin_s to end_s (inf: it does not come back), as `sim.availability` reads it from a file.
+    """A client is away from begin_s to end_s (inf: for good), as `sim.events.availability` reads it from a file.
 
     What it does with its bank is the churn's `keeps`.
     """

@@ -1,6 +1,6 @@
 """The election of `rules.election` for all clients at once: what every client concludes once all messages have arrived.
 
-`peer.election` holds the same election by messages; tests say that both end alike.
+`peer.waves.election` holds the same election by messages; tests say that both end alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TurnRecord:
 
 @dataclass(frozen=True)
 class ElectionResult:
-    """The elected centres (k, P), the candidates as they stood, and what the messages of `peer.election` cost."""
+    """The elected centres (k, P), the candidates as they stood, and what the messages of `peer.waves.election` cost."""
 
     centres: Tensor
     turns: tuple[TurnRecord, ...]

@@ -1,4 +1,4 @@
-"""What an election costs where every message arrives at once: numbers that travel besides models (`peer.election`).
+"""What an election costs where every message arrives at once: the numbers besides models (`peer.waves.election`).
 
 The wave is played by the peers' own machines, without samples; what the turns send follows from its tree.
 """
