@@ -70,10 +70,6 @@ class CurvePool:
         self.due, self.cluster, self.samples, self.lineage = due, curve.cluster, curve.samples, lineage
         self.rows, self.degree, self.picked, self.tried = [tuple(curve.losses.tolist())], UNKNOWN, None, 0
 
-    def begin_try(self) -> None:
-        """Note that a measurement begins."""
-        self.tried += 1
-
     def settle(self, steps: int) -> bool:
         """Pick steps for good, if a curve was measured and none are picked; return whether that is so."""
         settles = self.measured and self.picked is None

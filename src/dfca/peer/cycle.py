@@ -160,7 +160,6 @@ class RoundCycle(Part):
         return at.rules.fold_all_(at.copies, folded) if folded else at.copies
 
     def _age(self, at: PeerView, update: Update, came_s: float) -> float:
-        """Measure how old an update is: `staleness`."""
         unit, message = at.options.staleness.unit, update.message
         if unit == "seconds":
             return update.age_s + (at.now - came_s)
@@ -172,23 +171,6 @@ class RoundCycle(Part):
     def end_wait(self) -> None:
         """Close the round next: everything that was waited for is folded."""
         self.deadline, self.step = None, Step.CLOSE
-
-    def forget_sender(self, sender: int) -> None:
-        """Forget what a neighbour has sent: it has begun a new life."""
-        self.inbox.forget_sender(sender)
-
-    def forget_strangers(self, neighbours: tuple[int, ...]) -> None:
-        """Forget the rounds of those that are no neighbours any more."""
-        self.inbox.forget_strangers(neighbours)
-
-    def forget_clusters(self, clusters: tuple[int, ...]) -> None:
-        """Drop the updates of clusters that have changed."""
-        for j in clusters:
-            self.inbox.forget_cluster(j)
-
-    def clear(self) -> None:
-        """Drop all updates: the models are others."""
-        self.inbox.clear()
 
     def close(self) -> None:
         """Close the round that was being ended."""

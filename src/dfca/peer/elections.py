@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dfca.core.rules.election import bid
-from dfca.core.rules.merging import Plan
 from dfca.core.rules.revival import PAUSE
 from dfca.peer.inbox import MOST_ROUND
 from dfca.peer.parts import Outbox, Part, PeerView, wave_fields
@@ -172,10 +171,6 @@ class Elections(Part):
         """End the election: its models are to be taken."""
         self.wave, self.warm = None, None
 
-    def close(self, at: PeerView, clusters: int, opened: tuple[int, ...]) -> None:
-        """Take in which clusters a by-election has opened, of how many."""
-        self.detector.close(at.round - 1, clusters, opened)
-
     def reset_alarm(self) -> None:
         """Forget what was announced: alarms are of a lineage."""
         self.announced = Announced(self.announced.number)
@@ -192,10 +187,6 @@ class Elections(Part):
         old = self.detector
         self.detector = DriftDetector(last=old.last, pause=old.pause, alarms=old.alarms)
         self.detector.grow(clusters)
-
-    def merge(self, plan: Plan, order: list[int]) -> None:
-        """Take in that a survey merged and closed clusters; order: which of them are 0, 1, ... now."""
-        self.detector.merge(plan, order)
 
     def look(self, at: PeerView, result: Trained, round: int, mixed: bool) -> None:
         """Take in the loss of a round; mixed: the model was averaged with others since, or nobody is away."""

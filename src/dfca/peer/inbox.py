@@ -151,11 +151,6 @@ class Inbox:
         """Forget the rounds of those that are no neighbours and of whom nothing waits."""
         self.newest = {key: n for key, n in self.newest.items() if key[0] in neighbours or key in self.kept}
 
-    def forget_cluster(self, cluster: int) -> None:
-        """Drop the updates of a cluster that was opened anew."""
-        for key in [key for key in self.kept if key[1] == cluster]:
-            del self.kept[key]
-
-    def clear(self) -> None:
-        """Drop all updates."""
-        self.kept.clear()
+    def forget_clusters(self, clusters: Collection[int]) -> None:
+        """Drop the updates of clusters that have changed."""
+        self.kept = {key: updates for key, updates in self.kept.items() if key[1] not in clusters}

@@ -160,7 +160,6 @@ class Joiner(Part):
         return best
 
     def _can_serve(self, at: PeerView, neighbour: int, hello: Hello) -> bool:
-        """Return whether a neighbour has models that this peer should take."""
         lineage, wave = hello.lineage, at.wave
         if not hello.clusters or self.suspects.get(neighbour, (-math.inf, 0))[0] > at.now:
             return False
@@ -249,7 +248,6 @@ class Joiner(Part):
 
 
 def _lineage_of(at: PeerView) -> Lineage | None:
-    """Return the lineage of the models that the peer holds; None without any."""
     return None if at.bank is None else at.lineage
 
 

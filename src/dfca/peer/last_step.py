@@ -47,7 +47,7 @@ class LastStep(Part):
             # Who comes later trains a round first: measuring takes long, and it may not stay.
             ready = at.round == due or any(at.copies.updates)
             if ready and pool.tried < MOST_TRIES:
-                pool.begin_try()
+                pool.tried += 1
                 self.out.save()
                 self.out.note("measure", round=at.round)
                 return Curve(at.copies.closed)
@@ -110,7 +110,3 @@ class LastStep(Part):
             for receivers, message in self.curves.advance(waited, at.links):
                 for neighbour in receivers:
                     self.out.send(neighbour, message)
-
-    def forget_strangers(self, neighbours: tuple[int, ...]) -> None:
-        """Forget the curves of those that are no neighbours any more."""
-        self.curves.forget_strangers(neighbours)

@@ -172,7 +172,6 @@ class Memory:
         self._bank = torch.zeros(0, size, dtype=dtype)
 
     def __call__(self, models: int) -> Tensor:
-        """Return memory (models, P)."""
         before = self._bank[:models]
         self._bank = before.new_zeros(models, before.shape[1])
         self._bank[: len(before)] = before

@@ -183,7 +183,6 @@ class Peer(Machine):
     # Inputs.
 
     def begin(self, now: float, late: bool = False) -> None:
-        """Begin; late: others have begun before, and have models."""
         self._tick(now)
         self.joiner.begin_waiting(self)
         if self.bank is not None:
@@ -197,7 +196,6 @@ class Peer(Machine):
         self._settle()
 
     def connected(self, neighbour: int, now: float) -> None:
-        """Take in that a neighbour is in reach: a new epoch of the link begins."""
         self._tick(now)
         if neighbour not in self.neighbours:
             self.out.refuse("unknown neighbour", neighbour)
@@ -212,7 +210,6 @@ class Peer(Machine):
         self._after_input()
 
     def disconnected(self, neighbour: int, now: float) -> None:
-        """Take in that a neighbour is out of reach: what was under way to and from it is lost."""
         self._tick(now)
         if self.links.pop(neighbour, None) is None:
             return
@@ -237,8 +234,8 @@ class Peer(Machine):
         for gone in [n for n in self.links if n not in self.neighbours]:
             self.disconnected(gone, now)
         self.joiner.forget_strangers(self.neighbours)
-        self.cycle.forget_strangers(self.neighbours)
-        self.last_step.forget_strangers(self.neighbours)
+        self.cycle.inbox.forget_strangers(self.neighbours)
+        self.last_step.curves.forget_strangers(self.neighbours)
         self._settle()
         self._after_input()
 
@@ -263,7 +260,6 @@ class Peer(Machine):
         return handle is not None
 
     def finished(self, job: Job, result: Any, now: float) -> None:
-        """Take in finished work."""
         self._tick(now)
         if job is self.job:
             self.job = None
@@ -273,7 +269,6 @@ class Peer(Machine):
         self._after_input()
 
     def next_wake(self) -> float | None:
-        """See `Machine`."""
         cycle = self.cycle
         if cycle.step is not None:
             return -math.inf
@@ -308,7 +303,6 @@ class Peer(Machine):
         self._after_input()
 
     def waits(self) -> str:
-        """Describe what the peer waits for, in a sentence without a subject."""
         if self.state is State.EMPTY:
             return f"waits for the models of {names(self.neighbours)}"
         if self.state in (State.ELECTING, State.PAUSED) and self.wave is not None:
@@ -326,31 +320,28 @@ class Peer(Machine):
         self.copies = bank.taken(models, lineage, round, self.allocate)
         self.lineage, self.state = lineage, State.WAITING
         self.surveys.postpone(self)
-        self.cycle.clear()
+        self.cycle.inbox.kept.clear()
         self.desk.forget_answers()
         self.elections.begin_with(len(models))
 
     def _open_cluster(self, slot: int, model: Tensor) -> None:
-        """Put a model into a cluster that an election opened."""
         self.copies = bank.opened(self.copies, slot, model, self.allocate)
         self.surveys.postpone(self)
-        self.cycle.forget_clusters((slot,))
+        self.cycle.inbox.forget_clusters((slot,))
 
     def _take_entry(self, entry: Entry) -> None:
-        """Merge and close clusters as a survey decided."""
         if layout_of(self.lineage).after(entry) is None:
             return
         self.elections.reset_alarm()
         self.lineage = (*self.lineage, entry)
         if entry.changes:
             self.copies, order = bank.surveyed(self.copies, entry, self.allocate)
-            self.cycle.forget_clusters(entry.slots)
+            self.cycle.inbox.forget_clusters(entry.slots)
             self.desk.forget(entry.slots)
-            self.elections.merge(entry.plan, order)
+            self.elections.detector.merge(entry.plan, order)
         self.out.note("survey", number=len(self.open_clusters))
 
     def _draw(self) -> None:
-        """Begin with a start of one's own."""
         self.job = Draw()
         self.out.ask(self.job)
 
@@ -386,13 +377,11 @@ class Peer(Machine):
         self.out.ask(job)
 
     def _round_job(self) -> Train | Rest:
-        """Make the job of the round that begins: training, or rest."""
         if not takes_part(self.options, self.id, self.round):
             return Rest(self.round)
         return Train(self.round, self.holds_out, self.surveys.is_to_come(self), self.copies.closed)
 
     def _catch_up(self) -> None:
-        """Join the round that the neighbours are in."""
         newest = self.joiner.catch_up(self)
         if newest > self.round:
             self.copies = replace(self.copies, round=newest)
@@ -450,7 +439,6 @@ class Peer(Machine):
         self.cycle.wait_for(Step.BEGIN)
 
     def _check_wait(self) -> None:
-        """Take the next step of a round's end where nobody is waited for."""
         if self.state is State.WAITING:
             self.cycle.check_wait(self, bool(self.desk.wanted))
 
@@ -476,7 +464,6 @@ class Peer(Machine):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no job runs, nor one that looks whether models fit."""
         return self.job is None and self.elections.checking is None
 
     def _close_round(self) -> None:
@@ -498,7 +485,7 @@ class Peer(Machine):
         if known.hello is not None and known.hello.incarnation not in (UNKNOWN, hello.incarnation):
             self.links[sender] = known = Neighbour()
         if known.hello is None or known.hello.incarnation == UNKNOWN:
-            self.cycle.forget_sender(sender)  # it may have begun a new life, with an older round
+            self.cycle.inbox.forget_sender(sender)  # it may have begun a new life, with an older round
         known.greet(hello)
         self._take_in_hello()
 
@@ -510,7 +497,6 @@ class Peer(Machine):
         self._begin_if_all_have_spoken()
 
     def _waits_for_hello(self) -> bool:
-        """Return whether the first round waits for the neighbours' first hello."""
         return self.cycle.ending is None and self.joiner.waits_for_hello(self)
 
     def _begin_if_all_have_spoken(self) -> None:
@@ -582,11 +568,9 @@ class Peer(Machine):
             self.desk.refuse_unasked(self, sender, copy)
 
     def _seek(self) -> None:
-        """Look for a neighbour whose models are to be taken over."""
         self._carry_out(self.joiner.seek(self))
 
     def _carry_out(self, effect: JoinEffect | None) -> None:
-        """Do what the joiner wants done."""
         if effect is not None:
             _JOINS[type(effect)](self, effect)
 
@@ -597,7 +581,6 @@ class Peer(Machine):
             self.state = State.EMPTY
 
     def _follow(self, effect: Follow) -> None:
-        """Do to one's own models what surveys have decided since."""
         self._leave_wave()
         for entry in effect.lineage[len(self.lineage) :]:
             self._take_entry(entry)
@@ -607,7 +590,6 @@ class Peer(Machine):
         self._continue_round()
 
     def _extend(self, effect: Extend) -> None:
-        """Take the clusters that others have opened since."""
         pursuit, opened = effect
         self._leave_wave()
         for j in opened:
@@ -616,12 +598,11 @@ class Peer(Machine):
             self.copies = bank.stamped(self.copies, j, copy.message.offer)
             self.out.note("adopt", pursuit.source, j, copy.message.round)
         self.lineage = pursuit.lineage
-        self.elections.close(self, len(self.copies.bank), opened)
+        self.elections.detector.close(self.round - 1, len(self.copies.bank), opened)
         self._announce_taken()
         self._continue_round()
 
     def _switch(self, effect: Switch) -> None:
-        """Take over all models of a neighbour, and its round."""
         pursuit, round = effect
         kind = "join" if self.bank is None else "switch"
         self._leave_wave()
@@ -672,7 +653,7 @@ class Peer(Machine):
         else:
             fits = self.elections.may_join(self, probe, pursuing=self.joiner.pursuit is not None)
         if fits and not surveys and self.surveys.wave is not None:
-            self._leave_survey()  # it can wait: others are at a loss for models
+            self._leave_survey()  # it can wait: others need an election first
         wave = self.wave
         if wave is not None and wave.is_kind_of(probe):
             wave.receive(sender, probe, self.now)
@@ -803,7 +784,6 @@ class Peer(Machine):
         self.state = State.WAITING if self.state is State.PAUSED else self.state
 
     def _drain_wave(self) -> None:
-        """Send and ask for what a wave wants."""
         assert self.wave is not None
         messages, work = self.wave.drain()
         for neighbour, message in messages:
@@ -839,7 +819,6 @@ class Peer(Machine):
             self._conclude(election.outcome)
 
     def _conclude(self, outcome: Outcome) -> None:
-        """Take the centres of an election, and continue."""
         self.elections.end()
         if outcome.base != self.lineage or (self.bank is None) != (outcome.call is None):
             self.cycle.wait_for(Step.BEGIN)
@@ -861,12 +840,12 @@ class Peer(Machine):
         self.cycle.wait_for(Step.BEGIN if self.cycle.ending is None else Step.CLOSE)
 
     def _take_opened(self, outcome: Outcome) -> None:
-        """Open the clusters of a by-election."""
         for slot, model in outcome.opened:
             self._open_cluster(slot, model)
         if outcome.entry is not None:
             self.lineage = (*self.lineage, outcome.entry)
-        self.elections.close(self, len(self.copies.bank), tuple(slot for slot, _ in outcome.opened))
+        opened = tuple(slot for slot, _ in outcome.opened)
+        self.elections.detector.close(self.round - 1, len(self.copies.bank), opened)
         self.elections.reset_alarm()
         self.state = State.WAITING
 
@@ -889,31 +868,19 @@ class Peer(Machine):
             self.cycle.wait_for(Step.BEGIN)
 
 
-Handler = Callable[[Peer, int, Any], None]
-
-
-def _to(part: str, method: str) -> Handler:
-    """Hand a message to a part, with what it may read of the peer."""
-
-    def handle(peer: Peer, sender: int, message: Any) -> None:
-        getattr(getattr(peer, part), method)(peer, sender, message)
-
-    return handle
-
-
-_HANDLERS: dict[type, Handler] = {
+_HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
     **dict.fromkeys(m.ELECTION, Peer._on_election),
     m.Probe: Peer._on_probe,
     m.Hello: Peer._on_hello,
     m.Update: Peer._on_update,
     m.Nothing: Peer._on_nothing,
-    m.CopyRequest: _to("desk", "answer"),
+    m.CopyRequest: lambda peer, sender, message: peer.desk.answer(peer, sender, message),
     m.Copy: Peer._on_copy,
     m.Declined: Peer._on_declined,
-    m.BankRequest: _to("joiner", "answer"),
+    m.BankRequest: lambda peer, sender, message: peer.joiner.answer(peer, sender, message),
     m.BankCopy: Peer._on_bank_copy,
-    m.Alarm: _to("elections", "hear_alarm"),
-    m.Curves: _to("last_step", "hear"),
+    m.Alarm: lambda peer, sender, message: peer.elections.hear_alarm(peer, sender, message),
+    m.Curves: lambda peer, sender, message: peer.last_step.hear(peer, sender, message),
 }
 _STEPS: dict[Step, Callable[[Peer], None]] = {
     Step.ASK: Peer._ask_for_copies,

@@ -77,7 +77,6 @@ class Server(Machine):
         self._hand_down()
 
     def next_wake(self) -> float | None:
-        """See `Machine`."""
         if self.due:
             return -math.inf
         return None if self.deadline is None else self._on_drivers_clock(self.deadline)
@@ -107,7 +106,6 @@ class Server(Machine):
         ]
 
     def waits(self) -> str:
-        """See `Machine`."""
         return f"waits for round {self.round} of {names(self.awaited())}" if self.links else "waits for its clients"
 
     def _handle(self, sender: int, message: Any) -> bool:
@@ -190,7 +188,6 @@ class ServerClient(Machine):
         self._tick(now)
 
     def connected(self, neighbour: int, now: float) -> None:
-        """See `Machine`."""
         self._tick(now)
         self.links[neighbour] = Neighbour()
         self.reported = -1
@@ -203,7 +200,6 @@ class ServerClient(Machine):
         self.reported = -1
 
     def next_wake(self) -> float | None:
-        """See `Machine`."""
         return -math.inf if self.due else None
 
     def wake(self, now: float) -> None:
@@ -253,7 +249,6 @@ class ServerClient(Machine):
         self.out.save()
 
     def waits(self) -> str:
-        """See `Machine`."""
         return "waits for the server"
 
     def _handle(self, sender: int, message: Any) -> bool:
@@ -289,7 +284,6 @@ class ServerClient(Machine):
         return stored | {"copies": self.copies, "bank": self.bank, "clusters": 0}
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """See `Machine`."""
         super().restore(fields | {"clusters": 0})
         self.last_step.restore(fields)
         self.copies = fields["copies"]

@@ -1,8 +1,8 @@
 """Where a peer's clusters come from, election by election, and what surveys made of them: cluster 2 of one lineage is
 not cluster 2 of another.
 
-Lineages are ordered: of two that differ, the first entry that differs decides, more voters first; one that goes on
-where the other ends is the later of the two. A peer folds a model only if its cluster comes from the same elections and
+Lineages are ordered: of two that differ, the first entry that differs decides, more voters first; one that
+extends the other is the later of the two. A peer folds a model only if its cluster comes from the same elections and
 surveys at both ends, and takes the models of a higher lineage that it meets. What surveys decided it does to its own
 models: that needs no others.
 """
@@ -55,10 +55,10 @@ class Entry(NamedTuple):
 
 def digest_of(models: Iterable[Tensor]) -> int:
     """Digest models: 48 bits, the same for the same bits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for model in models:
-        found.update(model.detach().cpu().contiguous().numpy().tobytes())
-    return int.from_bytes(found.digest()[:6], "big")
+        digest.update(model.detach().cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(digest.digest()[:6], "big")
 
 
 Lineage = tuple[Entry, ...]
@@ -113,10 +113,10 @@ NO_CLUSTERS = Clusters(0)
 
 def layout_of(lineage: Lineage) -> Clusters:
     """Find the clusters of a lineage that began with an election; none where it is impossible."""
-    found: Clusters | None = NO_CLUSTERS
+    clusters: Clusters | None = NO_CLUSTERS
     for entry in lineage:
-        found = None if found is None else found.after(entry)
-    return found or NO_CLUSTERS
+        clusters = None if clusters is None else clusters.after(entry)
+    return clusters or NO_CLUSTERS
 
 
 def clusters_of(lineage: Lineage) -> int:
@@ -125,9 +125,9 @@ def clusters_of(lineage: Lineage) -> int:
 
 
 def opened_since(later: Lineage, mine: Lineage | None) -> tuple[int, ...] | None:
-    """List the clusters that a lineage has opened since a peer's own, whose end it goes on from: those that it lacks.
+    """List the clusters that a lineage has opened since a peer's own, which it extends: those that it lacks.
 
-    None where all models are others: it does not go on there, or a survey was held as well. mine: None without models.
+    None where all models are others: it does not extend it, or a survey was held as well. mine: None without models.
     """
     if mine is None or later == mine or later[: len(mine)] != mine:
         return None
@@ -147,7 +147,7 @@ def has_grown(lineage: Lineage) -> bool:
 def quiet_surveys(lineage: Lineage) -> int:
     """Count the surveys at the end of a lineage that merged nothing, in a row."""
     merged = (not entry.is_survey or bool(entry.merges) for entry in reversed(lineage))
-    return next((place for place, each in enumerate(merged) if each), len(lineage))
+    return next((place for place, has_merged in enumerate(merged) if has_merged), len(lineage))
 
 
 def is_lineage(value: Any) -> bool:

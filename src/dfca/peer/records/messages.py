@@ -134,7 +134,7 @@ class Key(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a by-election is for: the clusters that nobody trains, among so many; None for the election of a start.
+    """What a by-election is for: the clusters that nobody trains, of `clusters`; None for the election of a start.
 
     closed: the clusters that are (`rules.merging`). survey: it is for a survey of those that are open.
     """
@@ -354,11 +354,11 @@ def _are_clusters(slots: tuple[int, ...], call: Call) -> bool:
 
 
 def _is_survey(survey: Survey) -> bool:
-    """Return whether sums can be those of so many clients, of clusters in ascending order."""
+    """Return whether sums are possible, of clusters in ascending order."""
     k, slots = len(survey.slots), survey.slots
     if not (0 < k <= MOST_SURVEYED and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))):
         return False
-    if [len(each) for each in survey[1:]] != [k, k, k, EXCESSES * k * k, k, k]:
+    if [len(values) for values in survey[1:]] != [k, k, k, EXCESSES * k * k, k, k]:
         return False
     counts = zip(survey.voters, survey.unfit, survey.followers, strict=True)
     few = all(min(some) >= 0 and max(some) == some[2] <= MOST_PEERS for some in counts)
@@ -380,7 +380,7 @@ def _is_message(value: Any) -> bool:
     if sound is None:
         numbers = (value.sender, value.cluster, value.round, value.degree, value.updates)
         sound = value.__dict__["sound"] = (
-            all(type(each) is int for each in numbers)
+            all(type(number) is int for number in numbers)
             and min(value.cluster, value.round + 1, value.degree, value.updates) >= 0
             and _is_model(value.model)
             and (value.offer is None or _is_record(Offer, value.offer))
@@ -419,13 +419,12 @@ _RULES: dict[type, Check] = {
         and m.first + len(m.values) // len(GRID) <= SWEEPS + 1
         and all(abs(value) <= MOST_LOSS for value in m.values)
     ),
-    Tally: lambda m: min(m[:3]) >= 0 and all(len(each) == len(m.totals) for each in m[3:]),
+    Tally: lambda m: min(m[:3]) >= 0 and all(len(values) == len(m.totals) for values in m[3:]),
 }
 """What must hold besides."""
 
 
 def _check_of(hint: Any) -> Check:
-    """Make the check of one field from its type."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint in _LEAVES:
         return _LEAVES[hint]

@@ -1,6 +1,6 @@
 """What a peer asks its driver for: work to do, and everything else that leaves the machine (`Ready`).
 
-A peer never computes a loss or a gradient. It asks for a job and goes on serving messages; the driver answers with
+A peer never computes a loss or a gradient. It asks for a job and keeps serving messages; the driver answers with
 `Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short; a
 `Score` may run beside it.
@@ -165,7 +165,7 @@ NOTES = {
     "nothing": "a neighbour ended its round without a model",
     "refused": "a message was refused",
     "timeout": "a wait for neighbours ended by its time",
-    "jump": "the peer goes on with the round of its neighbours",
+    "jump": "the peer joins the round of its neighbours",
     "relay": "a relayed copy was taken",
     "take": "a model of a neighbour's bank was taken",
     "join": "a peer without models took over those of a neighbour",
@@ -200,4 +200,4 @@ class Ready:
     @property
     def notes(self) -> list[Note]:
         """What happened, for books, metrics and logs."""
-        return [Note(*each) for each in self.noted]
+        return [Note(*fields) for fields in self.noted]

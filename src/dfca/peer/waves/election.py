@@ -89,7 +89,6 @@ class Election(Wave):
     no_shows: set[int] = field(default_factory=set)  # candidates that were asked to stand, and did not
 
     def resume(self, answer_time: AnswerTime, models: Tensor | None) -> None:
-        """See `Wave`."""
         super().resume(answer_time, models)
         self.held = None if self.held is None else models
 
@@ -164,7 +163,6 @@ class Election(Wave):
         return bad or (self.opened and self.voters > entry.voters)
 
     def _is_decidable(self, turn: Turn) -> bool:
-        """Return whether this can be what came of the turn that runs."""
         if self.phase != "vote":
             return self.phase == "bid" and turn == PASS
         known = self.candidate is not None and turn.candidate == self.candidate.candidate
@@ -237,7 +235,6 @@ class Election(Wave):
         self._take_early()
 
     def _open_kids(self, first: int | None) -> None:
-        """Send the children what they lack of the log, and open."""
         accepted = [turn for turn in self.log if turn.accepted]
         for kid, counted in sorted(self.kids.items()):
             for place in range(self._known_to(counted), min(len(accepted), len(self.centres))):
@@ -257,7 +254,6 @@ class Election(Wave):
         return "stand" if self.phase == "bid" and lacked else self.phase
 
     def _take_centre(self, message: Centre) -> None:
-        """Keep the model of a centre that was accepted earlier, and hand it on."""
         if message.place != len(self.centres) or not self._fits(message.model):
             return
         self.centres.append(message.model)
@@ -280,7 +276,6 @@ class Election(Wave):
         return model.shape == (self.size,) and model.dtype == self.dtype and is_finite(model)
 
     def _check_centres(self) -> None:
-        """Begin the turn once the models of all centres are there."""
         if len(self.centres) >= sum(turn.accepted for turn in self.log):
             self._begin_turn()
             self._take_early()
@@ -305,7 +300,6 @@ class Election(Wave):
 
     @property
     def _held_count(self) -> int:
-        """How many of the centres were held before."""
         return 0 if self.call is None else self.call.clusters - len(self.call.closed)
 
     @property
@@ -440,7 +434,6 @@ class Election(Wave):
         self.since_s = self.last_s
 
     def _decided(self, turn: Turn, done: bool) -> None:
-        """Hand the decision of a turn down, and begin the next, or end."""
         for kid in sorted(self.kids):
             self._send(kid, Decision(self.key, len(self.log), turn, done))
         if self.phase == "vote":
@@ -503,14 +496,12 @@ class Election(Wave):
     # Losses of neighbours.
 
     def _forget_turn(self) -> None:
-        """Forget the turn that was under way: a new attempt begins."""
         self.candidate, self.scoring, self.voters, self.early = None, None, 0, {}
         self.best, self.route, self.bid_made, self.missing = None, None, False, set()
         # Models of centres that came before a log that never did are not this peer's centres.
         self.centres = self.centres[: sum(turn.accepted for turn in self.log)]
 
     def _without(self, neighbour: int, now: float) -> None:
-        """Continue without a neighbour that takes no part, or no longer; the next attempt asks it again."""
         if neighbour == self.parent:
             self._lose_parent(now)
             return
