@@ -42,7 +42,20 @@ __all__ = ["lockstep", "make_clients", "stack"]
 
 
 def make_clients(setting: Setting) -> list[Client]:
-    """Make the clients of a setting."""
+    """Make the clients of a setting.
+
+    Args:
+        setting: What the simulation runs.
+
+    Returns:
+        The clients, by number.
+
+    Example:
+        >>> import dfca
+        >>> from dfca.contracts import make_setting
+        >>> [client.id for client in make_clients(make_setting(dfca.ALGORITHMS["ifca"]()))]
+        [0, 1, 2, 3, 4, 5]
+    """
     flat = FlatModel(initial_module(setting).to(setting.dtype), setting.learns)
     train, liars = setting.split.train.to("cpu", setting.dtype), _liars_of(setting)
     train = train if liars is None else liars.poison(train, setting.split.classes)
@@ -75,10 +88,23 @@ def make_clients(setting: Setting) -> list[Client]:
 def lockstep(
     setting: Setting, order: Callable[[int, Iterable[Message]], Iterable[Message]] = lambda receiver, messages: messages
 ) -> list[ClientState]:
-    """Run all rounds: everybody starts the round, then everything sent is delivered.
+    """Run all rounds: all clients start the round, then all messages are delivered.
 
-    `order` arranges what a receiver gets, by its id. A server is a complete graph on which a client's own copy counts
-    only if the client trained it, and that also reaches the clients that sat the round out.
+    A server is a complete graph on which a client's own copy counts only if the client trained it, and which also
+    reaches the clients that do not take part in the round.
+
+    Args:
+        setting: What the simulation runs.
+        order: Arranges the messages that a receiver gets, given its number.
+
+    Returns:
+        The last state of every client.
+
+    Example:
+        >>> import dfca
+        >>> from dfca.contracts import make_setting
+        >>> [state.assignment for state in lockstep(make_setting(dfca.ALGORITHMS["oracle"](), rounds=1))]
+        [0, 1, 0, 1, 0, 1]
     """
     surveys = None if setting.merging is None else SurveyedClients(setting, setting.merging)
     clients = surveys.clients if surveys else make_clients(setting)
@@ -134,7 +160,20 @@ def _told(liars: Liars, message: Message, now: int) -> Message:
 
 
 def stack(states: list[ClientState]) -> torch.Tensor:
-    """Stack the banks of all clients: (k, N, P)."""
+    """Stack the banks of all clients.
+
+    Args:
+        states: The states of the clients.
+
+    Returns:
+        The models, (k, N, P).
+
+    Example:
+        >>> import dfca
+        >>> from dfca.contracts import make_setting
+        >>> stack(lockstep(make_setting(dfca.ALGORITHMS["ifca"](), rounds=1))).shape
+        torch.Size([2, 6, 43])
+    """
     return torch.stack([state.bank for state in states], dim=1)
 
 

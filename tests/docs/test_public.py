@@ -6,13 +6,17 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import dfca
 import dfca.contracts
@@ -44,12 +48,54 @@ def modules_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_examples_run(name: str) -> None:
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(ROOT / "tests/golden/0.2/runs/rounds", tmp_path / "runs/quickstart")
+    monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         module = importlib.import_module(name)
         result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert result.attempted
     assert not result.failed
+
+
+OPTIONS = {"DataOptions", "LocalOptions", "LocalOptions.batch_of", "Setting", "TopologyOptions"}  # being rewritten
+
+
+def public_objects() -> dict[str, Any]:
+    """Return every public function and class, and the public methods of the classes."""
+    objects = {}
+    for module in (dfca, dfca.contracts, dfca.testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not inspect.isfunction(value) and not inspect.isclass(value):
+                continue
+            objects[name] = value
+            for inner, method in vars(value).items() if inspect.isclass(value) else ():
+                method = getattr(method, "__func__", method)
+                if not inner.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                    objects[f"{name}.{inner}"] = method
+    return objects
+
+
+@pytest.mark.parametrize("name", sorted(set(public_objects()) - OPTIONS))
+def test_docstrings_are_complete(name: str) -> None:
+    """Args and Returns of the signature, fields of records, and an example, which `test_examples_run` runs."""
+    value = public_objects()[name]
+    text = inspect.getdoc(value) or ""
+    assert text
+    if inspect.isfunction(value):
+        signature = inspect.signature(value)
+        named = [name for name in signature.parameters if name not in ("self", "cls")]
+        assert [name for name in named if not re.search(rf"^    \*{{0,2}}{name}: ", text, re.MULTILINE)] == []
+        assert ("\nReturns:\n" in text) == (signature.return_annotation != "None")
+        assert "Raises " not in text
+    if dataclasses.is_dataclass(value):
+        assert [field.name for field in dataclasses.fields(value) if f"    {field.name}: " not in text] == []
+    if inspect.isclass(value) and issubclass(value, BaseModel):
+        assert all(field.description for field in value.model_fields.values())
+    if "." not in name:
+        assert ">>> " in text
 
 
 def test_the_package_is_marked_as_typed() -> None:

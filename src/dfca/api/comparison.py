@@ -22,6 +22,18 @@ class Comparison:
     """The results of several algorithms and seeds, in their order.
 
     `comparison["ifca"]` is the result of the first seed, `comparison["ifca", 1]` that of seed 1.
+
+    Attributes:
+        results: The results.
+
+    Example:
+        >>> import dfca
+        >>> split = dfca.make_split(dfca.DataOptions(samples_per_client=20), clients=6, clusters=2, seed=0)
+        >>> comparison = dfca.simulate(
+        ...     lambda: dfca.mlp((1, 8, 8), 10, 8), split, ["ifca", "local"], seed=[0, 1], rounds=2
+        ... )
+        >>> comparison.algorithms, comparison.seeds, comparison["local", 1].seed
+        (['ifca', 'local'], [0, 1], 1)
     """
 
     def __init__(self, results: Sequence[Result]) -> None:
@@ -79,11 +91,13 @@ class Comparison:
         return {} if reference is None else compare(self._scores(), reference, self._higher_is_better)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Make the comparison: a row per algorithm, the mean and spread (sample standard deviation) over seeds.
+        """Make the comparison: a row per algorithm, the mean and sample standard deviation over seeds.
 
-        Columns are pairs, ("accuracy", "mean") and ("accuracy", "std"), so `comparison.to_pandas()["accuracy"]` is a
-        table of its own. ("difference", ...) is that of the score to an algorithm ("to"), paired by seed: "mean", the
-        95 % interval "low" to "high", "p" before correction, the "seeds", and the "verdict" after Holm's correction.
+        Returns:
+            A DataFrame whose columns are pairs, ("accuracy", "mean") and ("accuracy", "std"), so that
+            `comparison.to_pandas()["accuracy"]` is a table too. ("difference", ...) is the difference of the score to
+            `reference` ("to"), paired by seed: "mean", the 95 % interval "low" to "high", "p" before correction, the
+            number of "seeds", and the "verdict" after Holm's correction.
         """
         import pandas as pd
 

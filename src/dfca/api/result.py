@@ -25,9 +25,23 @@ SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s", "bytes_sen
 class Result:
     """A finished simulation; it can be pickled (without `simulation`).
 
-    banks: all models, (k, N, P), or (k, 1, P) where a server keeps one for all. module: an nn.Module of the
-    architecture. shape: of a sample, None where it is several tensors. notes: what the user should know, once.
-    simulation: the simulator itself, None in a result that was unpickled.
+    Attributes:
+        metrics: A row per evaluated round.
+        algorithm: The name of the algorithm.
+        seed: The seed.
+        banks: All models, (k, N, P), or (k, 1, P) where a server keeps one for all.
+        module: A module of the architecture.
+        classes: The number of classes, or of outputs.
+        shape: The shape of a sample; None where a sample is several tensors.
+        notes: What the user should know about this run.
+        simulation: The simulator itself; None in a result that was unpickled.
+
+    Example:
+        >>> import dfca
+        >>> split = dfca.make_split(dfca.DataOptions(samples_per_client=20), clients=6, clusters=2, seed=0)
+        >>> result = dfca.simulate(lambda: dfca.mlp((1, 8, 8), 10, 8), split, "ifca", rounds=2)
+        >>> result.bank(0).shape, result.model(0, cluster=1)[1].out_features
+        (torch.Size([2, 610]), 8)
     """
 
     metrics: Metrics
@@ -63,12 +77,33 @@ class Result:
         return FlatModel(self.module)
 
     def bank(self, client: int) -> Tensor:
-        """Copy all models that a client holds: (k, P)."""
+        """Copy all models of a client.
+
+        Args:
+            client: The number of the client.
+
+        Returns:
+            The models, (k, P).
+
+        Raises:
+            ConfigError: If there is no such client.
+        """
         client = check_client(client, len(self.metrics[-1]["assignments"]))
         return self.banks[:, 0 if self.banks.shape[1] == 1 else client].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:
-        """Make a module, ready to deploy, from one of a client's models; by default the one that fits it best."""
+        """Make a module, ready to deploy, from one of a client's models.
+
+        Args:
+            client: The number of the client.
+            cluster: Which of its models; None: the one that fits it best.
+
+        Returns:
+            A new module.
+
+        Raises:
+            ConfigError: If there is no such client or cluster.
+        """
         bank = self.bank(client)
         chosen = int(self.assignments[client]) if cluster is None else cluster
         if not 0 <= chosen < len(bank):
@@ -78,7 +113,14 @@ class Result:
     def personal_model(self, client: int) -> nn.Module:
         """Make the module that a client deploys: the one that fits it best, after the personal last step.
 
-        Raises ConfigError where the simulation is gone (after pickling).
+        Args:
+            client: The number of the client.
+
+        Returns:
+            A new module.
+
+        Raises:
+            ConfigError: If there is no such client, or the result was unpickled and has no simulation.
         """
         make = getattr(self.simulation, "personal_model", None)
         if make is None:
@@ -93,13 +135,19 @@ class Result:
         client: int | None = None,
         cluster: int | None = None,
     ) -> list[Path]:
-        """Write models as files and return their paths: safetensors by the names of the state dict, or ONNX.
+        """Write models as files, with algorithm, seed, cluster, client, score and model as metadata.
 
-        By default one file per cluster that somebody uses, the copy of the first client that uses it; with `client`
-        the model that fits it best, or its copy of `cluster`. The metadata names algorithm, seed, cluster, client,
-        accuracy and model.
+        Args:
+            folder: Where the files go.
+            format: "safetensors", with the tensor names of the state dict, or "onnx".
+            client: Whose model; None: for every cluster in use, the copy of the first client that uses it.
+            cluster: Which model of the client; None: the one that fits it best.
 
-        Raises ConfigError for an unknown format, client or cluster, or a module that cannot be ONNX.
+        Returns:
+            The paths of the files.
+
+        Raises:
+            ConfigError: If the format, client or cluster is unknown, or the module cannot be written as ONNX.
         """
         check_format(format)
         own = plain_scores(self.metrics[-1], self.metrics.metric)
@@ -143,7 +191,11 @@ class Result:
         return table(repr(self), columns, rows, self.notes)
 
     def without_simulation(self) -> Result:
-        """Copy the result without the simulator, which holds all samples."""
+        """Copy the result without the simulator, which holds all samples.
+
+        Returns:
+            The copy; its `simulation` is None.
+        """
         return replace(self, simulation=None)
 
 

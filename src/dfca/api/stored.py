@@ -32,22 +32,44 @@ if TYPE_CHECKING:
 
 
 def load_run(folder: str | Path) -> StoredRun:
-    """Read a run folder, finished or not, of `dfca run` or `dfca swarm`.
+    """Read a run folder of `dfca run` or `dfca swarm`, finished or not.
 
-    Raises RunError where it is none, or a file is missing or damaged.
+    Args:
+        folder: The run folder.
+
+    Returns:
+        Its config, metrics and models.
+
+    Raises:
+        RunError: If it is not a run folder, or a file in it is missing or damaged.
+
+    Example:
+        >>> import dfca
+        >>> dfca.load_run("runs/quickstart").folder.name
+        'quickstart'
     """
     return StoredRun(read_run(folder))
 
 
 @dataclass(frozen=True, repr=False)
 class StoredRun:
-    """What a run folder holds. Its tables are pandas DataFrames, made when they are first asked for."""
+    """The contents of a run folder. Its tables are pandas DataFrames, made on first use.
+
+    Attributes:
+        run: The files as they were read.
+
+    Example:
+        >>> import dfca
+        >>> run = dfca.load_run("runs/quickstart")
+        >>> run.algorithms, list(run.metrics.columns[:3])
+        (['dfca-auto', ...], ['algorithm', 'seed', 'round'])
+    """
 
     run: Run
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """The path of the folder."""
         return self.run.folder
 
     @property
@@ -95,7 +117,21 @@ class StoredRun:
     def bank(
         self, client: int, algorithm: str | None = None, seed: int | None = None, point: Mapping[str, Any] | None = None
     ) -> Tensor:
-        """Read all models that a client holds, (k, P); the run must have been made with --save-models."""
+        """Read all models of a client; the run must have been made with --save-models.
+
+        Args:
+            client: The number of the client.
+            algorithm: Which trial; None: the first.
+            seed: Which trial; None: the first.
+            point: Which point of a sweep, by the values of its keys; None: the first.
+
+        Returns:
+            The models, (k, P).
+
+        Raises:
+            RunError: If the run has no models.
+            ConfigError: If there is no such client or trial.
+        """
         return self._models(self._row(algorithm, seed, point)).bank(client)
 
     def model(
@@ -106,12 +142,21 @@ class StoredRun:
         seed: int | None = None,
         point: Mapping[str, Any] | None = None,
     ) -> nn.Module:
-        """Make a module, ready to deploy, from one of a client's models; by default the one that fits it best.
+        """Make a module, ready to deploy, from one of a client's models. `model.factory` is imported and runs.
 
-        algorithm, seed, point: which trial; the first where they are not given. A model of the user's own is imported,
-        which runs its code.
+        Args:
+            client: The number of the client.
+            cluster: Which of its models; None: the one that fits it best.
+            algorithm: Which trial; None: the first.
+            seed: Which trial; None: the first.
+            point: Which point of a sweep, by the values of its keys; None: the first.
 
-        Raises RunError where the run has no models, ConfigError for a client, cluster or trial that is not there.
+        Returns:
+            A new module.
+
+        Raises:
+            RunError: If the run has no models.
+            ConfigError: If there is no such client, cluster or trial.
         """
         row = self._row(algorithm, seed, point)
         stored = self._models(row)
@@ -129,7 +174,24 @@ class StoredRun:
         seed: int | None = None,
         point: Mapping[str, Any] | None = None,
     ) -> list[Path]:
-        """Write models as files, as `Result.export` does, and return their paths."""
+        """Write models as files, as `Result.export` does.
+
+        Args:
+            folder: Where the files go.
+            format: "safetensors", with the tensor names of the state dict, or "onnx".
+            client: Whose model; None: for every cluster in use, the copy of the first client that uses it.
+            cluster: Which model of the client; None: the one that fits it best.
+            algorithm: Which trial; None: the first.
+            seed: Which trial; None: the first.
+            point: Which point of a sweep, by the values of its keys; None: the first.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            RunError: If the run has no models.
+            ConfigError: If there is no such format, client, cluster or trial.
+        """
         check_format(format)
         row = self._row(algorithm, seed, point)
         stored = self._models(row)

@@ -18,6 +18,12 @@ class Metrics(list[dict[str, Any]]):
     """One row per evaluated round.
 
     `metrics["accuracy"]` is a column, `print(metrics)` a table, `to_pandas` a DataFrame, `to_csv` a file.
+
+    Example:
+        >>> import dfca
+        >>> metrics = dfca.Metrics([{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.75}])
+        >>> metrics["accuracy"], list(metrics.to_pandas().columns)
+        ([0.5, 0.75], ['round', 'accuracy'])
     """
 
     def __getitem__(self, key: Any) -> Any:
@@ -43,10 +49,17 @@ class Metrics(list[dict[str, Any]]):
         return next(names, "all_models_accuracy").removeprefix("all_models_")
 
     def to_pandas(self, by: Literal["round", "client"] = "round") -> pd.DataFrame:
-        """Make a DataFrame: a row per evaluated round, or per round and client.
+        """Make a DataFrame.
 
-        By round it has all numbers; those of inner tables as "seconds_train", lists left out. By client it has the
-        lists with a number for each client: their assignments, and what else the rows have "by client".
+        Args:
+            by: "round": a row per evaluated round with all its numbers; those of inner tables as "seconds_train".
+                "client": a row per round and client, with its cluster and what else is known by client.
+
+        Returns:
+            The DataFrame.
+
+        Raises:
+            ValueError: If `by` is neither.
         """
         return frame_of(self, by)
 
@@ -55,7 +68,14 @@ class Metrics(list[dict[str, Any]]):
         return html
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Write all numbers (lists left out) as CSV; returns the text."""
+        """Write all numbers as CSV; lists are left out.
+
+        Args:
+            path: The file; None: none is written.
+
+        Returns:
+            The text.
+        """
         names = [name for name, value in self[0].items() if not isinstance(value, list | dict)] if self else []
         text = io.StringIO()
         writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")

@@ -50,6 +50,13 @@ class Simulation:
 
     With several ranks (`sim.rounds.ranks`) each holds the banks (m, L, P), samples and losses of its `members` alone;
     assignments and everything else that is counted per client is known to all.
+
+    Example:
+        >>> import dfca
+        >>> from dfca.contracts import make_setting
+        >>> simulation = dfca.Simulation(make_setting(dfca.ALGORITHMS["ifca"](), rounds=2))
+        >>> simulation.step(), round(simulation.step()["accuracy"], 2), simulation.done
+        (None, ..., True)
     """
 
     def __init__(self, setting: Setting, shards: Shards | None = None) -> None:
@@ -111,27 +118,63 @@ class Simulation:
         return self.round >= self.setting.rounds
 
     def bank(self, client: int) -> Tensor:
-        """Copy the models that a client holds: (m, P)."""
+        """Copy the models of a client.
+
+        Args:
+            client: The number of the client.
+
+        Returns:
+            The models, (m, P).
+
+        Raises:
+            ConfigError: If the client is not a member.
+        """
         return self.banks[:, self._row(client)].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:
-        """Make a module from a model of a client; without a cluster, the one that it trains."""
+        """Make a module from a model of a client.
+
+        Args:
+            client: The number of the client.
+            cluster: Which of its models; None: the one that it trains.
+
+        Returns:
+            A new module.
+
+        Raises:
+            ConfigError: If there is no such client or cluster.
+        """
         chosen = max(0, int(self.assignments[client])) if cluster is None else cluster
         if not 0 <= chosen < self.models:
             raise ConfigError(f"cluster must be in 0..{self.models - 1}, got {chosen}")
         return self.flat.to_module(self.banks[chosen, self._row(client)])
 
     def personal_model(self, client: int) -> nn.Module:
-        """Make the module that a client deploys after the last round: with its personal last step, if it takes one."""
+        """Make the module that a client deploys after the last round: with its personal last step, if it takes one.
+
+        Args:
+            client: The number of the client.
+
+        Returns:
+            A new module.
+
+        Raises:
+            ConfigError: If the client is not a member.
+        """
         place = client - self.members.start
         self._row(client)  # raises where it is none of ours
         deployed = self.evaluator.deploy(self.banks, self._known_losses())[2]([place])
         return self.flat.to_module(self.last_step.take(deployed, [place])[0])
 
     def step(self) -> dict[str, Any] | None:
-        """Do one round; returns the metrics where the round is evaluated.
+        """Do one round.
 
-        Raises ShortOfMemory, and whatever `Shards` raises where another rank is lost.
+        Returns:
+            The metrics where the round is evaluated, else None.
+
+        Raises:
+            ShortOfMemory: If the memory does not suffice.
+            RankLost: If another rank is lost.
         """
         with explain_oom():
             return self._step()
@@ -169,9 +212,11 @@ class Simulation:
         return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything a checkpoint needs: tensors, and facts that JSON can hold. The tensors are not copies.
+        """Collect everything that a checkpoint needs.
 
-        With several ranks "bank" holds the rows of the members; `rows` yields those of all.
+        Returns:
+            Tensors, which are not copies, and facts that JSON can hold. With several ranks "bank" holds the rows of
+            the members; `rows` yields those of all.
         """
         tensors, facts = self.exchange.state()
         if self.revival is not None:
@@ -194,17 +239,33 @@ class Simulation:
         }
 
     def bank_shape(self) -> tuple[int, int, int]:
-        """Return the shape of the banks of all ranks together: (m, N, P), or (m, 1, P) where a server keeps one."""
+        """Return the shape of the banks of all ranks together.
+
+        Returns:
+            (m, N, P), or (m, 1, P) where a server keeps one bank for all.
+        """
         return self.models, 1 if self.shared else self.setting.clients, self.flat.size
 
     def rows(self) -> Iterator[Tensor]:
-        """Yield the banks of all ranks, `bank_shape`, as runs of rows in order; on the first rank alone."""
+        """Read the banks of all ranks.
+
+        Returns:
+            On the first rank the banks, `bank_shape`, as runs of rows in order; on the others nothing.
+        """
         if not self.shared:
             return self.shards.collect(self.banks)
         return pieces(self.banks) if self.shards.rank == 0 else iter(())
 
     def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
-        """Continue from a state; with several ranks the first one has it and the others pass None."""
+        """Continue from a state; with several ranks the first one has it and the others pass None.
+
+        Args:
+            tensors: The tensors of `state`.
+            facts: The facts of `state`.
+
+        Raises:
+            ConfigError: If the state is of another simulation.
+        """
         bank = tensors["bank"] if tensors else None
         small = {name: tensor for name, tensor in tensors.items() if name != "bank"} if tensors else None
         shared = self.shards.share({"facts": facts, "shape": None if bank is None else list(bank.shape)})
