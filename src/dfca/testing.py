@@ -19,7 +19,7 @@ from dfca.core.learning.deployment import measure
 from dfca.core.learning.local import losses
 from dfca.core.learning.params import FlatModel
 from dfca.core.rng import seeded, stream
-from dfca.core.rules.choosing import Drawing, Received
+from dfca.core.rules.choosing import PeerDraw, Received
 from dfca.core.rules.merging import (
     MergeOptions,
     Observation,
@@ -28,10 +28,9 @@ from dfca.core.rules.merging import (
     observe,
     observes,
     order_of,
-    personal_steps,
     total,
 )
-from dfca.core.rules.personal import SWEEPS, average, pick, release_round
+from dfca.core.rules.personal import SWEEPS, average, pick, plain, release_round
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
@@ -226,7 +225,7 @@ class SurveyedClients:
         follows = -1 if state.assignment is None else state.assignment
         if not observes(self.setting.seed, now, i, counts[state.assignment]):
             return Observation(follows, len(client.divided()[0][1]))
-        local = personal_steps(client.local, self.schedule.options)
+        local = plain(client.local, self.schedule.options.steps)
         with seeded(self.setting.seed, "noise", i, -1):
             followers = [counts[j] for j in slots]
             return observe(client.model, state.bank, slots, follows, followers, *client.divided(), local)
@@ -266,7 +265,7 @@ def _average_with_chosen(
         assert memory is not None
         near = [j for j in sorted(models) if j != i and (choice.among == "any" or setting.graph.has_edge(i, j))]
         random = partial(stream, setting.seed, "peers", i, now)
-        peers = choice.ask(Drawing(i, now, near, memory, random))
+        peers = choice.ask(PeerDraw(i, now, near, memory, random))
         received = [states[i].bank[0], *(models[j] for j in peers)]
         seen = losses(client.model, torch.stack(received), *client.samples(now))[1:]
         sizes = torch.tensor([len(clients[j].samples(now)[1]) for j in (i, *peers)])

@@ -8,7 +8,9 @@ import pytest
 import torch
 from toy import make_toy_setting
 
+from dfca import algorithms
 from dfca.core.client import Client
+from dfca.core.exchange import is_quiet, quiet_from
 from dfca.core.rules.mixing import WEIGHT_RULES, WeightRule, fold, fold_, fold_weighted, fold_weighted_
 from dfca.core.rules.relay import Offer
 from dfca.core.state import ClientState, Message, usable
@@ -95,3 +97,12 @@ def test_a_cluster_that_is_left_out_when_clusters_are_numbered_anew_was_not_trai
     later = state.renumbered([0, 2, 1], 2)
     assert (later.assignment, later.trained, later.closed) == (1, None, ())
     assert later.renumbered([1, 0], 2).assignment == 0
+
+
+def test_the_last_rounds_of_methods_that_gossip_may_be_quiet() -> None:
+    gossip, alone = algorithms.get("dfca-gi"), algorithms.get("local")
+    assert quiet_from(gossip, 10, 2) == 8
+    assert [is_quiet(round, 8) for round in (7, 8, 9)] == [False, True, True]
+    assert quiet_from(gossip, 10, 0) is None
+    assert quiet_from(alone, 10, 2) is None
+    assert not is_quiet(99, None)

@@ -26,7 +26,7 @@ from dfca.core.rules.personal import (
     LATER_SCALARS,
     POOL,
     SWEEPS,
-    Personal,
+    PlainSteps,
     average,
     pick,
     release_round,
@@ -50,7 +50,7 @@ def test_a_curve_is_of_the_loss_that_clusters_are_judged_by() -> None:
     client = make_clients(make_toy_setting("dfedavgm", split=make_toy_split(2, samples=20), personal_steps="auto"))[0]
     train, held = client.divided()
     model = client.start().bank[0]
-    curve = Personal(client.model, client.local, client.seed, client.id).curve(model, train, held)
+    curve = PlainSteps(client.model, client.local, client.seed, client.id).curve(model, train, held)
     with torch.no_grad():
         outputs = infer(client.model, model, held[0], "score")
     assert curve[0] == judge(client.model.task, outputs[None], held[1][None])[0]  # Brier's, not the cross entropy
@@ -170,7 +170,7 @@ def test_what_is_deployed_is_the_model_after_its_steps() -> None:
     accuracies, before = [], []
     for client, j in zip(clients, row["assignments"], strict=True):
         vector = simulation.bank(client.id)[j]
-        taken = Personal(client.model, client.local, client.seed, client.id).take(vector, (client.x, client.y), 7)
+        taken = PlainSteps(client.model, client.local, client.seed, client.id).take(vector, (client.x, client.y), 7)
         x, y = setting.split.test.of(client.id)
         for model, into in ((taken, accuracies), (vector, before)):
             found = client.model.run(client.model.pieces(model), x.double(), "score").argmax(dim=1)

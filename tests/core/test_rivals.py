@@ -27,7 +27,7 @@ from dfca.core.learning.params import FlatModel
 from dfca.core.learning.parts import Phase, cut, head_mask, layout_of
 from dfca.core.learning.task import CLASSIFICATION, TASKS
 from dfca.core.rng import stream
-from dfca.core.rules.choosing import Drawing, PeerChoice, Received
+from dfca.core.rules.choosing import PeerChoice, PeerDraw, Received
 from dfca.data.options import DataOptions
 from dfca.data.partitions import make_split
 from dfca.experiment.load import load_experiment
@@ -238,8 +238,8 @@ def received(losses: list[float], round: int, memory: torch.Tensor, memories: to
     return Received(0, round, [2, 3, 4], torch.tensor(losses), torch.tensor([10, 10, 20, 30]), memory, memories)
 
 
-def drawing(round: int, memory: torch.Tensor) -> Drawing:
-    return Drawing(0, round, [1, 2, 3, 4], memory, lambda: stream(0, "peers", round))
+def drawing(round: int, memory: torch.Tensor) -> PeerDraw:
+    return PeerDraw(0, round, [1, 2, 3, 4], memory, lambda: stream(0, "peers", round))
 
 
 def test_pens_picks_the_lowest_losses_then_those_picked_more_often_than_by_chance() -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from dfca.algorithms.fedavg import only_model
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.core.rules.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples
+from dfca.core.rules.choosing import Among, PeerAverage, PeerChoice, PeerDraw, Received, by_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ def temperature(tau: float, round: int) -> float:
     return 2 * tau / (1 + math.exp(-0.2 * round)) - tau + 1
 
 
-def _draw(sampled: int, tau: float, view: Drawing) -> list[int]:
+def _draw(sampled: int, tau: float, view: PeerDraw) -> list[int]:
     """Draw without replacement by softmax(tau_t s): the largest tau_t s_j + G_j, G_j of the Gumbel distribution."""
     import torch
 
@@ -77,7 +77,7 @@ def _draw(sampled: int, tau: float, view: Drawing) -> list[int]:
     return sorted(candidates[place] for place in keys.argsort(descending=True, stable=True)[:sampled].tolist())
 
 
-def _merge(received: Received) -> Merge:
+def _merge(received: Received) -> PeerAverage:
     import torch
 
     peers, memory = list(received.peers), received.memory.clone()
@@ -89,4 +89,4 @@ def _merge(received: Received) -> Merge:
         gaps = memory.isnan() & ~told.isnan()
         gaps[received.client] = False
         memory[gaps] = told[gaps]
-    return Merge(by_samples(received.sizes), memory)
+    return PeerAverage(by_samples(received.sizes), memory)

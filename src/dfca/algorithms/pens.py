@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dfca.algorithms.fedavg import only_model
 from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm
-from dfca.core.rules.choosing import Among, Drawing, Merge, PeerChoice, Received, by_samples, draw_uniformly
+from dfca.core.rules.choosing import Among, PeerAverage, PeerChoice, PeerDraw, Received, by_samples, draw_uniformly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ def no_picks(models: int, clients: int) -> Tensor:
     return torch.zeros(clients, dtype=torch.float64)
 
 
-def _draw(selection_rounds: int, sampled: int, best: int, view: Drawing) -> list[int]:
+def _draw(selection_rounds: int, sampled: int, best: int, view: PeerDraw) -> list[int]:
     candidates = list(view.candidates)
     if view.round >= selection_rounds:
         chance = selection_rounds * best / len(view.memory)
@@ -68,7 +68,7 @@ def _draw(selection_rounds: int, sampled: int, best: int, view: Drawing) -> list
     return draw_uniformly(view, candidates, sampled)
 
 
-def _merge(selection_rounds: int, best: int, received: Received) -> Merge:
+def _merge(selection_rounds: int, best: int, received: Received) -> PeerAverage:
     import torch
 
     weights, memory = torch.ones(len(received.peers) + 1, dtype=torch.bool), received.memory.clone()
@@ -79,4 +79,4 @@ def _merge(selection_rounds: int, best: int, received: Received) -> Merge:
         for place in picked:
             weights[1 + place] = True
             memory[received.peers[place]] += 1
-    return Merge(by_samples(received.sizes * weights), memory)
+    return PeerAverage(by_samples(received.sizes * weights), memory)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dfca.core.algorithm import Algorithm, Choice, Share, View
-from dfca.core.exchange import Rules, rules_of
+from dfca.core.exchange import Rules, is_quiet, rules_of
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import LocalOptions, TrainingSet, draw_batches, local_steps_, losses, sample_losses
@@ -100,7 +100,7 @@ class Client:
         every, weights = self.algorithm.trains == "all", choice.weights
         rows = range(len(bank)) if every else range(choice.cluster, choice.cluster + 1)
         trained = bank[rows.start : rows.stop].clone()
-        if self.quiet_from is not None and round >= self.quiet_from:
+        if is_quiet(round, self.quiet_from):
             return trained if every else trained[0]
         for number, (options, frozen) in enumerate(
             stages_of(self.model, self.algorithm, effective(self.local, self.algorithm))

@@ -272,6 +272,19 @@ def robust_rule(algorithm: Algorithm, configured: RobustRule) -> RobustRule:
     return configured if guards else "none"
 
 
+def quiet_from(algorithm: Algorithm, rounds: int, quiet_rounds: int) -> int | None:
+    """Return the first of the quiet rounds at the end, in which clients exchange models and do not train them.
+
+    None where there are none: clients that do not gossip train to the end.
+    """
+    return rounds - quiet_rounds if quiet_rounds and algorithm.exchange == "gossip" else None
+
+
+def is_quiet(round: int, begin: int | None) -> bool:
+    """Return whether nobody trains in a round; begin: `quiet_from`."""
+    return begin is not None and round >= begin
+
+
 def averages_whole_models(algorithm: Algorithm) -> bool:
     """Return whether clients average models as a whole, with all neighbours that trained the same cluster."""
     return algorithm.head is None and algorithm.peers is None

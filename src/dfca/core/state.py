@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from dfca.core.rules.clusters import COPIES, merge_values_
 from dfca.core.rules.merging import Plan, merge_
-from dfca.core.rules.relay import MANY, NEVER, Offer
+from dfca.core.rules.relay import Offer
 
 T = TypeVar("T")
 
@@ -91,81 +92,67 @@ class ClientState:
     def of(bank: Tensor, memory: Tensor | None = None) -> ClientState:
         """Begin with a bank (m, P), and a memory where the algorithm has one."""
         m = len(bank)
-        never, many, none = (NEVER,) * m, (MANY,) * m, (0,) * m
-        return ClientState(bank, none, stamps=never, origins=many, folded=never, updates=none, memory=memory)
+        fresh: dict[str, Any] = {name: (rule.fresh,) * m for name, rule in COPIES.items()}
+        return ClientState(bank, (0,) * m, memory=memory, **fresh)
 
     def with_model(self, cluster: int, bank: Tensor) -> ClientState:
-        """Note that a cluster of the bank was opened anew; a bank that has grown by one has it at the end."""
+        """Note that a cluster of the bank was opened; a bank that has grown by one has it at the end."""
 
-        def put(values: tuple[int, ...], value: int) -> tuple[int, ...]:
+        def put(values: tuple[int, ...], value: float) -> tuple[float, ...]:
             return (*values[:cluster], value, *values[cluster + 1 :])
 
-        own = {j: model for j, model in self.own.items() if j != cluster}
-        return replace(
-            self,
+        return changed(
+            self._without({cluster}),
             bank=bank,
             counts=put(self.counts, 0),
-            own=own,
-            distances={j: recent for j, recent in self.distances.items() if j != cluster},
-            stamps=put(self.stamps, NEVER),
-            origins=put(self.origins, MANY),
-            folded=put(self.folded, NEVER),
-            updates=put(self.updates, 0),
             closed=tuple(j for j in self.closed if j != cluster),
+            **{name: put(getattr(self, name), rule.fresh) for name, rule in COPIES.items()},
         )
 
     def renumbered(self, order: Sequence[int], clusters: int) -> ClientState:
-        """Put clusters into an order, and keep the first of them; which of these are closed stays known."""
-        kept, place = order[:clusters], {j: number for number, j in enumerate(order)}
+        """Number clusters anew and keep the first of them.
 
-        def take(values: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(values[j] for j in kept)
+        Args:
+            order: The old number of cluster 0, 1, ...
+            clusters: How many are kept.
+        """
+        kept, place = order[:clusters], {j: number for number, j in enumerate(order)}
 
         def numbered(j: int | None) -> int | None:
             return None if j is None or place[j] >= clusters else place[j]
 
-        return replace(
+        return changed(
             self,
             bank=self.bank[kept],
-            counts=take(self.counts),
             own={place[j]: model for j, model in self.own.items() if j in kept},
             assignment=numbered(self.assignment),
             trained=numbered(self.trained),
-            stamps=take(self.stamps),
-            origins=take(self.origins),
-            folded=take(self.folded),
-            updates=take(self.updates),
             closed=tuple(sorted(place[j] for j in self.closed if place[j] < clusters)),
             distances={place[j]: recent for j, recent in self.distances.items() if j in kept},
+            **{name: tuple(getattr(self, name)[j] for j in kept) for name in ("counts", *COPIES)},
         )
 
     def merged(self, plan: Plan) -> ClientState:
         """Merge and close clusters as a survey has decided (`rules.merging`)."""
-        bank = self.bank.clone()
+        bank, became = self.bank.clone(), {merge.closed: merge.into for merge in plan.merges}
         merge_(bank, plan.merges)
-        stamps, origins, folded, updates = (
-            list(each) for each in (self.stamps, self.origins, self.folded, self.updates)
-        )
-        became = {merge.closed: merge.into for merge in plan.merges}
-        for closed, into in became.items():
-            stamps[into], folded[into] = max(stamps[into], stamps[closed]), max(folded[into], folded[closed])
-            origins[into], updates[into] = MANY, updates[into] + updates[closed]
-        for j in plan.closed:
-            stamps[j], origins[j], folded[j], updates[j] = NEVER, MANY, NEVER, 0
-        touched = {*plan.closed, *became.values()}
-        return replace(
-            self,
+        copies = {name: list(getattr(self, name)) for name in COPIES}
+        for name, rule in COPIES.items():
+            merge_values_(copies[name], plan, rule)
+        return changed(
+            self._without({*plan.closed, *became.values()}),
             bank=bank,
-            own={j: model for j, model in self.own.items() if j not in touched},
             assignment=None if self.assignment is None else became.get(self.assignment, self.assignment),
             trained=None if self.trained is None else became.get(self.trained, self.trained),
-            stamps=tuple(stamps),
-            origins=tuple(origins),
-            folded=tuple(folded),
-            updates=tuple(updates),
             closed=tuple(sorted({*self.closed, *plan.closed})),
-            distances={j: recent for j, recent in self.distances.items() if j not in touched},
+            **{name: tuple(values) for name, values in copies.items()},
         )
+
+    def _without(self, clusters: set[int]) -> ClientState:
+        """Forget what recent folds left of clusters whose models are others now."""
+        own = {j: model for j, model in self.own.items() if j not in clusters}
+        distances = {j: recent for j, recent in self.distances.items() if j not in clusters}
+        return changed(self, own=own, distances=distances)
 
 
 def changed(state: ClientState, **changes: Any) -> ClientState:

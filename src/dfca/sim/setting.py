@@ -12,7 +12,7 @@ from torch import nn
 
 from dfca.base.errors import ConfigError, DataError, unknown
 from dfca.core.algorithm import SHARES, Algorithm, Share
-from dfca.core.exchange import averages_whole_models, robust_rule
+from dfca.core.exchange import averages_whole_models, quiet_from, robust_rule
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.params import Pretrained
 from dfca.core.learning.task import Task
@@ -188,9 +188,9 @@ class Setting:
         return merging_of(self.algorithm.merging, self.rounds, self.clusters, self.clients)
 
     @property
-    def quiet_from(self) -> int:
-        """The round from which on clients only exchange; without neighbours they train to the end."""
-        return self.rounds - (self.quiet_rounds if self.algorithm.exchange == "gossip" else 0)
+    def quiet_from(self) -> int | None:
+        """The round from which on clients only exchange; None: they train to the end."""
+        return quiet_from(self.algorithm, self.rounds, self.quiet_rounds)
 
     @property
     def clients(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dfca.core.client import Client, effective
 from dfca.core.learning.local import draw_batches, local_steps, losses, lowest, sample_losses
 from dfca.core.rng import stream
-from dfca.core.rules.personal import GRID, Pair, Personal
+from dfca.core.rules.personal import GRID, Pair, PlainSteps
 
 
 def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = ()) -> tuple[int, Tensor]:
@@ -42,6 +42,6 @@ def measure(
     return cluster, len(held[1]), steps_of(client).curve(vector, train, held)
 
 
-def steps_of(client: Client) -> Personal:
+def steps_of(client: Client) -> PlainSteps:
     """Make the personal steps of a client."""
-    return Personal(client.model, effective(client.local, client.algorithm), client.seed, client.id)
+    return PlainSteps(client.model, effective(client.local, client.algorithm), client.seed, client.id)

@@ -22,7 +22,7 @@ Among = Literal["any", "neighbours"]
 AMONG: tuple[Among, ...] = ("any", "neighbours")
 
 
-class Drawing(NamedTuple):
+class PeerDraw(NamedTuple):
     """What a client sees when it draws peers: who it is, the round, whom it may ask, what it remembers; random: opens
     its random stream of this round."""
 
@@ -46,7 +46,7 @@ class Received(NamedTuple):
     memories: Tensor
 
 
-class Merge(NamedTuple):
+class PeerAverage(NamedTuple):
     """The weights of the client's own model and of the n received ones (n + 1,), and what it remembers now (w,)."""
 
     weights: Tensor
@@ -61,8 +61,8 @@ class PeerChoice:
     comes with its model.
     """
 
-    draw: Callable[[Drawing], Sequence[int]]
-    merge: Callable[[Received], Merge]
+    draw: Callable[[PeerDraw], Sequence[int]]
+    merge: Callable[[Received], PeerAverage]
     among: Among = "any"
     tells: bool = False
 
@@ -70,7 +70,7 @@ class PeerChoice:
         if self.among not in AMONG:
             raise unknown("peers", self.among, AMONG)
 
-    def ask(self, view: Drawing) -> list[int]:
+    def ask(self, view: PeerDraw) -> list[int]:
         """Call `draw`, and check what it returns.
 
         Raises ConfigError where somebody is drawn twice, or is no candidate.
@@ -84,7 +84,7 @@ class PeerChoice:
         return drawn
 
 
-def draw_uniformly(view: Drawing, candidates: Sequence[int], many: int) -> list[int]:
+def draw_uniformly(view: PeerDraw, candidates: Sequence[int], many: int) -> list[int]:
     """Draw so many of some candidates without replacement, or all of them."""
     import torch
 

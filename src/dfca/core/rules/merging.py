@@ -49,7 +49,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from operator import add as plus
 from typing import NamedTuple
@@ -315,7 +314,7 @@ def observe(
     local: LocalOptions,
 ) -> Observation:
     """Observe what one client says: bank (m, P); followers (k,): of the clusters; the samples that it trains with and
-    those that it holds out; local: its personal steps (`personal_steps`)."""
+    those that it holds out; local: its personal steps (`rules.personal.plain`)."""
     n = len(train[1])
     if follows not in slots or not len(held[1]):
         return Observation(follows, n)
@@ -392,11 +391,6 @@ def compare(losses: Tensor, averaged: Tensor, chosen: Tensor, follows: int, task
 def at_least(task: Task, optimism: float) -> float:
     """Return o_i: of losses within [0, 1] at least LEAST_OPTIMISM; NaN stays."""
     return LEAST_OPTIMISM if task.targets in BOUNDED and optimism < LEAST_OPTIMISM else optimism
-
-
-def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:
-    """Make the options of the personal steps before a model is judged: full batches, no momentum."""
-    return replace(local, steps=options.steps, batch_size=None, momentum=0.0)
 
 
 def _brier(outputs: Tensor, y: Tensor) -> Tensor:

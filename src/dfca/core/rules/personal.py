@@ -66,7 +66,7 @@ def plain(local: LocalOptions, steps: int) -> LocalOptions:
     return replace(local, steps=steps, batch_size=None, momentum=0.0)
 
 
-class Personal:
+class PlainSteps:
     """The personal steps of one client: model, how it trains, the seed of the run and its id."""
 
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, client: int) -> None:

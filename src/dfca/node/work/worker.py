@@ -14,8 +14,8 @@ from dfca.core.learning.local import local_steps, sample_losses
 from dfca.core.learning.params import initial
 from dfca.core.rng import seeded, stream
 from dfca.core.rules.election import Parts, divide
-from dfca.core.rules.merging import Observation, observe, personal_steps
-from dfca.core.rules.personal import Pair
+from dfca.core.rules.merging import Observation, observe
+from dfca.core.rules.personal import Pair, plain
 from dfca.core.state import ClientState
 from dfca.peer.records.work import (
     Curve,
@@ -102,7 +102,7 @@ class Worker:
         seen, merging = self._client(held_out=True), self.client.algorithm.merging
         assert self.unseen is not None
         assert merging is not None  # else nobody surveys
-        local = personal_steps(effective(seen.local, seen.algorithm), merging)
+        local = plain(effective(seen.local, seen.algorithm), merging.steps)
         with seeded(seen.seed, "noise", seen.id, -1):
             held = self.unseen.x, self.unseen.y
             return observe(seen.model, bank, job.slots, job.follows, job.followers, (seen.x, seen.y), held, local)

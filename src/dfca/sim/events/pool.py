@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
+from dfca.core.exchange import is_quiet, quiet_from
 from dfca.core.learning.params import initial
 from dfca.core.rng import stream
 from dfca.core.rules.election import Parts, divide
@@ -246,8 +247,7 @@ class ClientPool:
 
     def is_quiet(self, round: int) -> bool:
         """Return whether nobody takes a step in a round: it is one of the last, in which clients only exchange."""
-        many = self.setting.quiet_rounds if self.setting.algorithm.exchange == "gossip" else 0
-        return many > 0 and round >= self.rounds - many
+        return is_quiet(round, quiet_from(self.setting.algorithm, self.rounds, self.setting.quiet_rounds))
 
     def _unseen_losses(self, banks: Tensor, places: Sequence[int], closed: Collection[int]) -> Tensor:
         """Compute the losses of clients on the samples that they hold out, or on the others where they hold out none:

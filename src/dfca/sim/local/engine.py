@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -400,7 +399,7 @@ class Engine:
     def finetuned(self, vectors: Tensor, data: ClientData, steps: int, first: int | Sequence[int] = 0) -> Tensor:
         """Take plain steps on all samples of every client, from the one with the id `first` on, or of those with the
         ids `first`: (C, P) -> (C, P)."""
-        options = replace(self.local, steps=steps, batch_size=None, momentum=0.0)
+        options = plain(self.local, steps)
         clients = range(first, first + len(vectors)) if isinstance(first, int) else first
         return self._after_training(vectors, data, lambda samples: [options], clients)
 

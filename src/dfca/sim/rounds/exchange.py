@@ -12,6 +12,7 @@ from torch import Tensor
 from dfca.core.exchange import robust_rule, share_rule, weight_rule
 from dfca.core.learning.parts import Layout, cut
 from dfca.core.rng import stream
+from dfca.core.rules.clusters import COPIES, DISTANCES, merge_values_
 from dfca.core.rules.merging import Plan
 from dfca.core.rules.mixing import Folder, Mixer, WeightedLinks, make_links
 from dfca.core.rules.relay import MANY, MAX_AGE, NEVER, enough, lot
@@ -22,6 +23,9 @@ from dfca.sim.setting import Setting
 from dfca.sim.shards import ExchangePlan, Mix, Shards, is_in
 from dfca.sim.traffic import Traffic
 
+KNOWN = {name: COPIES[name] for name in ("stamps", "origins", "folded")} | {"distances": DISTANCES}
+"""What `Exchange` remembers of every client's copy of a cluster, by field; `ClientState` does for one client what
+it does for all, and `test_clusters_change_alike_for_one_client_and_for_all` holds the two equal."""
 PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer, tuple[slice, ...] | None]]
 """What travels in a round, what it does to this rank's clients, and to which columns of their models; None: to all."""
 
@@ -120,39 +124,33 @@ class Exchange:
 
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
-        clients = self.stamps.shape[1]
         self.traffic.open_cluster(slot)
-        if slot == len(self.stamps):
-            self.stamps = torch.cat([self.stamps, torch.full((1, clients), NEVER)])
-            self.origins = torch.cat([self.origins, torch.full((1, clients), MANY)])
-            self.folded = torch.cat([self.folded, torch.full((1, clients), NEVER)])
-            self.distances = torch.cat([self.distances, _no_distances(1, clients)])
-        self.stamps[slot], self.origins[slot], self.folded[slot] = NEVER, MANY, NEVER
-        self.distances[slot] = float("nan")
+        for name, rule in KNOWN.items():
+            known = getattr(self, name)
+            if slot == len(known):
+                known = torch.cat([known, torch.empty_like(known[:1])])
+                setattr(self, name, known)
+            known[slot] = rule.fresh
 
     def merge_(self, plan: Plan, clients: Sequence[int]) -> None:
         """Note what becomes of the copies of some clients where clusters are merged and closed (`rules.merging`)."""
-        for into, closed, *_ in plan.merges:
-            for known in (self.stamps, self.folded):
-                known[into, clients] = torch.maximum(known[into, clients], known[closed, clients])
-            self.origins[into, clients] = MANY
-            if 0 in clients:  # of parts of the graph that have nothing to do with each other, those of one count
-                self.traffic.messages_by_cluster[into] += self.traffic.messages_by_cluster[closed]
-            self.distances[into, clients] = float("nan")
-        for j in plan.closed:
-            self.stamps[j, clients], self.origins[j, clients], self.folded[j, clients] = NEVER, MANY, NEVER
-            self.distances[j, clients] = float("nan")
+        for name, rule in KNOWN.items():
+            known = getattr(self, name)
+            theirs = known[:, clients]
+            merge_values_(theirs, plan, rule)
+            known[:, clients] = theirs
+        for into, closed, *_ in plan.merges if 0 in clients else ():  # of unconnected parts, the first one counts
+            self.traffic.messages_by_cluster[into] += self.traffic.messages_by_cluster[closed]
 
     def renumber_(self, orders: Sequence[tuple[Sequence[int], Sequence[int]]], clusters: int) -> None:
         """Put the clusters of each part of the graph, (clients, order), into an order, and keep the first of them."""
-        for clients, order in orders:
-            for known in (self.stamps, self.origins, self.folded, self.distances):
+        for name in KNOWN:
+            known = getattr(self, name)
+            for clients, order in orders:
                 known[:, clients] = known[order][:, clients]
+            setattr(self, name, known[:clusters].clone())
         traffic = self.traffic.messages_by_cluster[orders[0][1]]
         self.traffic.messages_by_cluster = traffic[:clusters].clone()
-        self.stamps, self.origins, self.folded, self.distances = (
-            known[:clusters].clone() for known in (self.stamps, self.origins, self.folded, self.distances)
-        )
 
     def upload(self, present: Sequence[int], senders: Tensor, assignments: Tensor) -> None:
         """Count a round with a server: one model from each client, all models back."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfca.base.errors import ConfigError
 from dfca.core.rng import stream
-from dfca.core.rules.choosing import Drawing, PeerChoice, Received
+from dfca.core.rules.choosing import PeerChoice, PeerDraw, Received
 from dfca.metrics import Drift
 from dfca.sim.rounds.exchange import Sent
 from dfca.sim.shards import PIECE_BYTES
@@ -69,7 +69,7 @@ class Selection:
         for i in sent.receivers.nonzero()[:, 0].tolist():
             candidates = candidates_of(self.choice, setting.graph, i, senders)
             random = partial(stream, setting.seed, "peers", i, sent.now)
-            drawn[i] = self.choice.ask(Drawing(i, sent.now, candidates, memory[i], random))
+            drawn[i] = self.choice.ask(PeerDraw(i, sent.now, candidates, memory[i], random))
         return drawn
 
     def _losses(self, models: Tensor, drawn: dict[int, list[int]]) -> dict[int, Tensor]:

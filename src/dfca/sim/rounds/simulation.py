@@ -23,6 +23,7 @@ from dfca.base.errors import ConfigError
 from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.client import participates
+from dfca.core.exchange import is_quiet
 from dfca.core.rules.merging import merge_
 from dfca.core.rules.personal import release_round
 from dfca.core.rules.turns import opening
@@ -479,7 +480,7 @@ class Simulation:
     def _local_work(self, task: LocalTask, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
         """Choose and train; in quiet rounds, choose and take no step."""
         engine, stages = self.engine, self.start.stages
-        if now >= self.setting.quiet_from:
+        if is_quiet(now, self.setting.quiet_from):
             engine, stages = quiet(engine, stages)
         return work(engine, task, here, stages, self.setting.algorithm.trains == "all")
 
