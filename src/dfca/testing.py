@@ -1,7 +1,6 @@
 """The reference driver, for tests of yours and ours: the sans-I/O clients themselves, one by one, in lockstep.
 
-Slow and plain on purpose. Whatever drives clients (the vectorised simulator, later the event simulator and real nodes)
-must give the same assignments and the same models as this, up to rounding.
+Slow and plain on purpose: every other driver must give the same assignments and the same models, up to rounding.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from dfca.core.rules.personal import SWEEPS, average, pick, plain, release_round
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
+from dfca.sim.rounds.selection import candidates_of
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting, initial_module
 
@@ -132,7 +132,7 @@ def lockstep(
             sent = [_told(liars, message, now) for message in sent]
             for message in sent if server else ():  # the server's own copy is of what was sent
                 states[message.sender].bank[message.cluster] = message.model
-            relayed = [[_told(liars, message, now) for message in each] for each in relayed]
+            relayed = [[_told(liars, message, now) for message in copies] for copies in relayed]
         for client in clients:
             if not server and client.id not in present:
                 continue
@@ -185,7 +185,7 @@ def _begin(setting: Setting, clients: Sequence[Client]) -> list[ClientState]:
     if simulation.merging is None:
         return states
     shut = (closed.nonzero()[:, 0].tolist() for closed in simulation.merging.closed.T)
-    return [replace(state, closed=tuple(each)) for state, each in zip(states, shut, strict=True)]
+    return [replace(state, closed=tuple(slots)) for state, slots in zip(states, shut, strict=True)]
 
 
 class SurveyedClients:
@@ -236,16 +236,16 @@ def _pick_personal_steps(
 ) -> list[ClientState]:
     """Let every client pick the steps of its personal last step by its curve and those of its neighbours."""
     pairs = zip(clients, states, strict=True)
-    found = [measure(client, state.bank, *client.divided(), state.closed) for client, state in pairs]
+    measured = [measure(client, state.bank, *client.divided(), state.closed) for client, state in pairs]
     graphs = {"server": nx.complete_graph(len(clients)), "none": nx.empty_graph(len(clients))}
     graph = graphs.get(setting.algorithm.exchange, setting.graph)
-    sound = [i for i, (_, _, curve) in enumerate(found) if bool(curve.isfinite().all())]
-    near = {i: [m for m in graph.neighbors(i) if m in sound and found[m][0] == found[i][0]] for i in sound}
-    pools = {i: curve for i, (_, _, curve) in enumerate(found)}
+    sound = [i for i, (_, _, curve) in enumerate(measured) if bool(curve.isfinite().all())]
+    near = {i: [m for m in graph.neighbors(i) if m in sound and measured[m][0] == measured[i][0]] for i in sound}
+    pools = {i: curve for i, (_, _, curve) in enumerate(measured)}
     for _ in range(SWEEPS):
         pools |= {i: average(pools[i], [(pools[m], len(near[m])) for m in near[i]]) for i in sound}
-    steps = [pick(curve, samples, pools[i]) if samples else 0 for i, (_, samples, curve) in enumerate(found)]
-    return [replace(state, personal_steps=each) for state, each in zip(states, steps, strict=True)]
+    steps = [pick(curve, samples, pools[i]) if samples else 0 for i, (_, samples, curve) in enumerate(measured)]
+    return [replace(state, personal_steps=many) for state, many in zip(states, steps, strict=True)]
 
 
 def _average_with_chosen(
@@ -263,17 +263,17 @@ def _average_with_chosen(
     for i in sorted(present):
         client, memory = clients[i], states[i].memory
         assert memory is not None
-        near = [j for j in sorted(models) if j != i and (choice.among == "any" or setting.graph.has_edge(i, j))]
+        near = candidates_of(choice, setting.graph, i, sorted(models))
         random = partial(stream, setting.seed, "peers", i, now)
         peers = choice.ask(PeerDraw(i, now, near, memory, random))
         received = [states[i].bank[0], *(models[j] for j in peers)]
         seen = losses(client.model, torch.stack(received), *client.samples(now))[1:]
         sizes = torch.tensor([len(clients[j].samples(now)[1]) for j in (i, *peers)])
         told = torch.stack([memory, *(_memory(states[j]) for j in peers)])[1:]
-        found = choice.merge(Received(i, now, peers, seen, sizes, memory, told))
-        average = sum(float(weight) * model for weight, model in zip(found.weights, received, strict=True))
-        assert isinstance(average, torch.Tensor)
-        after[i] = replace(states[i], bank=average[None], memory=found.memory)
+        average = choice.merge(Received(i, now, peers, seen, sizes, memory, told))
+        model = sum(float(weight) * vector for weight, vector in zip(average.weights, received, strict=True))
+        assert isinstance(model, torch.Tensor)
+        after[i] = replace(states[i], bank=model[None], memory=average.memory)
     return after
 
 

@@ -23,27 +23,26 @@ from dfca.core.state import ClientState, Message, changed, usable
 
 @dataclass(frozen=True)
 class Rules:
-    """How one client merges what it receives and what it hands on; nothing here computes a loss or a gradient.
-
-    degree: its neighbours in the graph; exchange, weights, share: as in `Algorithm`, settled by `rules_of`; layout:
-    which parts of a model are averaged with whom, where they are told apart; robust: how it guards against members that
-    lie (`rules.robust`).
-    """
+    """How one client merges what it receives and what it hands on, settled by `rules_of`."""
 
     id: int
-    degree: int
+    degree: int  # its neighbours in the graph
     exchange: Literal["gossip", "server", "none"] = "gossip"
     weights: WeightRule = "uniform"
     share: Share = "trained"
-    layout: Layout | None = None
-    robust: RobustRule = "none"
+    layout: Layout | None = None  # which parts of a model are averaged with whom, where that differs
+    robust: RobustRule = "none"  # how it guards against members that lie (`rules.robust`)
 
     def end_round(self, state: ClientState, cluster: int, trained: Tensor | None) -> tuple[ClientState, list[Message]]:
-        """Do everything of a round but compute: the new state, and the messages for the neighbours.
+        """End a round after the local work; returns the new state, and the messages for the neighbours.
 
-        trained (P,), or (m, P) where all models are trained: None where training made a model non-finite; then nothing
-        of it is sent. The bank stays as it is: the driver writes `trained` there, by `store_`. The messages hold
-        `trained` itself and copies of other rows, so that they are snapshots.
+        The bank stays as it is: the driver writes `trained` there, by `store_`. The messages hold `trained` itself and
+        copies of other rows, so that they are snapshots.
+
+        Args:
+            state: What the client remembers.
+            cluster: The cluster that it chose.
+            trained: (P,), or (m, P) where all models are trained; None where training diverged: then it is not sent.
         """
         fine = trained is not None
         idle = -1 if self.exchange == "server" else 0
@@ -103,8 +102,8 @@ class Rules:
         weight in [0, 1] discounts a message that is stale; 1 is the paper's rule.
         """
         if not usable(message, state.bank):
-            return replace(state, rejected=state.rejected + 1)
-        return self.receive_(replace(state, bank=state.bank.clone()), message, weight)
+            return changed(state, rejected=state.rejected + 1)
+        return self.receive_(changed(state, bank=state.bank.clone()), message, weight)
 
     def receive_all(self, state: ClientState, messages: Iterable[Message]) -> ClientState:
         """Fold all messages of a round, none of them a relayed copy; those that do not fit are counted and dropped."""
@@ -153,24 +152,24 @@ class Rules:
         for j, batch in batches.items():
             counts[j] += len(batch)
             if self.weights == "metropolis":
-                weights = [weight * metropolis_weight(self.degree, each.degree) for each, weight in batch]
+                weights = [weight * metropolis_weight(self.degree, message.degree) for message, weight in batch]
             else:
                 weights = [weight / (counts[j] + 1) for _, weight in batch]
-            models = [each.model for each, _ in batch]
+            models = [message.model for message, _ in batch]
             distances[j] = fold_robust_(state.bank[j], models, weights, self.robust, distances.get(j, ()))
         return changed(state, counts=tuple(counts), stamps=tuple(stamps), origins=tuple(origins), distances=distances)
 
     def _fold_parts_(
         self, state: ClientState, messages: Sequence[tuple[Message, float]], layout: Layout
     ) -> ClientState:
-        """Fold in place where parts of a model are averaged with others: `fold_all_` for some columns each."""
+        """Fold in place where parts of a model are averaged with different clients: `fold_all_` by columns."""
         counts, common, own = list(state.counts), state.common, dict(state.own)
         stamps, origins = list(state.stamps), list(state.origins)
         for message, weight in messages:
             j, model = message.cluster, message.model
             for row, (columns, count) in (
-                *((row, (each, common)) for row in range(len(counts)) for each in layout.common),
-                *((j, (each, counts[j])) for each in layout.indexed),
+                *((row, (part, common)) for row in range(len(counts)) for part in layout.common),
+                *((j, (part, counts[j])) for part in layout.indexed),
             ):
                 average = state.bank[row]
                 if self.weights == "metropolis":
@@ -193,14 +192,14 @@ class Rules:
         return {j: Offer(self.id, *freshness) for j, freshness in copies if j != state.trained}
 
     def looks_for_copies(self, state: ClientState, cluster: int, beside: int, settled: bool = True) -> bool:
-        """Return whether to ask for a copy of a cluster that so many neighbours trained this round; settled: no survey
+        """Return whether to ask for a copy of a cluster that `beside` neighbours trained this round; settled: no survey
         is to come."""
         return beside < (enough(settled, self.robust) if cluster == state.trained else 1)
 
     def wants(
         self, state: ClientState, cluster: int, offers: Iterable[Offer], now: int, beside: int = 0
     ) -> Offer | None:
-        """Choose the copy to ask for of a cluster that so many neighbours trained this round."""
+        """Choose the copy to ask for of a cluster that `beside` neighbours trained this round."""
         trains = cluster == state.trained
         newest = state.folded[cluster] if trains else state.stamps[cluster]
         return choose_offer(offers, self.id, now, newest, trains, beside)

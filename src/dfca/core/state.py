@@ -33,23 +33,19 @@ class once(Generic[T]):
 
 @dataclass(frozen=True)
 class Message:
-    """One model on its way: who sends it, for which cluster, in which round (its version), and the sender's degree.
-
-    offer: for a relayed copy, what the sender had offered; None for a model that is sent unasked. updates: how many
-    local updates of the sender itself stand behind the model.
-    """
+    """One model on its way."""
 
     sender: int
     cluster: int
-    round: int
-    degree: int
+    round: int  # in which it was sent: its version
+    degree: int  # the sender's
     model: Tensor
-    offer: Offer | None = None
-    updates: int = 0
+    offer: Offer | None = None  # of a relayed copy, what the sender had offered
+    updates: int = 0  # local updates of the sender itself behind the model
 
     @once
     def form(self) -> tuple[int, torch.dtype]:
-        """How many numbers the model has (-1: it is no vector), and of which type; looked at once, like `finite`."""
+        """How many numbers the model has (-1: it is no vector), and of which type."""
         return len(self.model) if self.model.dim() == 1 else -1, self.model.dtype
 
     @once
@@ -60,33 +56,24 @@ class Message:
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client remembers between two events.
+    """What a client remembers between two events; tuples have one entry per cluster."""
 
-    bank (m, P); counts: folds per cluster since the last local update; own: the copies before the first fold, where the
-    weight rule needs them; assignment: the cluster chosen last; trained: the same, None where this round's update
-    diverged or there was none; rejected: messages that could not be used; stamps, origins, folded: what `rules.relay`
-    remembers of each copy; updates: own local updates per cluster; common: like counts, of the columns that all
-    clusters share; memory: what the algorithm lets a client remember; personal_steps: of the personal last step;
-    closed: clusters that are not chosen and not sent (`rules.merging`); distances: by cluster, what `rules.robust`
-    remembers of recent folds.
-    """
-
-    bank: Tensor
-    counts: tuple[int, ...]
-    own: dict[int, Tensor] = field(default_factory=dict)
-    assignment: int | None = None
-    trained: int | None = None
+    bank: Tensor  # (m, P)
+    counts: tuple[int, ...]  # folds since the last local update
+    own: dict[int, Tensor] = field(default_factory=dict)  # copies before the first fold, if the weight rule needs them
+    assignment: int | None = None  # the cluster chosen last
+    trained: int | None = None  # the same; None where this round's update diverged, or there was none
     round: int = 0
-    rejected: int = 0
-    stamps: tuple[int, ...] = ()
-    origins: tuple[int, ...] = ()
-    folded: tuple[int, ...] = ()
-    updates: tuple[int, ...] = ()
-    common: int = 0
-    memory: Tensor | None = None
-    personal_steps: int = 0
-    closed: tuple[int, ...] = ()
-    distances: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    rejected: int = 0  # messages that could not be used
+    stamps: tuple[int, ...] = ()  # round of the newest update behind a copy (`rules.relay`)
+    origins: tuple[int, ...] = ()  # the client that made it alone, or MANY
+    folded: tuple[int, ...] = ()  # stamp of the last relayed copy that was folded
+    updates: tuple[int, ...] = ()  # local updates of its own
+    common: int = 0  # folds into the columns that all clusters share
+    memory: Tensor | None = None  # what the algorithm lets a client remember
+    personal_steps: int = 0  # of the personal last step
+    closed: tuple[int, ...] = ()  # clusters that are not chosen and not sent (`rules.merging`)
+    distances: dict[int, tuple[float, ...]] = field(default_factory=dict)  # of recent folds (`rules.robust`)
 
     @staticmethod
     def of(bank: Tensor, memory: Tensor | None = None) -> ClientState:
@@ -174,5 +161,5 @@ def usable(message: Message, bank: Tensor) -> bool:
 
 
 def is_finite(model: Tensor) -> bool:
-    """Return whether a model holds finite numbers only: a finite sum says so, any other is looked at again."""
+    """Return whether a model holds finite numbers only; a finite sum proves it."""
     return not model.numel() or math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())

@@ -10,23 +10,20 @@ import torch
 from torch import Tensor
 
 from dfca.core.rules.merging import EXCESSES, at_least, choose_without, compare, judge, judge_each, shares_of
-from dfca.data.clients import ClientData
-from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.shards import PIECE_BYTES, samples_of
 from dfca.sim.start import Start
 
 Asked = tuple[tuple[int, ...], tuple[int, ...]]
-"""What a client is asked about: the clusters that are open, and how many follow each of them."""
+"""What a client is asked about: the clusters that are open, and how many clients follow them."""
 
 
 class _Judged(NamedTuple):
-    """What one member thinks of k models: the mean losses on its training samples after personal steps (k,), the losses
-    on held-out samples without and with them (2, k, n), the same of the averages with the model that it follows, and
-    those that it chooses by (k, n)."""
+    """What one member thinks of k models."""
 
-    trained: Tensor
-    held: Tensor
-    averaged: Tensor
-    plain: Tensor
+    trained: Tensor  # (k,): mean losses on its training samples after personal steps
+    held: Tensor  # (2, k, n): losses on held-out samples without and with them
+    averaged: Tensor  # (2, k, n): the same of the averages with the model that it follows
+    plain: Tensor  # (k, n): losses that it chooses by
 
 
 def observe_all(
@@ -39,28 +36,35 @@ def observe_all(
 ) -> Tensor:
     """Compute the optimism and the excess of members that hold samples out: (C, 1 + EXCESSES * m).
 
-    banks (m, L, P); places: of the members; follows: the cluster of each; asked: what about; steps: personal steps. Of
-    other clusters the excess is NaN.
+    `rules.merging.observe` does the same for one client; `tests/core/test_merging.py` holds the two equal.
+
+    Args:
+        start: What the simulation begins with.
+        banks: The models (m, L, P) of the members.
+        places: The members that observe.
+        follows: The cluster of each of them.
+        asked: What each of them is asked about; the excess of other clusters is NaN.
+        steps: The personal steps.
     """
-    found = torch.full((len(places), 1 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
+    said = torch.full((len(places), 1 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
     rows = max(1, 16 * PIECE_BYTES // (start.flat.size * banks.element_size()))
     task, wanted = start.flat.task, sorted({slot for slots, _ in asked for slot in slots})
     shares = torch.zeros(len(banks), len(places), dtype=banks.dtype, device=banks.device)
     for row, (slots, followers) in enumerate(asked):
-        each = shares_of(followers, slots.index(follows[row]))
-        shares[list(slots), row] = torch.tensor(each, dtype=banks.dtype, device=banks.device)
+        weights = shares_of(followers, slots.index(follows[row]))
+        shares[list(slots), row] = torch.tensor(weights, dtype=banks.dtype, device=banks.device)
     for begin in range(0, len(places), rows):
         some = slice(begin, min(len(places), begin + rows))
-        said = _judge(start, banks, places[some], follows[some], wanted, shares[:, some], steps)
-        for row, judged in enumerate(said, begin):
+        all_judged = _judge(start, banks, places[some], follows[some], wanted, shares[:, some], steps)
+        for row, judged in enumerate(all_judged, begin):
             slots = asked[row][0]
             place, mine = slots.index(follows[row]), [wanted.index(j) for j in slots]
             losses, chosen = judged.held[:, mine], choose_without(judged.plain[mine], place)
-            found[row, 0] = at_least(task, float(losses[1, place].mean() - judged.trained[mine[place]]))
+            said[row, 0] = at_least(task, float(losses[1, place].mean() - judged.trained[mine[place]]))
             excess = compare(losses, judged.averaged[:, mine], chosen, place, task)
             table = torch.tensor(excess, dtype=torch.float64).view(EXCESSES, -1)
-            found[row, 1:].view(EXCESSES, -1)[:, list(slots)] = table
-    return found
+            said[row, 1:].view(EXCESSES, -1)[:, list(slots)] = table
+    return said
 
 
 def _judge(
@@ -72,14 +76,14 @@ def _judge(
     shares: Tensor,
     steps: int,
 ) -> list[_Judged]:
-    """Judge some models of some members; shares (m, C): how much each weighs in its average with what they follow."""
+    """Judge some models of some members; shares (m, C): weights of models in their average with what members follow."""
     engine, clients, task = start.engine, [start.members[place] for place in places], start.flat.task
-    train, held = (_of(data, places) for data in start.divided)
+    train, held = (samples_of(data, places) for data in start.divided)
     own = banks[list(follows), list(places)]
     trained, judged, averaged, plain = [], [], [], []
 
     def before_and_after(vectors: Tensor, tuned: Tensor) -> list[list[Tensor]]:
-        return [engine.rated_each(partial(judge_each, task), each, held) for each in (vectors, tuned)]
+        return [engine.rated_each(partial(judge_each, task), models, held) for models in (vectors, tuned)]
 
     for j in slots:
         vectors = banks[j][list(places)]
@@ -91,20 +95,14 @@ def _judge(
         plain.append(engine.sample_losses(vectors[None], held))
 
     def of(row: int, pairs: Sequence[Sequence[Sequence[Tensor]]]) -> Tensor:
-        return torch.stack([torch.stack([each[step][row] for each in pairs]) for step in range(2)])
+        return torch.stack([torch.stack([pair[step][row] for pair in pairs]) for step in range(2)])
 
     return [
         _Judged(
-            torch.stack([each[row] for each in trained]),
+            torch.stack([losses[row] for losses in trained]),
             of(row, judged),
             of(row, averaged),
-            torch.cat([each[row] for each in plain]),
+            torch.cat([losses[row] for losses in plain]),
         )
         for row in range(len(places))
     ]
-
-
-def _of(data: ClientData, places: Sequence[int]) -> ClientData:
-    """Take the samples of some members: a view where they follow one another."""
-    run = range(places[0], places[-1] + 1)
-    return members_of(data, run) if len(run) == len(places) else data.subset(places)

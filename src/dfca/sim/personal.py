@@ -12,7 +12,7 @@ from torch import Tensor
 from dfca.core.rules.personal import FIRST_SCALARS, GRID, LATER_SCALARS, SWEEPS, pick, release_round
 from dfca.data.clients import ClientData
 from dfca.sim.local.engine import Engine, finite
-from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.shards import PIECE_BYTES, samples_of
 from dfca.sim.start import Start
 
 Gather = Callable[[Sequence[int]], Tensor]
@@ -20,17 +20,14 @@ Gather = Callable[[Sequence[int]], Tensor]
 
 
 class LastStep:
-    """The personal last step of the clients of a simulation of so many rounds, 0 where nobody knows how many.
-
-    release: the round before which the steps are picked, and from which on clients train on everything; None: they
-    always do. steps (N,): of every client; 0 until they are picked.
-    """
+    """The personal last step of the clients of a simulation of `rounds` rounds; 0: it ends by time."""
 
     def __init__(self, start: Start, rounds: int) -> None:
         self.start, self.setting = start, start.setting
         asked = start.setting.last_steps
+        # the steps are picked before this round, and from it on clients train on everything; None: they always do
         self.release = release_round(asked, rounds)
-        self.steps = torch.full((start.setting.clients,), 0 if asked == "auto" else asked)
+        self.steps = torch.full((start.setting.clients,), 0 if asked == "auto" else asked)  # 0 until they are picked
 
     @property
     def active(self) -> bool:
@@ -50,14 +47,14 @@ class LastStep:
         holders = [place for place, size in enumerate(start.held.sizes) if size]
         for some in (holders[begin : begin + rows] for begin in range(0, len(holders), rows)):
             clients = [start.members[place] for place in some]
-            held, train = _of(start.held, some), _of(start.train, some)
+            held, train = samples_of(start.held, some), samples_of(start.train, some)
             mine[some, 2:] = measure_curves(start.engine, deployed(some), train, held, clients).cpu()
-        found = shards.gather(mine)
-        chosen, held, curves = found[:, 0].long(), found[:, 1].long(), found[:, 2:]
-        known = held > 0
+        everybody = shards.gather(mine)
+        chosen, sizes, curves = everybody[:, 0].long(), everybody[:, 1].long(), everybody[:, 2:]
+        known = sizes > 0
         sound = known & curves.isfinite().all(dim=1)
         pools = pooled(curves, sound, chosen, self._pairs())
-        picked = torch.tensor([pick(*each) for each in zip(curves, held.tolist(), pools, strict=True)])
+        picked = torch.tensor([pick(*curve) for curve in zip(curves, sizes.tolist(), pools, strict=True)])
         self.steps = torch.where(known, picked, 0)
         return self._scalars(chosen, known, sound)
 
@@ -89,7 +86,7 @@ class LastStep:
 
     def _steps(self, vectors: Tensor, places: Sequence[int], steps: int) -> Tensor:
         clients = [self.start.members[place] for place in places]
-        return self.start.engine.personal_steps(vectors, _of(self.start.train, places), steps, clients)
+        return self.start.engine.personal_steps(vectors, samples_of(self.start.train, places), steps, clients)
 
     def _pairs(self) -> Tensor | None:
         """List who sends its curve to whom, (E, 2); None: everybody to everybody, through a server."""
@@ -112,18 +109,22 @@ def measure_curves(
     engine: Engine, vectors: Tensor, train: ClientData, held: ClientData, clients: Sequence[int]
 ) -> Tensor:
     """Measure the curves of clients that hold samples out, from the models (C, P) that they deploy: (C, G)."""
-    found = [engine.deployed_losses(vectors, held)]
+    losses = [engine.deployed_losses(vectors, held)]
     for begin, end in pairwise(GRID):
         vectors = engine.personal_steps(vectors, train, end - begin, clients)
-        found.append(engine.deployed_losses(vectors, held))
-    return torch.stack(found, dim=1)
+        losses.append(engine.deployed_losses(vectors, held))
+    return torch.stack(losses, dim=1)
 
 
 def pooled(curves: Tensor, sound: Tensor, clusters: Tensor, pairs: Tensor | None) -> Tensor:
-    """Pool the curves of each cluster: (N, G) -> (N, G).
+    """Pool the curves of every cluster: (N, G) -> (N, G); `testing` sweeps by `rules.personal.average`, and
+    tests/core/test_personal.py holds the two equal.
 
-    sound (N,): who has a curve that is finite; the others keep their own. pairs (E, 2): who sends to whom, both ways;
-    None: a server has the mean of all.
+    Args:
+        curves: One per client.
+        sound: (N,): whose curve is finite; the others keep their own.
+        clusters: (N,): what clients deploy.
+        pairs: (E, 2): who sends to whom, both ways; None: a server has the mean of all.
     """
     if pairs is None:
         size = int(clusters.max()) + 1
@@ -144,9 +145,3 @@ def alike_pairs(pairs: Tensor, clusters: Tensor, sound: Tensor) -> Tensor:
     """Keep the pairs (E, 2) of clients of one cluster whose curves are both finite."""
     one, two = pairs.T
     return pairs[sound[one] & sound[two] & (clusters[one] == clusters[two])]
-
-
-def _of(data: Any, places: Sequence[int]) -> Any:
-    """Take the samples of some members: a view where they follow one another."""
-    run = range(places[0], places[-1] + 1)
-    return members_of(data, run) if len(run) == len(places) else data.subset(places)

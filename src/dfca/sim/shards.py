@@ -181,6 +181,12 @@ def members_of(data: ClientData, members: range) -> ClientData:
     return ClientData(data.x[begin:end], data.y[begin:end], offsets)
 
 
+def samples_of(data: ClientData, places: Sequence[int]) -> ClientData:
+    """Take the samples of some members: a view where they follow one another."""
+    run = range(places[0], places[-1] + 1)
+    return members_of(data, run) if len(run) == len(places) else data.subset(places)
+
+
 def keep(split: Split, members: range) -> Split:
     """Copy a split without the samples of clients of other ranks; their numbers of samples stay known."""
     if len(members) == split.train.clients:

@@ -23,48 +23,42 @@ AMONG: tuple[Among, ...] = ("any", "neighbours")
 
 
 class PeerDraw(NamedTuple):
-    """What a client sees when it draws peers: who it is, the round, whom it may ask, what it remembers; random: opens
-    its random stream of this round."""
+    """What a client sees when it draws peers."""
 
     client: int
     round: int
-    candidates: Sequence[int]
-    memory: Tensor
-    random: Callable[[], torch.Generator]
+    candidates: Sequence[int]  # whom it may ask
+    memory: Tensor  # (w,): what it remembers
+    random: Callable[[], torch.Generator]  # opens its random stream of this round
 
 
 class Received(NamedTuple):
-    """What a client has received from n peers: the losses of their models on its own samples (n,), what they remember
-    (n, w), and the numbers of samples, the client's own first (n + 1,)."""
+    """What a client has received from n peers."""
 
     client: int
     round: int
     peers: Sequence[int]
-    losses: Tensor
-    sizes: Tensor
-    memory: Tensor
-    memories: Tensor
+    losses: Tensor  # (n,): of their models on its own samples
+    sizes: Tensor  # (n + 1,): numbers of samples, its own first
+    memory: Tensor  # (w,): what it remembers
+    memories: Tensor  # (n, w): what the peers remember
 
 
 class PeerAverage(NamedTuple):
-    """The weights of the client's own model and of the n received ones (n + 1,), and what it remembers now (w,)."""
+    """How a client averages, and what it remembers of it."""
 
-    weights: Tensor
-    memory: Tensor
+    weights: Tensor  # (n + 1,): of its own model and of the n received ones
+    memory: Tensor  # (w,)
 
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """How clients choose whom they average with.
-
-    among: "any" client, on an overlay beside the graph, or the "neighbours" in it; tells: whether what a peer remembers
-    comes with its model.
-    """
+    """How clients choose whom they average with."""
 
     draw: Callable[[PeerDraw], Sequence[int]]
     merge: Callable[[Received], PeerAverage]
-    among: Among = "any"
-    tells: bool = False
+    among: Among = "any"  # any client, on an overlay beside the graph, or the neighbours in it
+    tells: bool = False  # what a peer remembers comes with its model
 
     def __post_init__(self) -> None:
         if self.among not in AMONG:
@@ -73,7 +67,8 @@ class PeerChoice:
     def ask(self, view: PeerDraw) -> list[int]:
         """Call `draw`, and check what it returns.
 
-        Raises ConfigError where somebody is drawn twice, or is no candidate.
+        Raises:
+            ConfigError: where a peer is drawn twice, or is no candidate.
         """
         drawn = [int(peer) for peer in self.draw(view)]
         if len(set(drawn)) < len(drawn) or not set(drawn) <= set(view.candidates):
@@ -85,7 +80,7 @@ class PeerChoice:
 
 
 def draw_uniformly(view: PeerDraw, candidates: Sequence[int], many: int) -> list[int]:
-    """Draw so many of some candidates without replacement, or all of them."""
+    """Draw `many` of some candidates without replacement, or all of them."""
     import torch
 
     order = torch.randperm(len(candidates), generator=view.random())

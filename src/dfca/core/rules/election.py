@@ -20,10 +20,10 @@ alone never is.
 
 **Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): a vote counts at most one client. d_c
 is taken in units of the voter's own losses and clipped to [-1, 1], so that no sample outweighs another, and a vote
-counts at most MOST_SAMPLES samples; sums of a group of voters that so many clients cannot say (`is_sayable`) are not
-added. Up to ceil(LIAR_SHARE voters) more candidates may stand in vain before an election ends: liars bid as they like.
-A centre at which nobody stays is no obstacle, and a candidate that all but so many voters prefer is accepted: a liar
-that won the lot for the first centre has opened one that fits nobody.
+counts at most MOST_SAMPLES samples; sums that a group of voters cannot have said (`is_sayable`) are not added. Up to
+ceil(LIAR_SHARE voters) more rejected candidates are tolerated before an election ends: liars bid as they like. A centre
+at which nobody stays is no obstacle, and a candidate that all but as many voters prefer is accepted: a liar that won
+the lot for the first centre has opened one that fits nobody.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import reduce
 from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple
@@ -46,68 +47,60 @@ SCALE = 2**32
 LIMIT = 2**50
 """The largest sum of one client: no client outweighs the others by a loss that exploded."""
 MOST_SAMPLES = 20
-"""Where votes are bounded, one of more samples counts as one of so many. Nobody can count the samples of another: with
+"""Largest number of samples that a bounded vote counts. Nobody can count the samples of another: with
 1000, one of 30 members that claims to have them (the others have 18) outvotes all that stay, and no cluster opens."""
 
 
 class Parts(NamedTuple):
-    """Indices of a client's samples: to warm up on, to bid and prefer with, to vote with."""
+    """Indices of a client's samples."""
 
-    warm: Tensor
-    bid: Tensor
-    vote: Tensor
+    warm: Tensor  # to warm up on
+    bid: Tensor  # to bid and prefer with
+    vote: Tensor  # to vote with
 
 
 class Vote(NamedTuple):
-    """What one client says of a candidate: a few scalars.
+    """What one client says of a candidate: a few scalars."""
 
-    follows: the centre it follows; gain: how much lower the candidate's loss is on the bidding part; left: the regret
-    that would remain with the better of the two; samples, totals, squares: n, sum d_c, sum d_c^2 on the voting part.
-    """
-
-    follows: int
-    gain: float
-    left: float
-    samples: int
-    totals: tuple[float, ...]
-    squares: tuple[float, ...]
+    follows: int  # the centre that it follows
+    gain: float  # how much lower the candidate's loss is on the bidding part
+    left: float  # regret that would remain with the better of the two
+    samples: int  # n on the voting part
+    totals: tuple[float, ...]  # sum d_c there, for every centre
+    squares: tuple[float, ...]  # sum d_c^2
 
 
 class Tally(NamedTuple):
-    """The votes of some clients on a candidate, summed; sums of losses in fixed point, so that any order adds up alike.
-
-    movers: clients that prefer the candidate; samples, totals, squares: theirs, for every centre; followers: of every
-    centre, movers included; stay_*: the same sums over the followers of each centre that stay; unfit, unfit_*: the
-    followers of each centre that neither it nor the candidate fits, and the same sums over them.
-    """
+    """The votes of some clients on a candidate, summed; losses in fixed point: any order of adding is the same."""
 
     voters: int
-    movers: int
-    samples: int
-    totals: tuple[int, ...]
+    movers: int  # clients that prefer the candidate
+    samples: int  # theirs
+    totals: tuple[int, ...]  # by centre
     squares: tuple[int, ...]
-    followers: tuple[int, ...]
-    stay_samples: tuple[int, ...]
+    followers: tuple[int, ...]  # of every centre, movers included
+    stay_samples: tuple[int, ...]  # the same sums over the followers of a centre that stay
     stay_totals: tuple[int, ...]
     stay_squares: tuple[int, ...]
-    unfit: tuple[int, ...]
-    unfit_samples: tuple[int, ...]
+    unfit: tuple[int, ...]  # followers of a centre that neither it nor the candidate fits
+    unfit_samples: tuple[int, ...]  # the same sums over them
     unfit_totals: tuple[int, ...]
     unfit_squares: tuple[int, ...]
 
 
 class Verdict(NamedTuple):
-    """What everybody concludes from the votes; z is the smallest of the statistics, one per centre."""
+    """What everybody concludes from the votes."""
 
     accepted: bool
-    support: int
-    z: float
+    support: int  # clients that prefer the candidate
+    z: float  # smallest of the statistics, one per centre
 
 
 def divide(samples: int, generator: torch.Generator) -> Parts:
-    """Split a client's samples 50 : 20 : 30, each part at least one.
+    """Split a client's samples 50 : 20 : 30, at least one in every part.
 
-    Raises DataError below three samples.
+    Raises:
+        DataError: for fewer than three samples.
     """
     if samples < 3:
         raise DataError(f"the election needs at least 3 samples per client, got {samples}; use dfca-gi or dfca-li")
@@ -122,7 +115,7 @@ def lot(seed: int, client: int) -> int:
 
 
 def bid(centres: Tensor, own: Tensor) -> float:
-    """Compute a client's bid: its regret minus one standard error, so that few samples do not shout.
+    """Compute a client's bid: its regret minus one standard error, so that small clients do not overbid.
 
     centres (c, n) and own (n,) are losses per sample on the bidding part; the centre that it follows is the best of c.
     A client whose own model is not finite bids minus infinity: it cannot be a centre.
@@ -162,7 +155,7 @@ def cast(
         d = (d / unit[:, None]).clamp(-1, 1)
         weight = min(1.0, MOST_SAMPLES / samples)
         samples = min(samples, MOST_SAMPLES)
-    totals, squares = ((weight * each.sum(dim=1)).tolist() for each in (d, d.square()))
+    totals, squares = ((weight * values.sum(dim=1)).tolist() for values in (d, d.square()))
     return Vote(centre, before - after, min(before, after) - alone, samples, tuple(totals), tuple(squares))
 
 
@@ -187,14 +180,14 @@ def count(vote: Vote, gain: float) -> Tally:
     if vote.gain > 0 and not unfit:
         return counted._replace(movers=1, samples=vote.samples, totals=totals, squares=squares)
     samples = (vote.samples,) * centres
-    samples, totals, squares = (tuple(map(mul, followers, each)) for each in (samples, totals, squares))
+    samples, totals, squares = (tuple(map(mul, followers, sums)) for sums in (samples, totals, squares))
     if unfit:
         return counted._replace(unfit=followers, unfit_samples=samples, unfit_totals=totals, unfit_squares=squares)
     return counted._replace(stay_samples=samples, stay_totals=totals, stay_squares=squares)
 
 
 def is_sayable(tally: Tally, clients: int) -> bool:
-    """Return whether so many clients with bounded votes can have said this."""
+    """Return whether as many clients with bounded votes can have said this."""
     groups = [
         (tally.movers, tally.samples, total, square) for total, square in zip(tally.totals, tally.squares, strict=True)
     ]
@@ -205,7 +198,7 @@ def is_sayable(tally: Tally, clients: int) -> bool:
     if any(unfit > followers for unfit, followers in zip(tally.unfit, tally.followers, strict=True)):
         return False
     for voters, samples, total, square in groups:
-        size = max(0, abs(total) - clients)  # each client has rounded once
+        size = max(0, abs(total) - clients)  # every client has rounded once
         enough = voters >= 0 and 0 <= samples <= MOST_SAMPLES * voters and 0 <= square <= samples * SCALE
         if not enough or abs(total) > samples * SCALE or size * size > samples * SCALE * (square + clients):
             return False
@@ -213,7 +206,7 @@ def is_sayable(tally: Tally, clients: int) -> bool:
 
 
 def no_votes(centres: int) -> Tally:
-    """Count nobody, where there are so many centres."""
+    """Count nobody."""
     nothing = (0,) * centres
     return Tally(0, 0, 0, *[nothing] * 10)
 
@@ -264,11 +257,8 @@ def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -
 
 def verdict(votes: Sequence[Vote], candidate: int, options: ElectionOptions, held: int = 0) -> Verdict:
     """Count the votes of all clients, of which one is the candidate's own, and decide."""
-    gain = votes[candidate].gain
-    total = no_votes(len(votes[candidate].totals))
-    for vote in votes:
-        total = add(total, count(vote, gain))
-    return decide(total, gain, options, held)
+    gain, nobody = votes[candidate].gain, no_votes(len(votes[candidate].totals))
+    return decide(reduce(add, (count(vote, gain) for vote in votes), nobody), gain, options, held)
 
 
 def _welch(movers: tuple[int, int, int], stayers: tuple[int, int, int]) -> float:

@@ -1,8 +1,8 @@
 """Which clusters are worth the data that they take away from the others, and the merging of those that are not.
 
 An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
-where clients have few samples. So more centres are elected than needed, and while training goes on the clients survey
-every few rounds which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i
+where clients have few samples. So more centres are elected than needed, and every few rounds of training the clients
+survey which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i
 (`holdout`). With L_j(d, s) the loss below of model j of its bank on sample d, after s plain personal steps on its
 other samples, s = 0 or `steps`:
 
@@ -22,13 +22,13 @@ One model for both costs its n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)
 n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps,
 for what a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`:
 where clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, for
-clients choose by the same held-out samples, and of many alike models each would find the one that happens to fit them.
+clients choose by the same held-out samples, and among alike models they would pick the one that happens to fit them.
 
 The worth is a forecast from models that are half trained: where a task is hard (47 letters in four rotations, 100
 samples per client) personal steps make up for a wrong model as long as the right one is no better, and c is large. So
 what is merged must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is.
 
-Until the last survey a client also chooses its cluster by its held-out samples: what a model has learned by heart of
+Until the last survey a client also chooses its cluster by its held-out samples: a model that overfits
 its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds until one merges nothing.
 
 Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import reduce
 from itertools import combinations
 from operator import add as plus
 from typing import NamedTuple
@@ -83,59 +84,48 @@ average of a and b, without and with steps, and that of a with them, each minus 
 OF_OTHERS, OF_AVERAGES = 0, 3
 """Where the three kinds begin that E_ab is made of, and those of G_ab."""
 OBSERVERS = 12
-"""So many followers of a cluster take personal steps in a survey, on average: more cost time and decide alike. Nobody
-does, where there are many, with a probability of e^-12."""
+"""Mean number of followers of a cluster that take personal steps in a survey: more cost time and decide alike. Where
+there are many, nobody does with a probability of e^-12."""
 UNFIT, FEWEST_UNFIT = 0.25, 2
-"""A cluster is unsettled where the loss of this share of its followers, and of so many of them, has risen."""
+"""Share and number of followers whose loss must have risen for a cluster to be unsettled."""
 
 
 class Observation(NamedTuple):
-    """What one client says in a survey.
+    """What one client says in a survey; one that holds nothing out has no excess and no optimism."""
 
-    follows: the cluster that it trains; samples: how many it trains with; excess: `EXCESSES` numbers for every cluster
-    that is open, in ascending order: all of the first kind, then all of the second, and so on; optimism: o_i. A
-    client that holds nothing out has no excess, and no optimism. unfit: its loss has risen (`rules.revival`).
-    """
-
-    follows: int
-    samples: int
-    excess: tuple[float, ...] = ()
-    optimism: float = math.nan
-    unfit: bool = False
+    follows: int  # the cluster that it trains
+    samples: int  # how many it trains with
+    excess: tuple[float, ...] = ()  # (EXCESSES * k,), one kind after the other, open clusters in ascending order
+    optimism: float = math.nan  # o_i
+    unfit: bool = False  # its loss has risen (`rules.revival`)
 
 
 class Survey(NamedTuple):
-    """What some clients say of the k clusters that are open, summed; losses in fixed point, so that any order of adding
-    gives the same.
+    """What some clients say of the k open clusters, summed; losses in fixed point: any order of adding is the same."""
 
-    slots (k,): the clusters; followers, samples (k,): those that train each of them, and their training samples; voters
-    (k,): followers that have judged; excess (EXCESSES * k * k,): the sums over the voters of a, row by row, one kind
-    after the other; optimism (k,): the sum over the voters; unfit (k,): followers whose loss has risen.
-    """
-
-    slots: tuple[int, ...]
-    followers: tuple[int, ...]
-    samples: tuple[int, ...]
-    voters: tuple[int, ...]
-    excess: tuple[int, ...]
-    optimism: tuple[int, ...]
-    unfit: tuple[int, ...]
+    slots: tuple[int, ...]  # the clusters
+    followers: tuple[int, ...]  # clients that train each of them
+    samples: tuple[int, ...]  # their training samples
+    voters: tuple[int, ...]  # followers that have judged
+    excess: tuple[int, ...]  # (EXCESSES * k * k,): sums over the voters of a, row by row, one kind after the other
+    optimism: tuple[int, ...]  # sums over the voters
+    unfit: tuple[int, ...]  # followers whose loss has risen
 
 
 class Merge(NamedTuple):
-    """Two clusters that become one: `closed` joins `into` with the weight `share`."""
+    """Two clusters that become one."""
 
     into: int
     closed: int
-    share: float
+    share: float  # weight of the closed one
     worth: float
 
 
 class Plan(NamedTuple):
-    """What a survey decides: which clusters are merged, and which have no followers and are closed."""
+    """What a survey decides."""
 
     merges: tuple[Merge, ...] = ()
-    empty: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()  # clusters without followers, which are closed
 
     @property
     def closed(self) -> tuple[int, ...]:
@@ -178,43 +168,45 @@ def add(one: Survey, other: Survey) -> Survey:
 
 def total(slots: Sequence[int], said: Iterable[Observation]) -> Survey:
     """Count what all clients say."""
-    found = nothing(slots)
-    for each in said:
-        found = add(found, count(slots, each))
-    return found
+    return reduce(add, (count(slots, observation) for observation in said), nothing(slots))
 
 
 def worths(survey: Survey) -> dict[tuple[int, int], float]:
     """Compute the worth of every pair of clusters that have followers; 0 where nobody has anything to say for it."""
-    used = [place for place, many in enumerate(survey.followers) if many]
+    used = _followed(survey)
     costs = [survey.samples[j] * survey.optimism[j] / SCALE / survey.voters[j] / 2 for j in used if survey.voters[j]]
     cost = max(SMALLEST_COST, sum(costs) / len(costs)) if costs else SMALLEST_COST
-    found = {}
+    worth = {}
     for a, b in combinations(used, 2):
         sides = [_excess(survey, i, j) for i, j in ((a, b), (b, a)) if survey.voters[i]]
         bias = sum(sides) / len(sides) if sides else 0.0
         n, m = survey.samples[a], survey.samples[b]
-        found[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
-    return found
+        worth[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
+    return worth
 
 
 def harms(survey: Survey) -> dict[tuple[int, int], float]:
     """Compute the harm of merging every pair of clusters that have followers; 0 where nobody has anything to say."""
-    found = {}
-    for a, b in combinations([place for place, many in enumerate(survey.followers) if many], 2):
+    harm = {}
+    for a, b in combinations(_followed(survey), 2):
         sides = [
             (survey.samples[i], _excess(survey, i, j, OF_AVERAGES)) for i, j in ((a, b), (b, a)) if survey.voters[i]
         ]
         samples = max(1, sum(many for many, _ in sides))
-        found[survey.slots[a], survey.slots[b]] = sum(many * excess for many, excess in sides) / samples
-    return found
+        harm[survey.slots[a], survey.slots[b]] = sum(many * excess for many, excess in sides) / samples
+    return harm
+
+
+def _followed(survey: Survey) -> list[int]:
+    """List the places of the clusters that have followers."""
+    return [place for place, many in enumerate(survey.followers) if many]
 
 
 def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
     """Compute E_ab of the clusters at two places, or G_ab: the kinds of excess from the first on."""
     k = len(survey.slots)
     sums = (survey.excess[(kind * k + a) * k + b] for kind in range(first, first + 3))
-    plain, tuned, right = (each / SCALE / survey.voters[a] for each in sums)
+    plain, tuned, right = (total / SCALE / survey.voters[a] for total in sums)
     return min(plain, tuned) - min(0.0, right)
 
 
@@ -225,12 +217,17 @@ def decide(
     alone: Collection[int] = (),
     grown: bool = False,
 ) -> Plan:
-    """Decide what becomes of the clusters that are open; clusters: how many shall be left, None: as many as are worth
-    it; grown: a by-election has opened one since, which need not be merged for the number's sake.
+    """Decide what becomes of the clusters that are open.
 
     Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged,
-    of pairs that merging does not harm if there are some; only they, for the worth of what comes of it is not known
-    yet. alone: clusters that are not merged now.
+    of pairs that merging does not harm if there are some; only they, for the worth of the result is not known yet.
+
+    Args:
+        survey: What all clients say.
+        options: How clusters are merged.
+        clusters: How many are to be left; None: as many as are worth their data.
+        alone: Clusters that are not merged now.
+        grown: Whether a by-election has opened a cluster: then none is merged for the sake of the number.
     """
     room = len(survey.slots) - (1 if clusters is None else clusters)
     empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
@@ -238,10 +235,10 @@ def decide(
     room -= len(empty)
     samples = dict(zip(survey.slots, survey.samples, strict=True))
     harm = harms(survey)
-    found = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(survey).items())
+    pairs = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(survey).items())
     merges: list[Merge] = []
     taken = set(alone)
-    for harmed, worth, (a, b) in found:
+    for harmed, worth, (a, b) in pairs:
         forced = clusters is not None and not grown and not merges
         if len(merges) >= room or ((harmed or worth >= options.worth) and not forced):
             break
@@ -269,12 +266,12 @@ def merge_(bank: Tensor, merges: Iterable[Merge]) -> None:
 
 
 def hide_closed(bank: Tensor, closed: Collection[int]) -> Tensor:
-    """Put the first model that is open in the place of those that are not, for whoever looks at all of them: (m, P)."""
+    """Replace closed models by the first open one, for readers of the whole bank: (m, P)."""
     if not closed:
         return bank
-    found = bank.clone()
-    found[list(closed)] = bank[next(j for j in range(len(bank)) if j not in closed)]
-    return found
+    shown = bank.clone()
+    shown[list(closed)] = bank[next(j for j in range(len(bank)) if j not in closed)]
+    return shown
 
 
 def order_of(clusters: int, closed: Collection[int]) -> list[int]:
@@ -291,16 +288,16 @@ def judge(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
 def judge_each(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
     """Compute the loss that clusters are judged by on every sample: (C, n, ...), (C, n, ...) -> (C, n)."""
     if task.targets == "classes":
-        each = _brier(outputs, y)
+        losses = _brier(outputs, y)
     elif task.targets == "tokens":
         counts = y != NO_TOKEN
-        each = (_brier(outputs, y.clamp_min(0)) * counts).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
+        losses = (_brier(outputs, y.clamp_min(0)) * counts).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
     elif task.targets in ("labels", "numbers"):
         values = outputs.double().sigmoid() if task.targets == "labels" else outputs.double()
-        each = (values.reshape(y.shape) - y).square()[..., None].flatten(2).mean(dim=2)
+        losses = (values.reshape(y.shape) - y).square()[..., None].flatten(2).mean(dim=2)
     else:
-        each = task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
-    return each.double()
+        losses = task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+    return losses.double()
 
 
 def observe(
@@ -313,8 +310,18 @@ def observe(
     held: tuple[Samples, Tensor],
     local: LocalOptions,
 ) -> Observation:
-    """Observe what one client says: bank (m, P); followers (k,): of the clusters; the samples that it trains with and
-    those that it holds out; local: its personal steps (`rules.personal.plain`)."""
+    """Observe what one client says.
+
+    Args:
+        model: The architecture.
+        bank: Its models (m, P).
+        slots: The k clusters that are open.
+        follows: The cluster that it trains.
+        followers: How many clients train each open cluster.
+        train: The samples that it trains with.
+        held: The samples that it holds out.
+        local: Its personal steps (`rules.personal.plain`).
+    """
     n = len(train[1])
     if follows not in slots or not len(held[1]):
         return Observation(follows, n)
@@ -331,7 +338,7 @@ def observe(
             return judge_each(model.task, infer(model, vector, x, "score")[None], y[None])[0]
 
     def judged_all(*models: Iterable[Tensor]) -> Tensor:
-        return torch.stack([torch.stack([judged(each, *held) for each in some]) for some in models])
+        return torch.stack([torch.stack([judged(vector, *held) for vector in some]) for some in models])
 
     losses, averaged = judged_all(vectors, tuned), judged_all(averages, tuned_averages)
     chosen = choose_without(sample_losses(model, vectors, *held), place)
@@ -376,16 +383,16 @@ def compare(losses: Tensor, averaged: Tensor, chosen: Tensor, follows: int, task
     mine, theirs = (chosen == follows).double(), (chosen == torch.arange(losses.shape[1])[:, None]).double()
     own = losses[:, follows : follows + 1]
     right, wrong = (mine * own + theirs * losses).mean(dim=2), (mine * losses + theirs * own).mean(dim=2)
-    found = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
+    others = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
     kept = chosen == follows if bool((chosen == follows).any()) else torch.ones_like(chosen, dtype=torch.bool)
     plain, tuned = own[:, 0, kept].mean(dim=1)
     merged = averaged[:, :, kept].mean(dim=2)
     harm = torch.stack([merged[0], merged[1], tuned.expand_as(merged[0])]) - plain
     if task.targets not in BOUNDED:  # by both losses, for a single one may be near 0 by luck
         harm = 2 * TYPICAL_LOSS * harm / (merged.amin(dim=0) + torch.minimum(plain, tuned)).clamp_min(SMALLEST_COST)
-    found = torch.cat([found, harm])
-    found[:, follows] = 0.0
-    return tuple(found.flatten().tolist())
+    excess = torch.cat([others, harm])
+    excess[:, follows] = 0.0
+    return tuple(excess.flatten().tolist())
 
 
 def at_least(task: Task, optimism: float) -> float:

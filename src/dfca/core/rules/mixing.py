@@ -27,7 +27,7 @@ CORE_BYTES = 2**20
 SPARSE_BYTES = 2 * 2**20
 """What one block of a sparse sum touches: near the cache."""
 BLOCK_COLUMNS = 512
-"""The narrowest block: each row of it is a piece of memory that is worth going to."""
+"""Columns of the narrowest block: a shorter piece of a row is not worth a read of its own."""
 SPARSE_FROM = 16
 """Entries of the dense matrix per link from which on links are summed one by one instead of by a matrix product."""
 
@@ -73,14 +73,14 @@ def metropolis_weight(degree: int, other_degree: int) -> float:
 
 
 class WeightedLinks(NamedTuple):
-    """The models of one cluster that travel in a round, one link each: receiver (L,), sender (L,), weight (L,).
+    """The models of one cluster that travel in a round, one per link.
 
     theta_i' = (1 - sum of the weights of i's links) theta_i + sum over i's links of weight theta_sender
     """
 
-    receiver: Tensor
-    sender: Tensor
-    weight: Tensor
+    receiver: Tensor  # (L,)
+    sender: Tensor  # (L,)
+    weight: Tensor  # (L,)
 
 
 def make_links(edges: Tensor, degrees: Tensor, senders: Tensor, receivers: Tensor, rule: WeightRule) -> WeightedLinks:
@@ -107,7 +107,7 @@ def mix(models: Tensor, links: WeightedLinks) -> Tensor:
 class Mixer:
     """`mix` in place, for some rows of a bank and a block of columns at a time: no second copy of the bank.
 
-    sources (S,) are the senders of the links, each once, in the order in which they come in.
+    sources (S,) are the distinct senders of the links, in the order in which they come in.
     """
 
     def __init__(

@@ -38,9 +38,9 @@ from dfca.core.rules.mixing import metropolis_weight
 GRID = (0, 1, 2, 5, 10, 20, 50, 100, 200)
 """The numbers of steps to pick from."""
 POOL = 50
-"""So many held-out samples is the pool of curves worth."""
+"""Number of held-out samples that the pool of curves is worth."""
 GAIN = 0.02
-"""Steps are taken where they lower the score by more than such a share of it."""
+"""Steps are taken where they lower the score by more than this share of it."""
 SWEEPS = 10
 """How often clients of a cluster average their curves with their neighbours'."""
 FIRST_SCALARS = len(GRID) + 1
@@ -67,7 +67,7 @@ def plain(local: LocalOptions, steps: int) -> LocalOptions:
 
 
 class PlainSteps:
-    """The personal steps of one client: model, how it trains, the seed of the run and its id."""
+    """The plain steps of one client, for its own use."""
 
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, client: int) -> None:
         self.model, self.local, self.seed, self.client = model, local, seed, client
@@ -79,11 +79,11 @@ class PlainSteps:
 
     def curve(self, vector: Tensor, train: Pair, held: Pair) -> Tensor:
         """Compute C(s) for the steps of the grid, from a model (P,): (G,) in double precision."""
-        found = [self._loss(vector, held)]
+        losses = [self._loss(vector, held)]
         for begin, end in pairwise(GRID):
             vector = self._steps(vector, train, end - begin)
-            found.append(self._loss(vector, held))
-        return torch.stack(found)
+            losses.append(self._loss(vector, held))
+        return torch.stack(losses)
 
     def _steps(self, vector: Tensor, samples: Pair, steps: int) -> Tensor:
         with seeded(self.seed, "noise", self.client, AFTER):
@@ -102,7 +102,7 @@ def average(pool: Tensor, others: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def pick(curve: Tensor, held: int, pool: Tensor) -> int:
-    """Pick s_i by the own curve (G,) on so many held-out samples and the pool (G,).
+    """Pick s_i by the own curve (G,), on `held` samples, and the pool (G,).
 
     Steps after which the own loss is not finite are not taken. Ties: the fewest.
     """

@@ -8,12 +8,12 @@ of client i that trained j this round,
   b = 0, i does not train j    i takes the freshest copy on offer, if it is fresher than its own
   b < B, i trains j            i folds the freshest copy on offer as it would one more neighbour's model, if the copy is
                                newer than the last one that it folded, at most `MAX_AGE` rounds old, and no echo of i's
-                               own updates. B = `ENOUGH`; 1 while surveys go on (`merging`), so that clusters which
-                               are still to be told apart stay as they are, and where neighbours may lie (`robust`)
+                               own updates. B = `ENOUGH`; 1 until the last survey (`merging`), so that clusters
+                               stay as different as they are, and where neighbours may lie (`robust`)
 
 Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh the lowest sender's is taken where
 b = 0, else a lot decides, another one every round. What a trainer folds so comes from two steps away: a client with two
-trainers of its cluster beside it would learn its own samples by heart before it hears of the others.
+trainers of its cluster beside it would overfit its own samples before it hears of the others.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ NEVER = -1
 MAX_AGE = 3
 """A trainer folds no relayed copy older than this many rounds: it would pull it back to where it was."""
 ENOUGH = 4
-"""A trainer with so many trainers of its cluster beside it folds no relayed copies: they gain nothing there."""
+"""Neighbours that train a cluster from which on its trainer folds no relayed copies: they gain nothing there."""
 
 GOLDEN = 2654435761
 """2^32 divided by the golden ratio: multiples of it are spread evenly."""
 
 
 class Offer(NamedTuple):
-    """A neighbour's copy of one model: the round of the newest update behind it, and who alone made it."""
+    """A neighbour's copy of one model."""
 
     sender: int
-    stamp: int
-    origin: int
+    stamp: int  # round of the newest update behind it
+    origin: int  # the client that alone made it, or MANY
 
 
 def enough(settled: bool, robust: RobustRule) -> int:
@@ -63,8 +63,13 @@ def choose_offer(
 ) -> Offer | None:
     """Choose the copy to take: the freshest, on ties the lowest sender's or by lot; None where none is worth taking.
 
-    newest: for a listener the stamp of its own copy; for a trainer the stamp of the last copy that it folded. beside:
-    how many neighbours trained the cluster this round.
+    Args:
+        offers: The copies on offer.
+        client: The client that asks.
+        now: The round.
+        newest: For a listener the stamp of its own copy, for a trainer that of the last copy that it folded.
+        trains: Whether the client trains the cluster.
+        beside: How many neighbours trained it this round.
     """
     useful = [offer for offer in offers if offer.stamp > newest]
     if trains:

@@ -37,11 +37,11 @@ from dfca.core.options import LIAR_SHARE, RobustRule
 from dfca.core.rules.mixing import Mixer, WeightedLinks
 
 RECENT = 8
-"""Of so many folds of a cluster a client remembers the lower quartile of the distances."""
+"""Folds of a cluster of which a client remembers the lower quartile of the distances."""
 FEWEST = 3
-"""From so many messages on values are trimmed."""
+"""Messages from which on values are trimmed."""
 BEYOND = 2.0
-"""From so many times tau on a model loses weight. Points that the honest lose with dfca-gi among 20 % liars in the
+"""Multiple of tau from which on a model loses weight. Points that the honest lose with dfca-gi among 20 % liars in the
 world of the preset `liars`, seeds 10 to 17; flip-signs, noise, stale, swap-labels: 1.3, 0.4, 3.8, 2.9. With 3 in place
 of 2: 2.3, 1.5, 2.6, 4.5. With the median for tau, and models pulled to tau for the own copy: 5.9, 3.0, 3.2, 2.9."""
 STEEPNESS = 4
@@ -84,7 +84,7 @@ def trusted(weights: Sequence[float], distances: Sequence[float], tau: float) ->
     kept = [weight * trust(distance, tau) for weight, distance in zip(weights, distances, strict=True)]
     own = 1 - math.fsum(weights)
     total = own + math.fsum(kept) if own > NO_WEIGHT else 1.0
-    return [each / total for each in kept]
+    return [weight / total for weight in kept]
 
 
 def remember(distances: Sequence[float], recent: Sequence[float]) -> tuple[float, ...]:
@@ -112,7 +112,7 @@ def strength(weights: Sequence[float]) -> float:
 
 
 def clips(rule: RobustRule, messages: int) -> bool:
-    """Return whether so many messages are clipped rather than trimmed."""
+    """Return whether messages of that number are clipped rather than trimmed."""
     return rule == "clip" or messages < FEWEST
 
 
@@ -171,18 +171,18 @@ class RobustMixer:
         Returns the quartiles of the distances of this fold (L,), NaN for rows that received nothing.
         """
         total = torch.stack([self._squares[begin] for begin in sorted(self._squares)]).sum(dim=0).sqrt()
-        distances, weights = [_finite(each) for each in total.tolist()], self._links.weight.clone()
+        distances, weights = [_finite(distance) for distance in total.tolist()], self._links.weight.clone()
         quartiles = torch.full((len(recent),), float("nan"), dtype=torch.float64)
         clipped = torch.ones(len(weights), dtype=torch.bool)
         places: dict[int, list[int]] = {}
         for place, row in enumerate(self._row.tolist()):
             places.setdefault(row, []).append(place)
         for row, mine in places.items():
-            found = [distances[place] for place in mine]
-            quartiles[row] = quartile(found)
+            near = [distances[place] for place in mine]
+            quartiles[row] = quartile(near)
             if clips(self._rule, len(mine)):
-                tau = radius(found, [each for each in recent[row].tolist() if each == each])
-                weights[mine] = weights.new_tensor(trusted(weights[mine].tolist(), found, tau))
+                tau = radius(near, recent[row][~recent[row].isnan()].tolist())
+                weights[mine] = weights.new_tensor(trusted(weights[mine].tolist(), near, tau))
             else:
                 clipped[mine] = False
                 trim = trim_count(self._rule, len(mine) + 1)

@@ -1,6 +1,6 @@
 """The election of `rules.election` for all clients at once: what every client concludes once all messages have arrived.
 
-`peer.waves.election` holds the same election by messages; tests say that both end alike.
+`peer.waves.election` holds the same election by messages; `tests/sim/test_elections_events.py` holds the two equal.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ from dfca.sim.start import take_parts
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """One candidate: who, its bid, how many clients it helped, the test statistic, and whether it was accepted."""
+    """What became of one candidate."""
 
     candidate: int
     bid: float
-    support: int
-    z: float
+    support: int  # clients that prefer it
+    z: float  # the test statistic
     accepted: bool
 
 
 @dataclass(frozen=True)
 class ElectionResult:
-    """The elected centres (k, P), the candidates as they stood, and what the messages of `peer.waves.election` cost."""
+    """What an election of the start has decided, and what its messages cost."""
 
-    centres: Tensor
-    turns: tuple[TurnRecord, ...]
+    centres: Tensor  # (k, P)
+    turns: tuple[TurnRecord, ...]  # the candidates as they stood
     models_sent: int
     scalars_sent: int
 
 
 @dataclass(frozen=True)
 class ElectionSetup:
-    """What all elections of a simulation share: start (P,), which all warm up from; data, the samples of the members of
-    this rank; liars, if there are any."""
+    """What all elections of a simulation share."""
 
     engine: Engine
-    start: Tensor
-    data: ClientData
+    start: Tensor  # (P,): all warm up from it
+    data: ClientData  # samples of the members of this rank
     seed: int
     options: ElectionOptions
     shards: Shards
@@ -61,18 +60,24 @@ class ElectionSetup:
 
 
 class TurnResult(NamedTuple):
-    """A turn that was held: the candidate's model (P,), what was decided, and the scalars that the turn sent."""
+    """A turn that was held."""
 
-    model: Tensor
+    model: Tensor  # (P,): the candidate's
     record: TurnRecord
-    scalars: int
+    scalars: int  # that the turn sent
 
 
 class Electorate:
     """The clients of one connected graph: every rank computes for its own, and gathers the bids and votes of all.
 
     Clients are known by their position in `ids`. A client's warmed-up model is not kept: it is warmed up again where it
-    stands for election. round, call: when and for what an election during training is held; None: before the first.
+    stands for election.
+
+    Args:
+        setup: What all elections share.
+        graph: The clients and their links.
+        round: The round after which a by-election is held; None: it is the election of a start.
+        call: What a by-election is for.
     """
 
     def __init__(
@@ -80,10 +85,9 @@ class Electorate:
     ) -> None:
         self.ids, self._setup = sorted(graph), setup
         self._engine, self._shards, members = setup.engine, setup.shards, setup.shards.members
-        self._here = [position for position, client in enumerate(self.ids) if client in members]
-        self._rows = [self.ids[position] - members.start for position in self._here]
-        self._stage = round
-        when = () if round is None else (round,)
+        self._here = [position for position, client in enumerate(self.ids) if client in members]  # of this rank
+        self._rows = [self.ids[position] - members.start for position in self._here]  # of the banks
+        self._stage, when = round, () if round is None else (round,)
         with self._shards.agreed():
             parts = [
                 divide(setup.data.sizes[row], stream(setup.seed, "parts", members.start + row, *when))
@@ -97,31 +101,26 @@ class Electorate:
         for begin in range(0, len(self._rows), rows):
             some = range(begin, min(len(self._rows), begin + rows))
             losses = self._engine.sample_losses(self._warm_up(some)[None], members_of(self._bidding, some))
-            self._own_losses += [each[0] for each in losses]
+            self._own_losses += [own[0] for own in losses]
         for _, mine in self._claimants(self._own_losses):
             mine.zero_()
-        self._on_bids: list[Tensor] = []
-        self._on_votes: list[Tensor] = []
-        self._new: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._on_bids: list[Tensor] = []  # by client: losses (c, n_i) of the centres on the bidding part
+        self._on_votes: list[Tensor] = []  # the same on the voting part
+        self._new: tuple[list[Tensor], list[Tensor]] = ([], [])  # both, of the model that is looked at: (1, n_i)
         self.centres = 0
         self.cost = ElectionCost(graph, setup.seed, setup.options, call)
 
     def use_banks(self, banks: Tensor, slots: Sequence[int]) -> None:
         """Take the clients' own models of some clusters as centres: banks (m, L, P) of the members of this rank."""
         place = None if len(self._rows) == banks.shape[1] else self._rows
-        self._on_bids, self._on_votes = (
-            [
-                torch.cat(each)
-                for each in zip(
-                    *(self._engine.sample_losses(banks[j : j + 1], part, place) for j in slots), strict=True
-                )
-            ]
-            if self._rows
-            else []
-            for part in (self._bidding, self._voting)
-        )
-        for each in (self._on_bids, self._on_votes):
-            self._claim_(each, None)
+
+        def losses_on(part: ClientData) -> list[Tensor]:
+            by_slot = [self._engine.sample_losses(banks[j : j + 1], part, place) for j in slots] if self._rows else []
+            losses = [torch.cat(mine) for mine in zip(*by_slot, strict=True)]
+            self._claim_(losses, None)
+            return losses
+
+        self._on_bids, self._on_votes = losses_on(self._bidding), losses_on(self._voting)
         self.centres = len(slots)
 
     def open(self, model: Tensor, position: int) -> None:
@@ -200,8 +199,8 @@ class Electorate:
         """Compute the losses per sample of one client's model at every client: tensors (1, n_i)."""
         bank, losses = model[None, None], self._engine.sample_losses
         self._new = losses(bank, self._bidding), losses(bank, self._voting)
-        for each in self._new:
-            self._claim_(each, position)
+        for seen in self._new:
+            self._claim_(seen, position)
 
     def _claim_(self, losses: Sequence[Tensor], position: int | None) -> None:
         """Let clients that lie about losses claim theirs; position: whose models they are of, None: those of banks."""
@@ -217,12 +216,12 @@ class Electorate:
         return [(p, mine) for p, mine in zip(self._here, losses, strict=True) if self.ids[p] in liars]
 
     def _gather(self, mine: list[list[float]], width: int) -> list[list[float]]:
-        """Gather numbers of all clients, one row each."""
+        """Gather a row of numbers per client."""
         rows = torch.zeros(len(self._shards.members), width, dtype=torch.float64)
         if mine:
             rows[self._rows] = torch.tensor(mine, dtype=torch.float64)
-        found: list[list[float]] = self._shards.gather(rows)[self.ids].tolist()
-        return found
+        everybody: list[list[float]] = self._shards.gather(rows)[self.ids].tolist()
+        return everybody
 
     def _warm_up(self, some: range) -> Tensor:
         """Train the models of some of this rank's clients from the common start: (C, P)."""

@@ -1,4 +1,4 @@
-"""What an election costs where every message arrives at once: the numbers besides models (`peer.waves.election`).
+"""What an election costs where every message arrives at once: the numbers that travel besides models.
 
 The wave is played by the peers' own machines, without samples; what the turns send follows from its tree.
 """
@@ -20,7 +20,7 @@ _KEY = Key(0, 0, 0, 0, 0)
 
 
 class ElectionCost:
-    """The cost of an election in a connected graph. wave: to build the tree and to open; turn: of one candidate."""
+    """The cost of an election in a connected graph: `wave` to build the tree and to open, `turn` per candidate."""
 
     def __init__(self, graph: nx.Graph, seed: int, options: ElectionOptions, call: Call | None = None) -> None:
         self.clients = len(graph)
@@ -32,8 +32,8 @@ class ElectionCost:
             path = [i]
             while path[-1] not in self._depths and (above := self._parents[path[-1]]) is not None:
                 path.append(above)
-            for depth, each in enumerate(reversed(path), self._depths.get(path[-1], 0)):
-                self._depths[each] = depth
+            for depth, client in enumerate(reversed(path), self._depths.get(path[-1], 0)):
+                self._depths[client] = depth
 
     def turn(self, standing: Collection[int], candidate: int, centres: int) -> int:
         """Count the scalars of one turn: bids up the tree, the call to stand down to the candidate, votes, decision."""

@@ -31,16 +31,14 @@ PlannedMixing = list[tuple[ExchangePlan, Mixer | Folder | RobustMixer, tuple[sli
 
 
 class Sent(NamedTuple):
-    """Who takes part in a round: receivers (N,) bool; senders (N,) bool, those with a model to send; assignments (N,),
-    the clusters that they trained; the round; open (m, N) bool, the clusters of each client that are not closed;
-    settled: no survey is to come."""
+    """Who takes part in a round."""
 
-    receivers: Tensor
-    senders: Tensor
-    assignments: Tensor
+    receivers: Tensor  # (N,) bool
+    senders: Tensor  # (N,) bool: clients with a model to send
+    assignments: Tensor  # (N,): the clusters that they trained
     now: int
-    open: Tensor
-    settled: bool
+    open: Tensor  # (m, N) bool: clusters of a client that are not closed
+    settled: bool  # no survey is to come
 
     @classmethod
     def of(
@@ -53,12 +51,7 @@ class Sent(NamedTuple):
 
 
 class Exchange:
-    """The messages of all rounds so far; every rank keeps the same books.
-
-    edges (2, E): the graph as (receiver, sender) in order, each edge in both directions. traffic: what was sent.
-    stamps, origins, folded (m, N): what `rules.relay` remembers of each copy. distances (m, N, RECENT): what
-    `rules.robust` does, NaN where there is nothing yet.
-    """
+    """What travels in rounds, and what clients remember of it; every rank knows the same."""
 
     def __init__(
         self,
@@ -76,13 +69,15 @@ class Exchange:
         clients = len(self.graph)
         links = nx.to_scipy_sparse_array(self.graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
         edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
+        # (2, E): the graph as (receiver, sender) in order, both directions of every edge
         self.edges = edges[:, (edges[0] * clients + edges[1]).argsort()].int()
         self.degrees = torch.bincount(edges[0], minlength=clients)
         self.traffic = Traffic.none(clients, models)
-        self.stamps = torch.full((models, clients), NEVER)
+        self.stamps = torch.full((models, clients), NEVER)  # what `rules.relay` remembers of every copy
         self.origins = torch.full((models, clients), MANY)
         self.folded = torch.full((models, clients), NEVER)
-        self.distances = _no_distances(models, clients)
+        # what `rules.robust` remembers; NaN where there is nothing yet
+        self.distances = torch.full((models, clients, RECENT), float("nan"), dtype=torch.float64)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return what a checkpoint needs: tensors, and numbers."""
@@ -268,7 +263,7 @@ class Exchange:
     def _prepare(
         self, j: int, banks: Tensor, links: WeightedLinks, orders: Sequence[Sequence[int]] | None
     ) -> tuple[ExchangePlan, Mixer | Folder | RobustMixer]:
-        """Find whose models each rank needs, and prepare the mixing of this rank's clients."""
+        """Find whose models every rank needs, and prepare the mixing of this rank's clients."""
         shards = self.shards
         inside = [is_in(shards.of_rank(rank), links.receiver) for rank in range(shards.ranks)]
         needs = [torch.unique(links.sender[mask]) for mask in inside]
@@ -284,7 +279,8 @@ class Exchange:
         return plan, Folder([[row[m] for m in orders[i] if m in row] for i in shards.members])
 
     def _relay_sources(self, j: int, models: Tensor, trainers: Tensor, sent: Sent) -> dict[int, int]:
-        """Find for each client with too few trainers beside it whose copy it takes: `choose_offer` for all."""
+        """Find for every client with too few trainers beside it whose copy it takes: `choose_offer` for all at once
+        (held equal by tests/sim/test_drivers.py)."""
         clients, receivers, now, (receiver, sender) = len(trainers), sent.receivers, sent.now, self.edges
         beside = torch.bincount(receiver[trainers[sender]], minlength=clients)
         lacking = receivers & (beside < torch.where(trainers, enough(sent.settled, self.robust), 1))
@@ -338,7 +334,3 @@ class Exchange:
             shuffled = torch.randperm(len(sources), generator=stream(self.seed, "arrival", i, now)).tolist()
             orders.append([sources[position] for position in shuffled])
         return orders
-
-
-def _no_distances(models: int, clients: int) -> Tensor:
-    return torch.full((models, clients, RECENT), float("nan"), dtype=torch.float64)

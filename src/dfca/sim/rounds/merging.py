@@ -31,7 +31,7 @@ from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.start import Start
 
 KEY_SCALARS = 5
-"""Numbers that name the wave in each of its messages."""
+"""Numbers that name the wave in every message of it."""
 
 
 class SurveyRounds:
@@ -80,16 +80,22 @@ class SurveyRounds:
         without = [place for place, size in enumerate(start.held.sizes) if not size]
         if len(without) == len(start.held.sizes):
             return start.engine.losses(banks, start.train, closed=closed)
-        found = start.engine.losses(banks, start.held, closed=closed)
+        losses = start.engine.losses(banks, start.held, closed=closed)
         if without:
-            found[without] = start.engine.losses(banks[:, without], start.train.subset(without), closed=closed)
-        return found
+            losses[without] = start.engine.losses(banks[:, without], start.train.subset(without), closed=closed)
+        return losses
 
     def survey(
         self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int] = ()
     ) -> tuple[list[Plan], int]:
-        """Ask all clients, after so many rounds; unfit: those whose loss has risen. Returns what each part of the graph
-        decides, and the numbers sent."""
+        """Ask all clients after `now` rounds; returns what every part of the graph decides, and the numbers sent.
+
+        Args:
+            banks: The models (m, L, P) of the members.
+            assignments: The cluster of every client (N,).
+            now: The rounds so far.
+            unfit: The clients whose loss has risen.
+        """
         said = self._ask(banks, assignments, now)
         setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
         for number, part in enumerate(self.parts):
@@ -118,7 +124,7 @@ class SurveyRounds:
         return orders
 
     def reopen(self, slot: int, part: Sequence[int], now: int) -> None:
-        """Note that an election opened a cluster in a part of the graph, after so many rounds."""
+        """Note that an election opened a cluster in a part of the graph, after `now` rounds."""
         if slot == len(self.closed):
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False

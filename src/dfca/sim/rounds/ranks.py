@@ -80,18 +80,17 @@ def joined(device: str) -> Iterator[None]:
 
 
 def my_device(device: str) -> str:
-    """Return the device of this rank: each has its own GPU."""
+    """Return the device of this rank: every rank has its own GPU."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" and launched() else device
 
 
 class _Route(NamedTuple):
-    """Whose models of a cluster go where: rows kept for this rank itself, rows sent to the others in turn, how many
-    of them to each rank, and how many come from each."""
+    """Whose models of a cluster go where."""
 
-    kept: Tensor
-    sent: Tensor
-    counts: list[int]
-    given: list[int]
+    kept: Tensor  # rows for this rank itself
+    sent: Tensor  # rows for the others in turn
+    counts: list[int]  # how many of them to every rank
+    given: list[int]  # how many come from every rank
 
 
 class _UnderWay(NamedTuple):

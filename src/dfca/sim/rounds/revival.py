@@ -56,8 +56,7 @@ class Revival:
     def calls_election(
         self, assignments: Tensor, options: ElectionOptions, now: int, closed: Collection[int] = ()
     ) -> bool:
-        """Count idle rounds, and return whether enough clients raise the alarm or a cluster was lost; one that is
-        closed is not."""
+        """Count idle rounds, and return whether an election is called; closed clusters cannot be lost."""
         trained = torch.bincount(assignments[assignments >= 0], minlength=len(self.idle)) > 0
         self.idle = torch.where(trained, 0, self.idle + 1)
         self.mourned &= ~trained
@@ -70,8 +69,7 @@ class Revival:
     ) -> tuple[list[tuple[int, Tensor]], ElectionResult]:
         """Hold an election among the clients of one connected graph.
 
-        banks (m, L, P) are those of the members of this rank; closed: the clusters that are. Returns the (slot, centre)
-        that it opens, and what it cost.
+        banks (m, L, P) are those of the members of this rank. Returns the (slot, centre) that it opens, and the cost.
         """
         lost = self._lost()
         shut = sorted(set(closed) - set(lost))
@@ -92,22 +90,21 @@ class Revival:
 
     @property
     def unfit(self) -> set[int]:
-        """The clients whose loss is above what raises the alarm, if it stays there."""
+        """The clients whose loss has risen."""
         return set(self.alarm.nonzero()[:, 0].tolist())
 
     def forget_lowest(self, clients: Sequence[int]) -> None:
-        """Let some clients learn anew what a low loss is, after a survey; how much was learned since the last election
-        is known."""
+        """Let some clients measure their lowest loss anew; the highest since the last election stays."""
         self.alarm[list(clients)] = 0
         self.lowest[list(clients)] = float("inf")
 
     def renumber(self, clusters: int) -> None:
-        """Go on with so many clusters, all of which have followers."""
+        """Continue with `clusters`, all of which have followers."""
         self.idle = torch.zeros(clusters, dtype=torch.int64)
         self.mourned = torch.zeros(clusters, dtype=torch.bool)
 
     def close(self, now: int, clusters: int, opened: Sequence[int]) -> None:
-        """End an election after which there are so many clusters; what nobody filled is not asked for again."""
+        """End an election after which there are `clusters`; lost ones that it did not fill are given up."""
         self.last = torch.tensor(now)
         self.pause = torch.tensor(next_pause(int(self.pause), bool(opened)))
         self.forget_lowest(range(len(self.lowest)))  # also that of clients that changed

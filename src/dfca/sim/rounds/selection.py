@@ -19,8 +19,7 @@ from dfca.sim.traffic import Traffic
 
 
 class Selection:
-    """Who asks whom, and what comes of it. chosen, alike: how many peers were averaged with since the last evaluation,
-    and how many of them belong to the same true cluster."""
+    """Who asks whom, and what comes of it."""
 
     def __init__(self, start: Start, choice: PeerChoice) -> None:
         if start.shards.ranks > 1:
@@ -29,7 +28,8 @@ class Selection:
                 "run it without torchrun"
             )
         self.start, self.choice = start, choice
-        self.chosen = self.alike = 0
+        self.chosen = 0  # peers averaged with since the last evaluation
+        self.alike = 0  # those of them that belong to the same true cluster
 
     def exchange_(self, banks: Tensor, sent: Sent, traffic: Traffic, drift: Drift | None = None) -> None:
         """Draw, score and average in place: banks (1, N, P)."""
@@ -48,11 +48,11 @@ class Selection:
         losses, sizes = self._losses(before, drawn), torch.tensor(self.start.train.sizes)
         for i, peers in drawn.items():
             own = torch.cat([sizes[[i]], sizes[peers]])
-            found = self.choice.merge(Received(i, sent.now, peers, losses[i], own, told[i], told[peers]))
-            memory[i] = found.memory
+            average = self.choice.merge(Received(i, sent.now, peers, losses[i], own, told[i], told[peers]))
+            memory[i] = average.memory
             rows = before[[i, *peers]]
-            banks[0, i] = found.weights.to(rows) @ rows
-            self._note(i, [peer for peer, weight in zip(peers, found.weights[1:].tolist(), strict=True) if weight])
+            banks[0, i] = average.weights.to(rows) @ rows
+            self._note(i, [peer for peer, weight in zip(peers, average.weights[1:].tolist(), strict=True) if weight])
         if drift is not None:
             drift.after(0, whole, banks[0])
 
@@ -73,8 +73,8 @@ class Selection:
         return drawn
 
     def _losses(self, models: Tensor, drawn: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Compute the losses of the models (N, P) that clients have drawn, on their own samples: (n,) each."""
-        start, found = self.start, {i: torch.zeros(0) for i in drawn}
+        """Compute the losses of the models (N, P) that clients have drawn, on their own samples: (n,) per client."""
+        start, losses = self.start, {i: torch.zeros(0) for i in drawn}
         groups: dict[int, list[int]] = {}
         for i, peers in drawn.items():
             groups.setdefault(len(peers), []).append(i)
@@ -84,8 +84,8 @@ class Selection:
                 some = clients[begin : begin + size]
                 bank = models[torch.tensor([drawn[i] for i in some]).T]
                 data = start.train if len(some) == start.train.clients else start.train.subset(some)
-                found |= dict(zip(some, start.engine.losses(bank, data).cpu(), strict=True))
-        return found
+                losses |= dict(zip(some, start.engine.losses(bank, data).cpu(), strict=True))
+        return losses
 
     def _note(self, client: int, chosen: list[int]) -> None:
         truth = self.start.truth

@@ -49,7 +49,7 @@ PHASES = ("start", "assign", "train", "mix", "evaluate")
 class Simulation:
     """A running simulation: `step` does one round; `state` and `restore` carry it over a restart, bit by bit.
 
-    With several ranks (`sim.rounds.ranks`) each holds the banks (m, L, P), samples and losses of its `members` alone;
+    With several ranks (`sim.rounds.ranks`) a rank holds the banks (m, L, P), samples and losses of its `members` alone;
     assignments and everything else that is counted per client is known to all.
 
     Example:
@@ -209,8 +209,8 @@ class Simulation:
             with self._timed("evaluate" if final else "assign"):  # the next round assigns by the same losses
                 self._losses = self._all_losses()
         with self._timed("evaluate"):
-            found = self._evaluate(self.evaluator.scope(self.models, final))
-        return {**found, "mixing_drift": moved, "seconds": dict(self.seconds)}
+            row = self._evaluate(self.evaluator.scope(self.models, final))
+        return {**row, "mixing_drift": moved, "seconds": dict(self.seconds)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Collect everything that a checkpoint needs.
@@ -292,7 +292,7 @@ class Simulation:
         if self.setting.drift is not None and self.round > self.setting.drift[0]:
             self._drift()
         self._hold_out(self.round)
-        # an uninterrupted run would go on with the losses of its evaluation: so does this one, bit by bit
+        # an uninterrupted run would continue with the losses of its evaluation: so does this one, bit by bit
         self._losses = self._all_losses() if facts["losses_known"] else None
 
     def _restore_banks(self, bank: Tensor | None, stored: tuple[int, ...]) -> None:
@@ -362,7 +362,7 @@ class Simulation:
         revival, graph = self.revival, self.setting.graph
         assert revival is not None
         merging = self.merging
-        # While surveys go on nobody is elected into a cluster that has lost its followers: they close it.
+        # Until the last survey nobody is elected into a cluster that has lost its followers: surveys close it.
         closed = set() if merging is None else merging.everywhere if merging.over else range(len(self.banks))
         if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed) or surveyed:
             return
@@ -388,7 +388,7 @@ class Simulation:
         self._losses = None
 
     def _merge(self, merging: SurveyRounds, now: int) -> None:
-        """Survey which clusters are worth their data, after so many rounds, and merge those that are not."""
+        """Survey which clusters are worth their data, after `now` rounds, and merge those that are not."""
         unfit = () if self.revival is None else self.revival.unfit
         plans, scalars = merging.survey(self.banks, self.assignments, now, unfit)
         self.traffic.scalars += scalars
@@ -423,8 +423,7 @@ class Simulation:
             self.revival.renumber(clusters)
 
     def _hold_out(self, done: int) -> None:
-        """Hold samples out of training as long as a survey or the pick of the last step, after so many rounds, needs
-        them."""
+        """Hold samples out of training after `done` rounds, if a survey or the pick of the last step needs them."""
         surveys, release = self.merging is not None and not self.merging.over, self.last_step.release
         self.start.hold(surveys or (release is not None and done <= release))
 
@@ -433,8 +432,8 @@ class Simulation:
         merging = self.merging
         if merging is None:
             return self.engine.losses(self.banks, self.train)
-        found = self.engine.losses(self.banks, self.train, closed=merging.everywhere)
-        return found.masked_fill(self._shut(self.members), math.inf)
+        losses = self.engine.losses(self.banks, self.train, closed=merging.everywhere)
+        return losses.masked_fill(self._shut(self.members), math.inf)
 
     def _known_losses(self) -> Tensor | None:
         """Return the losses where they are known, or some models are closed: the evaluator computes any others."""
@@ -457,7 +456,7 @@ class Simulation:
         known, needs = self._known(here)
         choices: list[Choice] = []
         means = torch.zeros(len(here), self.models)
-        found = torch.zeros(len(here), dtype=torch.bool)
+        fine = torch.zeros(len(here), dtype=torch.bool)
         sums = torch.zeros_like(self.banks[:, 0]) if self.shared else None
         counts = torch.zeros(self.models, dtype=torch.int64)
         choose = partial(self._choose, here, now)
@@ -465,7 +464,7 @@ class Simulation:
         task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
         for done in self._local_work(task, here, now):
             some = slice(done.positions[0], done.positions[-1] + 1)
-            means[some], found[some] = done.losses.to(means), torch.tensor(done.fine)
+            means[some], fine[some] = done.losses.to(means), torch.tensor(done.fine)
             choices += done.choices
             self.seconds["train"] -= done.looked_s
             self.seconds["assign"] += done.looked_s
@@ -475,7 +474,7 @@ class Simulation:
             for j, count in enumerate(counts.tolist()):
                 if count:
                     self.banks[j, 0] = sums[j] / count
-        return means, choices, found
+        return means, choices, fine
 
     def _local_work(self, task: LocalTask, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
         """Choose and train; in quiet rounds, choose and take no step."""
@@ -595,7 +594,7 @@ class Simulation:
             **({} if self.selection is None else self.selection.row()),
             "election": [asdict(turn) for turn in self.elections[0].turns] if self.elections else None,
             **({} if merging is None else {"merges": merging.log}),
-            # at the end everybody is scored; who exports a model wants to know its score
+            # at the end everybody is scored: an exported model has its score
             **({f"{key}_by_client": scores.by_client.tolist()} if self.done else {}),
             **({f"{key}_before_personal_by_client": scores.before.tolist()} if last_step else {}),
             **(last_step.row() if last_step else {}),
