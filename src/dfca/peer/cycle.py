@@ -29,7 +29,7 @@ class Step(Enum):
 class RoundCycle(Part):
     """Where a peer is between the training of one round and that of the next."""
 
-    NOT_STORED = Part.NOT_STORED | {"awaited"}
+    NOT_STORED = Part.NOT_STORED | {"awaited", "_form"}
 
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
@@ -41,6 +41,7 @@ class RoundCycle(Part):
         self.finishes: list[float] = []  # when the last local updates ended
         self.began_s = 0.0  # when the training began that runs, or ran last
         self.awaited = -1  # a neighbour whose round is missing: asked first the next time
+        self._form = options.size, options.dtype  # what a model must be
 
     def wait_for(self, step: Step) -> None:
         """Do a step once everything else of this instant has been handled."""
@@ -124,18 +125,16 @@ class RoundCycle(Part):
         j, round, options, copies = message.cluster, message.round, at.options, at.copies
         same = update.lineage == at.lineage or compatible(at.lineage, update.lineage, j)
         rests = options.participation < 1 and not takes_part(options, at.id, round)
-        if at.bank is None or not same or rests:
+        if not copies.counts or not same or rests:
             self.out.note("drop", sender, j, round)
         elif (  # as `usable` says, without a look at the bank
-            j >= len(copies.counts)
-            or j in copies.closed
-            or message.form != (options.size, options.dtype)
-            or not message.finite
+            j >= len(copies.counts) or j in copies.closed or message.form != self._form or not message.finite
         ):
             self.out.refuse("does not fit", sender, j, round)
         elif self.inbox.add(sender, update, at.now):
-            self.out.note("hold", sender, j, round)
-            self.fold_if_idle(at)
+            self.out.ready.noted.append(("hold", sender, j, round, 0.0))  # not by `note`: there are many
+            if self.step is None and at.job is None:
+                self.fold_if_idle(at)
         else:
             self.out.note("drop", sender, j, round)
 
@@ -146,7 +145,7 @@ class RoundCycle(Part):
 
     def fold(self, at: PeerView) -> ClientState:
         """Return the models after what came was folded into them."""
-        folded, staleness, lineage = [], at.options.staleness, at.lineage
+        folded, staleness, lineage, noted = [], at.options.staleness, at.lineage, self.out.ready.noted
         newest = at.round - 1 if staleness.unit != "seconds" else math.inf
         for update, came_s in self.inbox.take(self.limit(at)):
             message = update.message
@@ -156,7 +155,7 @@ class RoundCycle(Part):
                 continue
             age = 0 if round >= newest else self._age(at, update, came_s)
             folded.append((message, staleness.weight(age) if age else 1.0))
-            self.out.note("fold", sender, j, round, age)
+            noted.append(("fold", sender, j, round, age))
         return at.rules.fold_all_(at.copies, folded) if folded else at.copies
 
     def _age(self, at: PeerView, update: Update, came_s: float) -> float:

@@ -50,10 +50,6 @@ class Neighbour:
         if self.hello is not None:
             self.hello = self.hello._replace(clusters=0)
 
-    def offer(self, offers: Offers, round: int, lineage: Lineage) -> None:
-        """Take in what it would hand on at the end of a round."""
-        self.offers, self.offers_round, self.offers_lineage = offers, round, lineage
-
     def ended(self, round: int, cluster: int, parts: int) -> None:
         """Note that a part of what the neighbour sends at the end of a round is here."""
         if round > self.round:
@@ -74,13 +70,14 @@ class Neighbour:
         return True
 
     def learn_from_model(self, round: int, lineage: Lineage) -> bool:
-        """Take in what the end of its round says of it; return whether that is news. It stands for a missing hello."""
+        """Take in a model of another lineage than its sender's hello said, or one that stands for a missing hello.
+
+        Returns whether that is news.
+        """
         hello, next_round = self.hello, min(round, MOST_ROUND) + 1
         if hello is None:
             self.hello = Hello(UNKNOWN, next_round, max(1, clusters_of(lineage)), lineage)
             return True
-        if hello.clusters and hello.lineage == lineage:
-            return False
         clusters = clusters_of(lineage) if lineage else hello.clusters
         return self.learn_lineage(next_round, lineage, max(1, clusters))
 

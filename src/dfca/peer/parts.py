@@ -91,7 +91,12 @@ class Outbox:
 
     def broadcast(self, *messages: Any, but: int | None = None) -> None:
         """Send messages to all neighbours in reach, but for one."""
-        self.ready.messages += [(n, message) for n in self.links if n != but for message in messages]
+        neighbours = self.links if but is None else [n for n in self.links if n != but]
+        if len(messages) == 1:
+            (message,) = messages
+            self.ready.messages += [(n, message) for n in neighbours]
+        else:
+            self.ready.messages += [(n, message) for n in neighbours for message in messages]
 
     def ask(self, job: Job) -> None:
         """Ask the driver for work."""

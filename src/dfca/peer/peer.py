@@ -253,11 +253,12 @@ class Peer(Machine):
 
     def _handle(self, sender: int, message: Any) -> bool:
         handle = _HANDLERS.get(type(message))
-        if handle is not None:
-            handle(self, sender, message)
-            if self.wave is not None:
-                self._after_input()
-        return handle is not None
+        if handle is None:
+            return False
+        handle(self, sender, message)
+        if self.elections.wave is not None or self.surveys.wave is not None:
+            self._after_input()
+        return True
 
     def finished(self, job: Job, result: Any, now: float) -> None:
         self._tick(now)
@@ -283,12 +284,12 @@ class Peer(Machine):
     def wake(self, now: float) -> None:
         """Do what is due: the next step of a round, or what a timer asks for."""
         self._tick(now)
-        if self.cycle.is_late(self.now):
+        if self.cycle.deadline is not None and self.cycle.is_late(self.now):
             self.desk.stop_waiting()
             self.cycle.wait_for(Step.FOLD)
-        if self.desk.time_out(self.now):
+        if self.desk.wanted and self.desk.time_out(self.now):
             self._check_wait()
-        if (late := self.joiner.time_out(self)) is not None:
+        if self.joiner.pursuit is not None and (late := self.joiner.time_out(self)) is not None:
             self.desk.note_overdue(late.source, late.since)
             self._carry_out(self.joiner.give_up(self))
         if self.wave is not None:
@@ -299,7 +300,8 @@ class Peer(Machine):
             self._begin_round()
         if self.joiner.may_seek(self):
             self._seek()
-        self._settle()
+        if not self.copies.counts:
+            self._settle()
         self._after_input()
 
     def waits(self) -> str:
@@ -506,16 +508,17 @@ class Peer(Machine):
             self.cycle.wait_for(Step.BEGIN)
 
     def _on_update(self, sender: int, update: m.Update) -> None:
-        message = update.message
+        message, parts, lineage, _, freshness, offers = update
+        round, cycle = message.round, self.cycle
         if message.sender != sender:
             self.out.refuse("in another's name", sender)
-        elif message.round > MOST_ROUND:
+        elif round > MOST_ROUND:
             self.out.refuse("malformed", sender)
         else:
-            known = self._learn(sender, message.round, update.lineage, update.freshness, update.offers)
-            known.ended(message.round, message.cluster, update.parts)
-            self.cycle.hold(self, sender, update)
-            self._check_wait()
+            self._learn(sender, round, lineage, freshness, offers).ended(round, message.cluster, parts)
+            cycle.hold(self, sender, update)
+            if cycle.step is None and cycle.ending is not None:  # also asked there, but there are many updates
+                self._check_wait()
 
     def _on_nothing(self, sender: int, message: m.Nothing) -> None:
         self.out.note("nothing", sender, round=message.round)
@@ -532,12 +535,14 @@ class Peer(Machine):
                 held = len(self.copies.counts)
                 own = {j: (j, offer) for j, offer in offers if offer.sender == sender and j < held}
                 offers = tuple(own.values())
-            known.offer(offers, round, lineage)
+            known.offers, known.offers_round, known.offers_lineage = offers, round, lineage
         if freshness:
             self.elections.learn(self, freshness, lineage)
-        is_first = known.hello is None
+        hello = known.hello
+        if hello is not None and hello.clusters and hello.lineage == lineage:
+            return known  # as almost always
         if known.learn_from_model(round, lineage):
-            if is_first:
+            if hello is None:
                 self._take_in_hello()
             else:
                 self._seek()
@@ -794,11 +799,11 @@ class Peer(Machine):
 
     def _after_input(self) -> None:
         """Carry out what a wave wants, and what came of it where no training is under way."""
-        if self.wave is not None:
-            self._drain_wave()
         if self.surveys.wave is not None:
+            self._drain_wave()
             self._end_survey()
         elif self.elections.wave is not None:
+            self._drain_wave()
             self._advance_election(self.elections.wave)
 
     def _advance_election(self, election: Election) -> None:

@@ -231,7 +231,8 @@ class PeerHost:
         out = peer.ready()
         if i in self.ahead and self.ahead[i].job is not peer.job:
             self.drop_ahead((i,))  # it broke the job off
-        self._enter_notes(i, out.noted)
+        if out.noted:
+            self._enter_notes(i, out.noted)
         if out.messages:
             self._send(i, out.messages)
         for job in out.work:
