@@ -21,8 +21,8 @@ from xml.etree.ElementTree import ParseError
 import networkx as nx
 import numpy as np
 
-from dfca.base.errors import ConfigError, DfcaError
-from dfca.base.imports import import_function, is_import
+from dfca.base.errors import ConfigError
+from dfca.base.imports import call_own, import_function, is_import
 from dfca.core.rng import derive
 from dfca.topology_options import TOPOLOGIES as TOPOLOGIES
 from dfca.topology_options import USES as USES
@@ -69,11 +69,7 @@ def make_graph(options: TopologyOptions, clients: int, seed: int) -> nx.Graph:
 
 
 def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
-    """Refuse a graph whose nodes are not the clients 0..N-1.
-
-    Raises:
-        ConfigError: for other nodes, directed or double edges, loops.
-    """
+    """Refuse other nodes than the clients 0..N-1, directed or double edges, and loops. Raises ConfigError."""
     numbers = f"0..{clients - 1}"
     strange = [node for node in graph if type(node) is bool or not isinstance(node, int | np.integer)]
     if strange:
@@ -95,16 +91,7 @@ def check_graph(graph: nx.Graph, clients: int, what: str = "the graph") -> None:
 
 
 def _own_edges(name: str, clients: int, seed: int) -> list[tuple[int, int]]:
-    """Call a function of the user's own, which returns a graph or edges."""
-    try:
-        made = import_function(name, "topology.name")(clients, seed)
-    except DfcaError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f'topology "{name}" failed with {type(error).__name__}: {error}; it is called as make(clients, seed), here '
-            f"make({clients}, {seed})"
-        ) from error
+    made = call_own(import_function(name, "topology.name"), clients, seed, f'topology "{name}"')
     graph = made
     if not isinstance(made, nx.Graph):
         graph = nx.Graph()
@@ -165,10 +152,7 @@ def summary(facts: dict[str, Any]) -> str:
 
 
 def pairs_without_trainer(graph: nx.Graph, clusters: Sequence[int] | Any, k: int) -> int:
-    """Count the (client, cluster) pairs (i, j) with N_ij empty: no neighbour of client i is of cluster j.
-
-    Client i never receives model j; the client's own cluster counts like any other.
-    """
+    """Count the (client, cluster) pairs (i, j) where no neighbour of client i is of cluster j, its own included."""
     of = np.asarray(clusters, dtype=np.int64)
     nodes = graph.number_of_nodes()
     if of.shape != (nodes,):
@@ -215,18 +199,12 @@ def layout(graph: nx.Graph, seed: int, name: str = "") -> np.ndarray:
     return _springs(graph, seed)
 
 
-# --- generators
-
-
-def _torus(n: int) -> nx.Graph:
-    rows = grid_rows(n)
-    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
-
-
 _GENERATORS: dict[str, Callable[[TopologyOptions, int, int], nx.Graph]] = {
     "erdos-renyi": lambda o, n, seed: nx.fast_gnp_random_graph(n, o.p, seed=seed),
     "ring": lambda o, n, seed: nx.cycle_graph(n),
-    "torus": lambda o, n, seed: _torus(n),
+    "torus": lambda o, n, seed: nx.convert_node_labels_to_integers(
+        nx.grid_2d_graph(grid_rows(n), n // grid_rows(n), periodic=True)
+    ),
     "regular": lambda o, n, seed: nx.random_regular_graph(o.degree, n, seed=seed),
     "small-world": lambda o, n, seed: nx.watts_strogatz_graph(n, o.degree, o.rewire, seed=seed),
     "scale-free": lambda o, n, seed: nx.barabasi_albert_graph(n, o.attach, seed=seed),
@@ -235,9 +213,6 @@ _GENERATORS: dict[str, Callable[[TopologyOptions, int, int], nx.Graph]] = {
     "complete": lambda o, n, seed: nx.complete_graph(n),
     "tree": lambda o, n, seed: nx.full_rary_tree(2, n),
 }
-
-
-# --- files
 
 
 def _read_edges(path: Path, clients: int) -> list[tuple[int, int]]:
@@ -296,9 +271,6 @@ def _in_range(client: int, clients: int, where: str) -> int:
     return client
 
 
-# --- spectrum
-
-
 def _metropolis(graph: nx.Graph) -> Any:
     """Build the Metropolis matrix as a sparse array, (N, N): symmetric and doubly stochastic."""
     from scipy import sparse  # late: `dfca list` reads this module, and graphs of a few clients need none of it
@@ -324,9 +296,6 @@ def _largest_beside_one(w: Any) -> float:
     except ArpackNoConvergence:
         return 1.0  # eigenvalues too close to 1 to be distinguished: the gap is 0 to every digit shown
     return float(abs(largest[0]))
-
-
-# --- drawing
 
 
 def _is_ring(graph: nx.Graph) -> bool:
@@ -376,9 +345,6 @@ def _springs(graph: nx.Graph, seed: int, iterations: int = 80) -> np.ndarray:
         x = x + force * (step / np.maximum(np.linalg.norm(force, axis=1, keepdims=True), 1e-9))
     x = x - x.mean(0)
     return np.asarray(x / np.abs(x).max())
-
-
-# --- text
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, DfcaError
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _folders: list[str] = []  # of experiment files, in front of sys.path
@@ -49,10 +49,7 @@ def look_in(folder: str | Path) -> None:
 
 
 def import_function(name: str, key: str) -> Callable[..., Any]:
-    """Import the function that `key` of a config names.
-
-    Raises ConfigError as `import_object` does, and for what is no function.
-    """
+    """Import the function that `key` of a config names. Raises ConfigError, also for what is no function."""
     value = import_object(name, key)
     if not callable(value):
         raise ConfigError(f'{key} "{name}" must be callable, got {type(value).__name__}')
@@ -60,12 +57,21 @@ def import_function(name: str, key: str) -> Callable[..., Any]:
     return function
 
 
-def import_object(name: str, key: str) -> Any:
-    """Import what `key` of a config names.
+def call_own(make: Callable[..., Any], clients: int, seed: int, what: str, kind: type[DfcaError] = ConfigError) -> Any:
+    """Call a function of the user's own as make(clients, seed). Raises `kind` where it fails."""
+    try:
+        return make(clients, seed)
+    except DfcaError:
+        raise
+    except Exception as error:
+        raise kind(
+            f"{what} failed with {type(error).__name__}: {error}; it is called as make(clients, seed), here "
+            f"make({clients}, {seed})"
+        ) from error
 
-    Raises ConfigError where the name has another form, the module cannot be imported, or a module of that name was
-    imported from another file.
-    """
+
+def import_object(name: str, key: str) -> Any:
+    """Import what `key` of a config names. Raises ConfigError, also where another file has that module's name."""
     check_name(name, key)
     module, _, path = name.partition(":")
     _look_in_working_directory()

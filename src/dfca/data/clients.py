@@ -237,11 +237,7 @@ class Split:
 
 
 def validate(split: Split) -> None:
-    """Check a split once, at the public edge.
-
-    Raises DataError naming the first client without samples, with NaN or infinity, or with a label outside
-    0..classes-1; ConfigError for clusters that do not fit the clients.
-    """
+    """Check a split once, at the public edge. Raises DataError with the first bad client, or ConfigError (clusters)."""
     for data, part in ((split.train, "training"), (split.test, "test")):
         for client, size in enumerate(data.sizes):
             if not size:

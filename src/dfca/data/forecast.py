@@ -34,19 +34,19 @@ SETTLING = 200
 
 
 def make_forecast_split(options: DataOptions, true: Tensor, clusters: int, seed: int) -> Split:
-    """Make the windows of N clients; true (N,): the way in which each one's machine vibrates, k that of a drift.
-
-    Raises ConfigError for options that need labels, images or owners.
-    """
+    """Make the windows of N clients; true (N,): the cluster of each client, k after a drift. Raises ConfigError."""
     refuse_options(options)
     held, kept = options.samples_per_client or SAMPLES, options.test_samples_per_client or TEST_SAMPLES
     length = (held + kept) * STRIDE + 2 * WINDOW
-    noise = torch.stack([_noise(length, seed, client) for client in range(len(true))])
+    streams = [stream(seed, "series", client) for client in range(len(true))]
+    noise = torch.stack([torch.randn(length + SETTLING, generator=g, dtype=torch.float64) for g in streams])
     angles = torch.tensor([angle(int(cluster), clusters) for cluster in true], dtype=torch.float64)
     values = vibrations(noise, angles)[:, SETTLING:].to(torch.float32)
     first = values.unfold(1, WINDOW + 1, STRIDE)[:, :held]
     last = values[:, held * STRIDE + WINDOW :].unfold(1, WINDOW + 1, STRIDE)[:, :kept]
-    return _checked(Split(_data(first), _data(last), true, 1, (), TASKS["regression"]))
+    split = Split(_data(first), _data(last), true, 1, (), TASKS["regression"])
+    validate(split)
+    return split
 
 
 def angle(cluster: int, clusters: int) -> float:
@@ -77,17 +77,8 @@ def innovation(angles: Tensor) -> Tensor:
     return ((1 + b) * ((1 - b) ** 2 - a.square()) / (1 - b)).sqrt()
 
 
-def _noise(length: int, seed: int, client: int) -> Tensor:
-    return torch.randn(length + SETTLING, generator=stream(seed, "series", client), dtype=torch.float64)
-
-
 def _data(windows: Tensor) -> ClientData:
     clients, count, _ = windows.shape
     flat = windows.reshape(clients * count, WINDOW + 1)
     offsets = tuple(accumulate([count] * clients, initial=0))
     return ClientData(flat[:, None, :-1].contiguous(), flat[:, -1].clone(), offsets)
-
-
-def _checked(split: Split) -> Split:
-    validate(split)
-    return split

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from dfca.base.errors import ConfigError, DataError, DfcaError
-from dfca.base.imports import import_function
+from dfca.base.imports import call_own, import_function
 from dfca.core.learning.task import CLASSIFICATION, Task
 from dfca.core.rng import stream
 from dfca.data.clients import Split, is_frame
@@ -20,18 +20,6 @@ from dfca.data.clients import Split, is_frame
 INPUTS = ("image", "img", "x", "features", "input", "inputs", "data", "text")  # usual names of columns
 LABELS = ("label", "labels", "y", "target", "fine_label", "character", "class")
 Columns = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class HoldOut:
-    """How much of each client's samples is kept for testing where there is no test part, and by which seed."""
-
-    share: float = 0.2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ConfigError(f"test_share must be > 0 and < 1, got {self.share}")
 
 
 def split_from(
@@ -70,11 +58,7 @@ def split_from(
         >>> dfca.split_from((x, (x.sum(-1) > 0).long()))
         Split(6 clients with 32 training and 8 test samples each, shape (3,), 2 classes)
     """
-    if isinstance(source, Split):
-        split = source
-    else:
-        parts = _to_parts(source, clients, columns)
-        split = _from_parts(parts, HoldOut(test_share, seed), columns, parts.task or task or CLASSIFICATION)
+    split = source if isinstance(source, Split) else _make_split(source, clients, columns, test_share, seed, task)
     if clients is not None and split.train.clients != clients:
         raise DataError(
             f"the data is of {split.train.clients} clients and {clients} are asked for; set clients = "
@@ -84,20 +68,11 @@ def split_from(
 
 
 def call_factory(name: str, clients: int, seed: int, test_share: float, task: Task | None = None) -> Split:
-    """Call the function that `data.factory` names, as make(clients, seed), and make a split of what it returns.
+    """Call the function that `data.factory` names, and make a split of what it returns.
 
-    Raises ConfigError where it cannot be imported, DataError where it fails or its result is no data.
+    Raises ConfigError where it cannot be imported, DataError where it fails or returns no data.
     """
-    make = import_function(name, "data.factory")
-    try:
-        made = make(clients, seed)
-    except DfcaError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f'data.factory "{name}" failed with {type(error).__name__}: {error}; it is called as make(clients, seed), '
-            f"here make({clients}, {seed})"
-        ) from error
+    made = call_own(import_function(name, "data.factory"), clients, seed, f'data.factory "{name}"', DataError)
     try:
         return split_from(made, clients=clients, test_share=test_share, seed=seed, task=task)
     except DfcaError as error:
@@ -141,14 +116,19 @@ def _to_parts(source: Any, clients: int | None, columns: Columns | None) -> _Par
     )
 
 
-def _from_parts(parts: _Parts, hold_out: HoldOut, columns: Columns | None, task: str | Task) -> Split:
+def _make_split(
+    source: Any, clients: int | None, columns: Columns | None, test_share: float, seed: int, task: str | Task | None
+) -> Split:
+    if not 0 < test_share < 1:
+        raise ConfigError(f"test_share must be > 0 and < 1, got {test_share}")
+    parts = _to_parts(source, clients, columns)
     train = [_samples(samples, columns) for samples in parts.train]
     if parts.test is not None:
         test = [_samples(samples, columns) for samples in parts.test]
-        return Split.of_clients(train, test, parts.clusters, parts.classes, task)
-    pairs = [_divide(samples, hold_out, client) for client, samples in enumerate(train)]
-    kept, held = [one for one, _ in pairs], [other for _, other in pairs]
-    return Split.of_clients(kept, held, parts.clusters, parts.classes, task)
+    else:
+        pairs = [_divide(samples, test_share, seed, client) for client, samples in enumerate(train)]
+        train, test = [kept for kept, _ in pairs], [held for _, held in pairs]
+    return Split.of_clients(train, test, parts.clusters, parts.classes, parts.task or task or CLASSIFICATION)
 
 
 def _of_arrays(x: np.ndarray, y: np.ndarray, owner: np.ndarray | None = None) -> _Parts:
@@ -221,16 +201,16 @@ def _stack(arrays: list[np.ndarray], column: str) -> np.ndarray:
     return np.stack(arrays) if arrays else np.empty((0,))
 
 
-def _divide(samples: Any, hold_out: HoldOut, client: int) -> tuple[Any, Any]:
-    """Hold out a share of one client's samples, drawn by lot: at least one, and one stays."""
+def _divide(samples: Any, share: float, seed: int, client: int) -> tuple[Any, Any]:
+    """Hold out a share of one client's samples, drawn at random: at least one, and one stays."""
     take, count = _taker(samples, client)
     if count < 2:
         raise DataError(
             f"client {client} has {count} samples, and one of each client is held out for testing; give it at least 2, "
             "or give the test samples too"
         )
-    order = torch.randperm(count, generator=stream(hold_out.seed, "hold-out", client)).tolist()
-    held = min(count - 1, max(1, round(hold_out.share * count)))
+    order = torch.randperm(count, generator=stream(seed, "hold-out", client)).tolist()
+    held = min(count - 1, max(1, round(share * count)))
     return take(sorted(order[held:])), take(sorted(order[:held]))
 
 

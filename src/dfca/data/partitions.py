@@ -66,24 +66,23 @@ def make_split(
         raise ConfigError(f"clusters must be <= clients ({clients}), got {clusters}; use fewer clusters")
     if options.factory is not None:
         return call_factory(options.factory, clients, seed, options.test_share, task)
+    drifted = drifted and options.drift_share > 0
     if source_of(options.name).kind == "series":
         resolve(options, "series")
         true = spread_clusters(clients, clusters, seed, options.cluster_shares)
-        if drifted and options.drift_share:
-            true = drift_clusters(true, clusters, options.drift_share, seed)
-        split = make_forecast_split(options, true, clusters, seed)
-        return replace(split, notes=_notes(clients, clusters, options))
+        true = drift_clusters(true, clusters, options.drift_share, seed) if drifted else true
+        return replace(make_forecast_split(options, true, clusters, seed), notes=_notes(clients, clusters, options))
     dataset = load(options.name)
     transform = resolve(options, dataset.kind)
     transforms = make_transforms(transform, clusters, options.angles, dataset.classes, seed, options.levels)
-    if drifted and options.drift_share:
+    if drifted:
         transforms += make_transforms(transform, 1, (options.drift_angle,), dataset.classes, seed)
     true = spread_clusters(clients, clusters, seed, options.cluster_shares)
     others = None if options.skew == "none" else other_clusters(options, true, clusters, seed)
     train, test = open_pools(dataset, options.test_share, seed)
     request = DealRequest(options, dataset, train, test, true, clusters, seed)
     train_rows, test_rows = DEALS[options.partition](request)
-    if drifted and options.drift_share:
+    if drifted:
         request = replace(request, true=drift_clusters(true, clusters, options.drift_share, seed))
     if options.partition == "owner":
         test = train  # both parts of an owner's samples come from the training pool's tensors
@@ -92,14 +91,9 @@ def make_split(
     with one_thread():
         held = _gather(request, train, train_rows, transforms, others, "train")
         kept = _gather(request, test, test_rows, transforms, others, "test")
-    known = transform != "none"
-    split = Split(
-        train=held,
-        test=kept,
-        clusters=request.true if known else None,
-        classes=dataset.classes,
-        notes=_notes(clients, clusters, options) if known else (),
-    )
+    split = Split(held, kept, None, dataset.classes)
+    if transform != "none":
+        split = replace(split, clusters=request.true, notes=_notes(clients, clusters, options))
     validate(split)
     return split
 

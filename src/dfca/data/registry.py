@@ -44,17 +44,13 @@ class DataSource:
     generated: bool = False  # it has no files
 
 
-def _read() -> dict[str, DataSource]:
-    table = tomllib.loads((files("dfca.data") / "sources.toml").read_text(encoding="utf-8"))
-    return {name: _source(name, values) for name, values in table.items()}
-
-
 def _source(name: str, values: dict[str, Any]) -> DataSource:
     remote = (RemoteFile(**{**file, "urls": tuple(file["urls"])}) for file in values.pop("files", ()))
     return DataSource(**{**values, "name": name, "shape": tuple(values["shape"]), "files": tuple(remote)})
 
 
-_ALL = _read()
+_TABLE = tomllib.loads((files("dfca.data") / "sources.toml").read_text(encoding="utf-8"))
+_ALL = {name: _source(name, values) for name, values in _TABLE.items()}
 SOURCES = {name: source for name, source in _ALL.items() if not source.generated}
 GENERATED = {name: source for name, source in _ALL.items() if source.generated}
 

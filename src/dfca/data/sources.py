@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from dfca.data.files.cache import (
 from dfca.data.files.containers import ACCEPTED, open_container
 from dfca.data.files.downloads import download
 from dfca.data.files.formats import Arrays, detect, parse
-from dfca.data.registry import GENERATED, SOURCES, DataSource, SampleKind, source_of
+from dfca.data.registry import SOURCES, DataSource, SampleKind, source_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +52,7 @@ def load(name: str) -> DataSet:
 
     Raises ConfigError for an unknown name, DataError where the cache has no file, ChecksumError for a damaged one.
     """
-    source = source_of(name)
-    _refuse_generated(name)
+    source = _source_with_files(name)
     if name == "digits":
         return _to_dataset(source, _read_digits(), "scikit-learn's digits")
     path = cached_path(name)
@@ -62,23 +62,25 @@ def load(name: str) -> DataSet:
     return _to_dataset(source, read_arrays(path, remedy), str(path))
 
 
-def _refuse_generated(name: str) -> None:
-    if name in GENERATED:
+def _source_with_files(name: str) -> DataSource:
+    source = source_of(name)
+    if source.generated:
         raise DataError(f"{name} has no files: `make_split` and `dfca run` make it when they need it")
+    return source
 
 
 def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | None = None) -> Path:
     """Download a data set's official files, check them, and put them into the cache; return the cache file.
 
-    A whole file in the cache stays as it is. `notify` receives what the user should know (default: stderr).
+    A whole file in the cache stays. `notify` receives what the user should know (default: stderr).
 
-    Raises DataError for a download that fails or a set that has no download, ChecksumError for the wrong bytes;
-    nothing half-written stays behind.
+    Raises DataError where there is no download or it fails, ChecksumError for the wrong bytes.
     """
-    source = source_of(name)
-    _refuse_generated(name)
+    source = _source_with_files(name)
     if name == "digits":
-        return _digits_file()
+        from sklearn import datasets  # late: it takes as long to import as torch does
+
+        return Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     path = cached_path(name)
     if path is not None and _is_whole(name):
         return path
@@ -100,7 +102,7 @@ def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | No
     for file in source.files:
         if file.sha256 is None and not _trusted(source).exists():
             record(_trusted(source), hashes[file.name])
-            (notify or _to_stderr)(
+            (notify or partial(print, file=sys.stderr))(
                 f"no checksum of {name} is published: this first download is trusted, and its SHA-256 "
                 f"{hashes[file.name][:12]}... recorded in {_trusted(source)}"
             )
@@ -108,11 +110,9 @@ def fetch(name: str, progress: bool = True, notify: Callable[[str], object] | No
 
 
 def import_file(path: str | Path, name: str | None = None) -> Path:
-    """Put a file that the user has into the cache, for machines without internet; return the cache file.
+    """Put the user's file, a .npz of dfca or an official container, into the cache; return the cache file.
 
-    Takes dfca's own .npz (named by its file name unless `name` is given) and the official containers.
-
-    Raises DataError for what is not recognised, damaged, or holds bad shapes, labels or NaN: the cache stays as it was.
+    Raises DataError, and leaves the cache as it was, if the file is unknown, damaged or malformed.
     """
     path = Path(path).expanduser()
     if name is not None:
@@ -156,16 +156,6 @@ def _trusted(source: DataSource) -> Path:
     return cache_folder() / f"{source.name}.source.sha256"
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _digits_file() -> Path:
-    from sklearn import datasets  # late: it takes as long to import as torch does
-
-    return Path(datasets.__file__).parent / "data" / "digits.csv.gz"
-
-
 def _read_digits() -> Arrays:
     """Read scikit-learn's digits: 0..16 becomes 0..255, and one fixed fifth is for testing."""
     from sklearn.datasets import load_digits  # late, as above
@@ -183,10 +173,7 @@ def _read_digits() -> Arrays:
 
 
 def _to_dataset(source: DataSource, arrays: Arrays, origin: str) -> DataSet:
-    """Check the arrays of a cache file and lay them out for models.
-
-    Raises DataError for missing fields, wrong shapes, labels outside 0..classes-1, NaN.
-    """
+    """Check the arrays of a cache file and lay them out for models. Raises DataError."""
     whole = "x" in arrays
     x, y = _to_samples(source, arrays, "x" if whole else "x_train", "y" if whole else "y_train", origin)
     x_test, y_test = (None, None) if whole else _to_samples(source, arrays, "x_test", "y_test", origin)

@@ -112,16 +112,17 @@ def make_transforms(
     if name == "none":
         return [_keep] * clusters
     if name == "noise":
-        return [_noisy(level) for level in _levels(levels, [NOISE * j for j in range(clusters)])]
+        return [_noisy(level) for level in _per_cluster("level", levels, [NOISE * j for j in range(clusters)])]
     if name == "blur":
-        return [_blurred(times) for times in _whole(_levels(levels, list(range(clusters))))]
+        return [_blurred(times) for times in _whole(_per_cluster("level", levels, list(range(clusters))))]
     if name == "label-swap":
-        pairs = _whole(_levels(levels, [min(j, 1) for j in range(clusters)]))
+        pairs = _whole(_per_cluster("level", levels, [min(j, 1) for j in range(clusters)]))
         return [_relabel(order) for order in label_swaps(classes, pairs, seed)]
     if name == "label-permutation":
         return [_relabel(order) for order in label_permutations(classes, clusters, seed)]
     turn = rotate if name == "rotation" else rotate_axes
-    return [_turned(turn, degrees) for degrees in _angles(clusters, angles)]
+    steps = [cluster * 360 / clusters for cluster in range(clusters)]
+    return [_turned(turn, degrees) for degrees in _per_cluster("angle", angles, steps)]
 
 
 def other_clusters(options: DataOptions, true: Tensor, clusters: int, seed: int) -> Tensor:
@@ -154,22 +155,13 @@ def dominant_mask(samples: int, alpha: float, generator: torch.Generator) -> Ten
     return mask
 
 
-def _angles(clusters: int, angles: Sequence[float] | None) -> list[float]:
-    if angles is None:
-        return [cluster * 360 / clusters for cluster in range(clusters)]
-    if len(angles) != clusters:
+def _per_cluster(kind: str, values: Sequence[float] | None, default: Sequence[float]) -> Sequence[float]:
+    if values is not None and len(values) != len(default):
         raise ConfigError(
-            f"angles must name one angle per cluster ({clusters}), got {len(angles)}; leave them out for even steps"
+            f"{kind}s must name one {kind} per cluster ({len(default)}), got {len(values)}; "
+            "leave them out for even steps"
         )
-    return list(angles)
-
-
-def _levels(levels: Sequence[float] | None, default: Sequence[float]) -> Sequence[float]:
-    if levels is not None and len(levels) != len(default):
-        raise ConfigError(
-            f"levels must name one level per cluster ({len(default)}), got {len(levels)}; leave them out for even steps"
-        )
-    return default if levels is None else levels
+    return default if values is None else values
 
 
 def _whole(levels: Sequence[float]) -> list[int]:
@@ -188,7 +180,7 @@ def _swapped(classes: int, pairs: int, generator: torch.Generator) -> Tensor:
 
 
 def _quarter_turns(degrees: float) -> int | None:
-    """Count the quarter turns 0..3, None for an angle that is no multiple of 90."""
+    """Count the quarter turns 0..3; None for other angles."""
     turns, rest = divmod(degrees, 90)
     return int(turns) % 4 if rest == 0 else None
 

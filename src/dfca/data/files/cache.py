@@ -47,10 +47,7 @@ def name_of(path: Path) -> str:
 
 
 def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
-    """Read a cache file, checked against its SHA-256 where that is known.
-
-    Raises ChecksumError for a file that is cut short or altered; `remedy` ends the sentence.
-    """
+    """Read a cache file, checked against its SHA-256 if known. Raises ChecksumError that ends in `remedy`."""
     import numpy as np  # late, as below: `dfca list` starts without it
 
     sidecar = _sidecar(path)

@@ -114,10 +114,7 @@ def gunzip(data: bytes, name: str) -> bytes:
 
 @contextmanager
 def open_container(path: Path) -> Iterator[Container]:
-    """Open a folder, zip, tar or plain file.
-
-    Raises DataError where it does not exist or is damaged, also while it is read.
-    """
+    """Open a folder, zip, tar or plain file. Raises DataError where it is missing or damaged, also while it is read."""
     if not path.exists():
         raise DataError(f"{path} does not exist; give {ACCEPTED}")
     try:
@@ -125,26 +122,13 @@ def open_container(path: Path) -> Iterator[Container]:
             yield _Files(path)
             return
         with path.open("rb") as file:
-            if zipfile.is_zipfile(file):
-                file.seek(0)
-                yield _Zip(path, file)
-            elif _starts_like_zip(file):
+            start = file.read(4)
+            is_zip = zipfile.is_zipfile(file)
+            file.seek(0)
+            is_tar = not is_zip and tarfile.is_tarfile(file)
+            file.seek(0)
+            if start == b"PK\x03\x04" and not is_zip:
                 raise zipfile.BadZipFile("the end of the zip is missing")
-            elif _is_tar(file):
-                yield _Tar(path, file)
-            else:
-                yield _Files(path)
+            yield _Zip(path, file) if is_zip else _Tar(path, file) if is_tar else _Files(path)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, OSError, RuntimeError) as error:
         raise DataError(f"{path} is damaged, cut short or locked ({error}); get it again") from error
-
-
-def _starts_like_zip(file: IO[bytes]) -> bool:
-    file.seek(0)
-    return file.read(4) == b"PK\x03\x04"
-
-
-def _is_tar(file: IO[bytes]) -> bool:
-    file.seek(0)
-    answer = tarfile.is_tarfile(file)
-    file.seek(0)
-    return answer

@@ -22,9 +22,7 @@ REMEDY = "try again, or get the file elsewhere and run `dfca data import FILE`"
 def download(file: RemoteFile, folder: Path, trusted: Path, progress: bool) -> str:
     """Download one file into `folder` from the first mirror that has the right bytes; return its SHA-256.
 
-    `trusted` is the record of an earlier download, used where no checksum is published.
-
-    Raises DataError where no mirror answers, ChecksumError where the bytes are wrong.
+    `trusted` records an earlier download, for files without a published checksum. Raises DataError, ChecksumError.
     """
     expected = file.sha256 or recorded(trusted)
     failures: list[DataError] = []
@@ -58,7 +56,9 @@ def _retrieve(url: str, path: Path, progress: bool) -> str:
         try:
             pooch.retrieve(url, None, fname=path.name, path=path.parent, downloader=downloader)
         except RequestException as error:  # an OSError too, hence inside `writing_to`
-            raise _NextMirror(_brief(error)) from error
+            response = getattr(error, "response", None)
+            reason = type(error).__name__ if response is None else f"HTTP {response.status_code}"
+            raise _NextMirror(reason) from error
         return sha256(path)
 
 
@@ -74,10 +74,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _brief(error: Exception) -> str:
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"HTTP {response.status_code}"
-    return type(error).__name__

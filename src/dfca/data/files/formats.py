@@ -53,9 +53,6 @@ def parse(name: str, container: Container) -> Arrays:
         raise DataError(f"{container.path} is damaged or cut short ({error}); get it again") from error
 
 
-# ---------------------------------------------------------------------------------------------------------- idx
-
-
 def parse_idx(data: bytes, origin: str) -> np.ndarray:
     """Parse one idx file of unsigned bytes: magic 0 0 8 d, then d big-endian sizes, then the bytes."""
     if data[:2] == b"\x1f\x8b":
@@ -112,9 +109,6 @@ def parse_emnist(container: Container) -> Arrays:
     return arrays
 
 
-# ------------------------------------------------------------------------------------------------------ CIFAR-10
-
-
 def parse_cifar10(container: Container) -> Arrays:
     """Parse the python version of CIFAR-10: five training batches and a test batch, each a pickle."""
     order = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -143,8 +137,6 @@ def _parse_cifar_batch(data: bytes, origin: str) -> tuple[np.ndarray, np.ndarray
         raise DataError(f"{origin} is not a CIFAR-10 batch: it needs data (n, 3072) and n labels") from error
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), y
 
-
-# ---------------------------------------------------------------------------------------------------------- LEAF
 
 _LEAF_STAGES = (("train", "test"), ("rem_user_data",), ("sampled_data",), ("all_data",))
 
@@ -198,9 +190,6 @@ def _parse_leaf_file(data: bytes, origin: str) -> list[tuple[str, np.ndarray, np
             "user_data with x (rows of 784 numbers in 0..1) and y"
         ) from error
     return parts
-
-
-# ---------------------------------------------------------------------------------------------------------- HAPT
 
 
 def parse_hapt(container: Container) -> Arrays:

@@ -59,10 +59,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(data: bytes, origin: str) -> Any:
-    """Read a pickle of dicts, lists, numbers, texts and numeric arrays.
-
-    Raises DataError for a pickle that asks for anything else, or that is damaged.
-    """
+    """Read a pickle of dicts, lists, numbers, texts and numeric arrays. Raises DataError for any other."""
     try:
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except DataError as error:
