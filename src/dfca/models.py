@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # an experiment is read and checked without torch, so functio
 MODELS = {
     "mlp": "one hidden layer and ReLU (the paper: 2048 units on MNIST and FEMNIST)",
     "cnn": "two blocks of conv 3x3 - ReLU - max-pool - batch norm, then a hidden layer (the paper: EMNIST, CIFAR-10)",
+    "cnn-tutorial": "TensorFlow's tutorial CNN: two blocks of conv 5x5 and local response norm, then two hidden layers "
+    "(the authors' code: CIFAR-10)",
     "cnn1d": "two blocks of conv - ReLU - max-pool over time, then a hidden layer (sensor windows)",
 }
 
@@ -93,6 +96,9 @@ def known_factory(
     if name == "cnn":
         _need(name, shape, dimensions=3, smallest=10)
         return lambda: cnn(shape, classes, hidden, channels)
+    if name == "cnn-tutorial":
+        _need(name, shape, dimensions=3, smallest=10)
+        return lambda: cnn_tutorial(shape, classes, hidden, channels)
     _need(name, shape, dimensions=2, smallest=16)
     return lambda: cnn1d(shape, classes, hidden, channels)
 
@@ -222,6 +228,51 @@ def cnn(shape: tuple[int, ...], classes: int, hidden: int = 200, channels: tuple
         nn.Conv2d(first, second, 3), nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(second),
         nn.Flatten(), nn.Linear(second * pixels, hidden), nn.ReLU(), nn.Linear(hidden, classes),
     )  # fmt: skip
+
+
+def cnn_tutorial(
+    shape: tuple[int, ...], classes: int, hidden: int = 384, channels: tuple[int, int] = (64, 64)
+) -> nn.Module:
+    """Build the CNN of TensorFlow's CIFAR-10 tutorial, with its start: what the paper's authors train on CIFAR-10.
+
+    Its layers have names: conv1, conv2, dense1, dense2, output. The tutorial decays dense1.weight and dense2.weight by
+    0.004 (`layer_decay`).
+
+    Args:
+        shape: The shape of a sample, (channels, height, width).
+        classes: The number of outputs.
+        hidden: The units of the first hidden layer; the second has half of them.
+        channels: The channels of the two convolutions.
+
+    Returns:
+        A module that maps (n, *shape) to (n, classes).
+
+    Example:
+        >>> import dfca.models, torch
+        >>> dfca.models.cnn_tutorial((3, 24, 24), 10)(torch.zeros(2, 3, 24, 24)).shape
+        torch.Size([2, 10])
+    """
+    from torch import nn
+
+    colours, height, width = shape
+    first, second = channels
+    pixels = (height // 4) * (width // 4)
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(colours, first, 5, padding=2), "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(3, 2, ceil_mode=True), "norm1": nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0),
+        "conv2": nn.Conv2d(first, second, 5, padding=2), "relu2": nn.ReLU(),
+        "norm2": nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0), "pool2": nn.MaxPool2d(3, 2, ceil_mode=True),
+        "flatten": nn.Flatten(),
+        "dense1": nn.Linear(second * pixels, hidden), "relu3": nn.ReLU(),
+        "dense2": nn.Linear(hidden, max(1, hidden // 2)), "relu4": nn.ReLU(),
+        "output": nn.Linear(max(1, hidden // 2), classes),
+    }  # fmt: skip
+    starts = {"conv1": (0.05, 0.0), "conv2": (0.05, 0.1), "dense1": (0.04, 0.1), "dense2": (0.04, 0.1)}
+    for name, (deviation, bias) in (starts | {"output": (2 / hidden, 0.0)}).items():
+        layer: Any = layers[name]
+        nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        nn.init.constant_(layer.bias, bias)
+    return nn.Sequential(OrderedDict(layers))
 
 
 def cnn1d(shape: tuple[int, ...], classes: int, hidden: int = 100, channels: tuple[int, int] = (32, 64)) -> nn.Module:

@@ -8,15 +8,28 @@ import pytest
 import torch
 from torch import nn
 
+from dfca.core.learning.images import CentreCrop, Standardise
 from dfca.core.learning.layers import Mode
 from dfca.core.learning.local import LocalOptions, TrainingSet, forward, infer, local_steps, local_steps_
 from dfca.core.learning.params import FlatModel
-from dfca.models import cnn, cnn1d, mlp
+from dfca.models import cnn, cnn1d, cnn_tutorial, mlp
 
 MODULES = {
     "mlp": (lambda: mlp((1, 8, 8), 5, 16), (1, 8, 8)),
     "cnn": (lambda: cnn((1, 28, 28), 47), (1, 28, 28)),
     "colours": (lambda: cnn((3, 12, 12), 5, 16, (4, 6)), (3, 12, 12)),
+    "tutorial": (lambda: cnn_tutorial((3, 12, 12), 5, 16, (12, 14)), (3, 12, 12)),
+    "response norm": (
+        lambda: nn.Sequential(
+            CentreCrop(6),
+            Standardise(),
+            nn.Conv2d(2, 12, 3),
+            nn.LocalResponseNorm(4, 2.0, 0.6, 0.5),
+            nn.Flatten(),
+            nn.Linear(192, 5),
+        ),
+        (2, 8, 8),
+    ),
     "cnn1d": (lambda: cnn1d((6, 32), 5, 16, (4, 6)), (6, 32)),
     "relu before norm": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import networkx as nx
 import torch
+from recipes import RECIPES, cropping_cnn, make_image_split
 from safetensors.torch import save_file
 from toy import make_toy_setting, make_toy_split, quick
 
@@ -52,6 +53,10 @@ def worlds() -> dict[str, Setting]:
         "merging in parts": ("dfca-auto", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "graph": torn}),
         "server, uneven": ("ifca", {"split": make_toy_split(samples=[3, 12, 7, 5, 12, 9]), "participation": 0.7}),
         "disk": ("dfca-li", {"bank": "disk", **three}),
+        "crops": (
+            "dfca-gi",
+            {"split": make_image_split(6, [12, 7, 5, 12, 9, 5]), "local": RECIPES["crops"], "make_model": cropping_cnn},
+        ),
     }
     found = {name: make_toy_setting(quick(of), **{"rounds": ROUNDS, **some}) for name, (of, some) in changes.items()}
     merging = MergeOptions(opens=4, first=1, every=1, steps=3)

@@ -17,7 +17,7 @@ from dfca.core.algorithm import Algorithm, Choice, Share, View
 from dfca.core.exchange import Rules, is_quiet, rules_of
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
-from dfca.core.learning.local import LocalOptions, TrainingSet, draw_batches, local_steps_, losses, sample_losses
+from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, local_steps_, losses, sample_losses
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.options import RobustRule
@@ -106,12 +106,12 @@ class Client:
             stages_of(self.model, self.algorithm, effective(self.local, self.algorithm))
         ):
             names = stage_names(self.id, round, number)
-            batches = draw_batches(len(y), options, stream(self.seed, "batches", *names))
+            batches, changes = draw_steps(len(y), options, self.seed, *names)
             for j, vector in zip(rows, trained, strict=True):
                 weighed = None if weights is None else weights[j].to(vector.dtype)
-                data = TrainingSet(x, y, batches, weights=weighed, frozen=frozen)
+                data = TrainingSet(x, y, batches, weights=weighed, frozen=frozen, changes=changes)
                 with seeded(self.seed, "noise", *names):
-                    local_steps_(self.model, vector, data, options)
+                    local_steps_(self.model, vector, data, options.at(round))
         return trained if every else trained[0]
 
     def samples(self, round: int) -> tuple[Samples, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dfca.base.errors import ConfigError
 
@@ -31,11 +32,50 @@ def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
 
 
 @dataclass(frozen=True)
+class Augment:
+    """Random changes of images in the local steps of a round. Models are chosen and scored on unchanged images."""
+
+    crop: int | None = None  # side of a random square; models are then chosen and scored on centre crops
+    flip: bool = False  # mirror every second image, on average, left to right
+    brightness: float = 0.0  # largest number that is added to all pixels of an image, or subtracted
+    contrast: tuple[float, float] = (1.0, 1.0)  # bounds of the factor by which pixels differ from their channel's mean
+
+    def __post_init__(self) -> None:
+        low, high = self.contrast
+        if self.crop is not None and self.crop < 1:
+            raise ConfigError(f"data.augment.crop must be >= 1, got {self.crop}")
+        if not 0 <= self.brightness < math.inf:
+            raise ConfigError(f"data.augment.brightness must be >= 0 and finite, got {self.brightness}")
+        if not 0 <= low <= high < math.inf:
+            raise ConfigError(f"data.augment.contrast must be two factors 0 <= low <= high, got {low} and {high}")
+
+
+def check_images(augment: Augment, shape: object) -> None:
+    """Refuse an augmentation for samples of another shape than images that are large enough.
+
+    Raises:
+        ConfigError: With what a sample is.
+    """
+    if not isinstance(shape, tuple) or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
+        raise ConfigError(
+            f"data.augment is for images (channels, height, width), and a sample has shape {shape}; leave it out"
+        )
+    _, height, width = shape
+    if augment.crop is not None and augment.crop > min(height, width):
+        raise ConfigError(
+            f"data.augment.crop must be <= {min(height, width)}, the smaller side of the images ({height} x {width}), "
+            f"got {augment.crop}"
+        )
+
+
+@dataclass(frozen=True)
 class LocalOptions:
     """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
 
     batch_size None is the paper's full batch. With mini-batches, `steps` still counts gradient steps; the batches run
-    through fresh permutations of the client's samples.
+    through fresh permutations of the client's samples. `epochs` counts passes over the samples and replaces `steps`:
+    every sample is in one batch of a pass, and the last batch of a pass may be smaller. `decay` multiplies the learning
+    rate after every round. `layer_decay` replaces `weight_decay` for tensors and layers of the model, by name.
     """
 
     steps: int = 5
@@ -43,8 +83,19 @@ class LocalOptions:
     batch_size: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    epochs: int | None = None
+    decay: float = 1.0
+    layer_decay: Mapping[str, float] | None = None
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 0:
+            raise ConfigError(f"local.epochs must be >= 0, got {self.epochs}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"local.decay must be in (0, 1], got {self.decay}")
+        for name, value in (self.layer_decay or {}).items():
+            if not value >= 0:
+                raise ConfigError(f"local.layer_decay.{name} must be >= 0, got {value}")
         if self.steps < 0:
             raise ConfigError(f"local.steps must be >= 0, got {self.steps}")
         if not self.learning_rate > 0:
@@ -59,6 +110,48 @@ class LocalOptions:
     def batch_of(self, samples: int) -> int | None:
         """Return how many of a client's samples a step takes; None: all."""
         return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
+
+    def steps_of(self, samples: int) -> int:
+        """Count the gradient steps of a round.
+
+        Args:
+            samples: The number of the client's samples.
+
+        Returns:
+            `steps`, or the batches of `epochs` passes.
+        """
+        if self.epochs is None:
+            return self.steps
+        return self.epochs * -(-samples // (self.batch_of(samples) or max(1, samples)))
+
+    @property
+    def passes(self) -> int:
+        """Count the full-batch steps that are as many passes over the samples."""
+        return self.steps if self.epochs is None else self.epochs
+
+    def at(self, round: int) -> LocalOptions:
+        """Settle the learning rate of a round.
+
+        Args:
+            round: The client's round, from 0.
+
+        Returns:
+            The options with a learning rate of `learning_rate` * `decay`^round.
+        """
+        return self if self.decay == 1 else replace(self, learning_rate=self.learning_rate * self.decay**round)
+
+    def full_batch(self, steps: int, **changes: Any) -> LocalOptions:
+        """Make the options of steps outside of rounds, such as a warm-up.
+
+        Args:
+            steps: The number of gradient steps.
+            **changes: Options that differ.
+
+        Returns:
+            These options with full batches, and without epochs, augmentation and momentum.
+        """
+        usual = {"epochs": None, "batch_size": None, "momentum": 0.0, "augment": None}
+        return replace(self, steps=steps, **usual | changes)
 
 
 @dataclass(frozen=True)
@@ -94,10 +187,10 @@ class ElectionOptions:
 
     def warmup(self, local: LocalOptions) -> list[LocalOptions]:
         """List the stages of the warm-up of a client that trains with `local`, on full batches."""
-        length = max(1, local.steps) if self.warmup_momentum else self.warmup_steps
-        stage = replace(local, batch_size=None, momentum=self.warmup_momentum)
+        length = max(1, local.passes) if self.warmup_momentum else self.warmup_steps
         begins = range(0, self.warmup_steps, length)
-        return [replace(stage, steps=min(length, self.warmup_steps - begin)) for begin in begins]
+        momentum = self.warmup_momentum
+        return [local.full_batch(min(length, self.warmup_steps - begin), momentum=momentum) for begin in begins]
 
     def among(self, voters: int) -> ElectionOptions:
         """Return the options of an election of so many voters: where votes are bounded, liars may stand in vain too."""

@@ -69,7 +69,8 @@ class VirtualTrial:
         self._timeline: Timeline | None = None
         if drawn:
             options = config.world.timeline or TimelineConfig.model_validate({})
-            span_s = usual_span(setting.algorithm, config.local.steps, self._world.compute.step_s)
+            steps = setting.local.steps_of(sum(setting.split.train.sizes) // config.clients)
+            span_s = usual_span(setting.algorithm, steps, self._world.compute.step_s)
             send_s = uplink_seconds(self._world, config.clients, self.simulation.model_bytes)
             lanes = choose_lanes(options, self._world, setting.graph, trial.seed)
             self._timeline = Timeline(options, lanes, span_s, send_s)

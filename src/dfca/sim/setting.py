@@ -13,6 +13,7 @@ from torch import nn
 from dfca.base.errors import ConfigError, DataError, unknown
 from dfca.core.algorithm import SHARES, Algorithm, Share
 from dfca.core.exchange import averages_whole_models, quiet_from, robust_rule
+from dfca.core.learning.inputs import shape_of
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.params import Pretrained
 from dfca.core.learning.task import Task
@@ -22,6 +23,7 @@ from dfca.core.options import (
     MergeOptions,
     PersonalSteps,
     RobustRule,
+    check_images,
     check_personal_steps,
 )
 from dfca.core.rng import seeded
@@ -90,6 +92,8 @@ class Setting:
             raise ConfigError(f"evaluation.samples must be >= 2, got {self.evaluation_samples}")
         if self.local.learning_rate > (limit := torch.finfo(self.dtype).max):
             raise ConfigError(f"local.learning_rate must be <= {limit:.1e}, got {self.local.learning_rate}")
+        if self.local.augment is not None:
+            check_images(self.local.augment, shape_of(self.split.train.x))
         for kind, value, known in (
             ("weights", self.weights, WEIGHT_RULES),
             ("aggregation", self.aggregation, AGGREGATIONS),

@@ -166,8 +166,8 @@ class BatchOrder(NamedTuple):
 class Descent(NamedTuple):
     """A network that takes gradient steps, by the rule v <- momentum v + grad + decay theta, theta <- theta - rate v.
 
-    pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0. residual: dL/dz
-    of the task's loss. frozen: the pieces that steps on the weights leave as they are.
+    pieces are changed in place, and so is velocity, which is like pieces; None stands for momentum 0. decays: of each
+    piece, () for none. residual: dL/dz of the task's loss. frozen: the pieces that steps on the weights do not change.
     """
 
     layers: Sequence[Layer]
@@ -175,7 +175,7 @@ class Descent(NamedTuple):
     velocity: Sequence[Tensor] | None
     rate: float
     momentum: float = 0.0
-    decay: float = 0.0
+    decays: Sequence[float] = ()
     residual: Callable[[Tensor, Tensor], Tensor] = softmax_residual
     frozen: frozenset[int] = frozenset()
 
@@ -256,13 +256,14 @@ class Descent(NamedTuple):
         for place, gradient in zip(layer, ((delta.mT, h), (delta.sum(dim=-2),)), strict=True):
             if place in self.frozen:
                 continue
+            decay = self.decays[place] if self.decays else 0.0
             if self.velocity is None:
-                _accumulate_(self.pieces[place], gradient, 1 - self.rate * self.decay, -self.rate)
+                _accumulate_(self.pieces[place], gradient, 1 - self.rate * decay, -self.rate)
                 continue
             speed = self.velocity[place]
             _accumulate_(speed, gradient, self.momentum, 1.0)
-            if self.decay:
-                speed.add_(self.pieces[place], alpha=self.decay)
+            if decay:
+                speed.add_(self.pieces[place], alpha=decay)
             self.pieces[place].sub_(speed, alpha=self.rate)
 
 

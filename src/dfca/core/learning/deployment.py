@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.client import Client, effective
-from dfca.core.learning.local import draw_batches, local_steps, losses, lowest, sample_losses
-from dfca.core.rng import stream
+from dfca.core.learning.local import draw_steps, local_steps, losses, lowest, sample_losses
 from dfca.core.rules.personal import GRID, Pair, PlainSteps
 
 
@@ -26,7 +25,7 @@ def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = 
         return cluster, bank[cluster]
     vector = client.algorithm.personal(bank, sample_losses(client.model, bank, *samples))
     for stage, options in enumerate(client.algorithm.finetuning.stages(client.local, len(samples[1]))):
-        batches = draw_batches(len(samples[1]), options, stream(client.seed, "batches", client.id, -1 - stage))
+        batches = draw_steps(len(samples[1]), options, client.seed, client.id, -1 - stage).batches
         vector = local_steps(client.model, vector, *samples, options, batches)
     return cluster, vector
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dfca.base.errors import ConfigError
 from dfca.core.options import LocalOptions
@@ -42,9 +42,8 @@ class FineTuning:
         steps = -(-samples // self.batch_size)
         batch = -(-samples // steps)
         return [
-            replace(
-                local,
-                steps=steps * min(STAGE_EPOCHS, self.epochs - begin),
+            local.full_batch(
+                steps * min(STAGE_EPOCHS, self.epochs - begin),
                 batch_size=batch,
                 momentum=self.momentum,
                 learning_rate=local.learning_rate * self.rate * self.decay ** (stage // DECAY_STAGES),

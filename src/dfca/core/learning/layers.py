@@ -7,7 +7,8 @@ the layers as written. A `nn.Sequential` of the layers below is a short list of 
   quarter of the work to the ReLU;
 - images of a convolution lie in memory with their channels last, where the CPU's convolution and pooling are fastest;
 - batch norm on such images sums by `batch_norm_columns`: torch's own CPU kernel for this layout adds up in one float
-  per channel, and is off by 1e-4 at 500 images.
+  per channel, and is off by 1e-4 at 500 images;
+- local response norm on such images is a product with a band matrix, where torch pads, pools and takes powers.
 
 Everything else stays what the modules compute, up to float rounding; tests compare.
 """
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dfca.core.learning.images import CentreCrop, Standardise
+
 Mode = Literal["train", "objective", "score"]
 """How a module runs: `train` as in a gradient step; `objective` is the same function without its noise (dropout off,
 batch norm on the batch's statistics), so that the loss that picks a model is the loss that training descends;
@@ -30,6 +33,7 @@ LayerCall = Callable[[Sequence[Tensor], Tensor], Tensor]
 """One layer: (all tensors of the model, inputs) -> outputs."""
 
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity, nn.Flatten)
+_OF_IMAGES = (CentreCrop, Standardise)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -88,7 +92,7 @@ def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> LayerCall | No
     kind = type(layer)
     if kind is nn.ReLU:
         return lambda tensors, x: F.relu(x)
-    if kind in _ACTIVATIONS or (kind in _POOLS and not layer.return_indices):
+    if kind in _ACTIVATIONS or kind in _OF_IMAGES or (kind in _POOLS and not layer.return_indices):
         return lambda tensors, x: layer(x)  # no tensors of its own: safe to call from anywhere
     if kind is nn.Dropout:
         return lambda tensors, x: F.dropout(x, layer.p, training=mode == "train")  # type: ignore[arg-type]
@@ -103,6 +107,8 @@ def _step(layer: nn.Module, place: dict[int, int], mode: Mode) -> LayerCall | No
         return _convolution(layer, place)
     if isinstance(layer, _NORMS) and kind in _NORMS:
         return _batch_norm(layer, place, mode)
+    if isinstance(layer, nn.LocalResponseNorm) and kind is nn.LocalResponseNorm:
+        return _response_norm(layer)
     return None
 
 
@@ -144,8 +150,7 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, place: dict[int, int], m
         scale, shift = _at(tensors, weight), _at(tensors, bias)
         if not on_batch:
             return F.batch_norm(x, tensors[mean], tensors[variance], scale, shift, False, 0.0, eps)
-        columns = x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)
-        if not columns or scale is None or shift is None:
+        if not _lies_in_columns(x) or scale is None or shift is None:
             kept = (_at(tensors, mean), _at(tensors, variance)) if keeps else (None, None)
             return F.batch_norm(x, kept[0], kept[1], scale, shift, True, momentum, eps)
         outputs: Tensor
@@ -188,6 +193,53 @@ class _NormOfColumns(torch.autograd.Function):
         inner = torch.addcmul(-factor * total / count, rows, factor)
         inner.addcmul_(centred, -factor * scale.square() * product / count)
         return _images(inner, images), product * scale, total, None
+
+
+def _response_norm(layer: nn.LocalResponseNorm) -> LayerCall:
+    size, alpha, beta, k = layer.size, layer.alpha, layer.beta, layer.k
+
+    def step(tensors: Sequence[Tensor], x: Tensor) -> Tensor:
+        if not _lies_in_columns(x):
+            return layer(x)  # type: ignore[no-any-return]
+        near = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).triu_(-((size - 1) // 2)).tril_(size // 2)
+        outputs: Tensor = _ResponseNormOfColumns.apply(x, near.mul_(alpha / size), beta, k)  # type: ignore[no-untyped-call]
+        return outputs
+
+    return step
+
+
+class _ResponseNormOfColumns(torch.autograd.Function):
+    """Local response norm of images with channels last, as a matrix X (M, channels); B (channels, channels) is alpha /
+    size where channels are near.
+
+    D = k + X^2 B,  Y = X D^-beta,  dX = dY D^-beta - 2 beta X ((dY X D^-(beta + 1)) B^T)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, near: Tensor, beta: float, k: float) -> Tensor:
+        rows = _columns(x)
+        sums = torch.addmm(near.new_full((1,), k), rows.square(), near)
+        if beta == 0.75:
+            root = sums.rsqrt()
+            power = root.sqrt().mul_(root)
+        else:
+            power = sums.pow(-beta)
+        ctx.save_for_backward(rows, near, sums, power)
+        ctx.beta = beta
+        return _images(rows * power, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, near, sums, power = ctx.saved_tensors
+        images = gradients[0].contiguous(memory_format=torch.channels_last)
+        inner = _columns(images) * power
+        spread = torch.mm((inner * rows).div_(sums), near.T)
+        return _images(inner.addcmul_(rows, spread, value=-2 * ctx.beta), images), None, None, None
+
+
+def _lies_in_columns(x: Tensor) -> bool:
+    """Return whether x is images on the CPU whose channels lie last in memory."""
+    return x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _columns(images: Tensor) -> Tensor:

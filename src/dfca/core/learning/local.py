@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfca.base.errors import ModelError
 from dfca.core.learning.dense import (
     Batch,
     BatchOrder,
@@ -23,11 +24,13 @@ from dfca.core.learning.dense import (
     lower_,
     take,
 )
+from dfca.core.learning.images import augmented, draw_changes
 from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.layers import Mode
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import softmax_residual
 from dfca.core.options import LocalOptions as LocalOptions
+from dfca.core.rng import stream
 
 
 def infer(model: FlatModel, vector: Tensor, x: Inputs, mode: Mode) -> Tensor:
@@ -104,18 +107,64 @@ def lowest(values: Tensor) -> int:
     return numbers.index(min(numbers))
 
 
+NO_SAMPLE = -1
+"""Fills the last batch of an epoch up to the size of the others."""
+
+
 def draw_batches(samples: int, options: LocalOptions, generator: torch.Generator) -> Tensor | None:
     """Draw the sample indices of each local step, (steps, batch), or None for full batches.
 
-    A sample comes again only when all others had their turn.
+    A sample comes again only when all others had their turn. The last batch of an epoch may end with NO_SAMPLE.
     """
     size = options.batch_of(samples)
     if size is None:
         return None
+    if options.epochs is not None:
+        order = torch.full((options.epochs, options.steps_of(samples) // max(1, options.epochs) * size), NO_SAMPLE)
+        for epoch in order:
+            epoch[:samples] = torch.randperm(samples, generator=generator)
+        return order.view(-1, size)
     needed = options.steps * size
     epochs = -(-needed // samples)
     order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)] or [torch.empty(0).long()])
     return order[:needed].view(options.steps, size)
+
+
+def batch_at(batches: Tensor, step: int) -> Tensor:
+    """Return the samples of a step: batches (steps, b) or (C, steps, b) -> (b,) or (C, b), without NO_SAMPLE."""
+    batch = batches.select(-2, step)
+    first = batch if batch.dim() == 1 else batch[0]
+    if int(first[-1]) != NO_SAMPLE:
+        return batch
+    return batch[..., : int((first != NO_SAMPLE).sum())]  # all clients of a stack have equally many samples
+
+
+class Drawn(NamedTuple):
+    """What is drawn for local steps: batches (steps, b), None for full ones; changes (steps, NUMBERS, b) of their
+    images (`images`), None without augmentation. Stacked for C clients, both have a leading dimension C."""
+
+    batches: Tensor | None = None
+    changes: Tensor | None = None
+
+    @classmethod
+    def stacked(cls, drawn: Sequence[Drawn], device: torch.device) -> Drawn:
+        """Stack what is drawn for clients with equally many samples."""
+        batches = [one.batches for one in drawn if one.batches is not None]
+        changes = [one.changes for one in drawn if one.changes is not None]
+        return cls(
+            torch.stack(batches).to(device) if batches else None, torch.stack(changes).to(device) if changes else None
+        )
+
+
+def draw_steps(samples: int, options: LocalOptions, seed: int, *names: int) -> Drawn:
+    """Draw what local steps of a client use, from the streams of these names: client, round and stage."""
+    if options.batch_size is None and options.augment is None:
+        return Drawn()
+    batches = draw_batches(samples, options, stream(seed, "batches", *names))
+    if options.augment is None:
+        return Drawn(batches)
+    steps, size = options.steps_of(samples), options.batch_of(samples)
+    return Drawn(batches, draw_changes(steps, size or samples, stream(seed, "augment", *names)))
 
 
 class TrainingSet(NamedTuple):
@@ -124,7 +173,7 @@ class TrainingSet(NamedTuple):
     Stacked for C clients: x (C, n, *shape), y (C, n, ...), batches (C, steps, b), and shares (C, n), the weights of the
     samples in the loss instead of 1/n. products (n, n): `inner_products` of x, where they are known. weights (n,), or
     (C, n): how much each sample counts, the loss being the mean of w_d L(d). frozen: the tensors of the model that stay
-    as they are, by their places.
+    as they are, by their places. changes: of images, in every step (`Drawn`).
     """
 
     x: Inputs
@@ -134,6 +183,7 @@ class TrainingSet(NamedTuple):
     products: Tensor | None = None
     weights: Tensor | None = None
     frozen: frozenset[int] = frozenset()
+    changes: Tensor | None = None
 
 
 def local_steps(
@@ -156,7 +206,7 @@ def local_steps_(
     A network of linear layers and ReLU may be stacked: vectors (C, P), and stacked data. begun: a forward pass of these
     models on all these samples, which spares the first full-batch step its own.
     """
-    if model.dense is not None and isinstance(data.x, Tensor):
+    if model.dense is not None and isinstance(data.x, Tensor) and options.augment is None:
         _dense_steps_(model, vectors, data, options, begun)
         return
     (x, y, batches), mean_loss = data[:3], model.task.mean_loss
@@ -168,31 +218,40 @@ def local_steps_(
     if not moving:
         return
     velocity: Sequence[Tensor] | None = None
-    for step in range(options.steps):
+    decays = [decay for decay, piece in zip(weight_decays(model, options), theta, strict=True) if piece.requires_grad]
+    rule = Rule(options.learning_rate, options.momentum, decays)
+    for step in range(options.steps_of(len(y))):
         if step == 0 and begun is not None and batches is None:
             loss, leaves = mean_loss(begun.outputs, y), begun.tensors
             if begun.rest is not None:
                 rest.copy_(begun.rest)
         else:
-            x_step, y_step = (x, y) if batches is None else (x[batches[step]], y[batches[step]])
+            x_step, y_step, weights = x, y, data.weights
+            if batches is not None:
+                batch = batch_at(batches, step)
+                x_step, y_step, weights = x[batch], y[batch], None if weights is None else weights[batch]
+            if options.augment is not None and data.changes is not None and isinstance(x_step, Tensor):
+                x_step = augmented(x_step, data.changes[step], options.augment)
             outputs, leaves = model.run([*theta, *rest_pieces], x_step, "train"), moving
-            if data.weights is None:
+            if weights is None:
                 loss = mean_loss(outputs, y_step)
             else:
-                weights = data.weights if batches is None else data.weights[batches[step]]
                 loss = (model.task.loss(outputs, y_step) * weights).mean()
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        velocity = descend_(moving, gradients, velocity, options)
+        velocity = descend_(moving, gradients, velocity, rule)
     if not frozen.intersection(range(model.count, len(model.names))):
         vectors[model.trained :] = rest
 
 
 def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
     """Describe steps in the span of the samples (`dense`), for this many of them; None where there are none."""
-    if model.dense is None or options.weight_decay:
+    if model.dense is None or options.augment is not None or any(weight_decays(model, options)):
+        return None
+    batch = options.batch_of(samples)
+    if options.epochs is not None and batch is not None and samples % batch:
         return None
     units, inputs = model.shapes[model.dense[0][0]]
-    return Span(samples, options.batch_of(samples), inputs, units, options.steps)
+    return Span(samples, batch, inputs, units, options.steps_of(samples))
 
 
 def spans(model: FlatModel, samples: int, options: LocalOptions, known: bool = False) -> bool:
@@ -237,7 +296,7 @@ def local_steps_in_place_(
     down, batch = _descent(model, own, TrainingSet(samples.x, samples.y), options)
     products, z = samples.products, begun.tensors[0]
     if order is None:
-        total = down.above_(batch._replace(products=products), z, options.steps)
+        total = down.above_(batch._replace(products=products), z, options.passes)
     else:
         if products is not None:
             products = order.products(products)
@@ -289,17 +348,17 @@ def _dense_steps_(
     if plain and spans(model, samples, options, known=data.products is not None):
         if batches is None:
             z = dense_begin(layers, pieces, whole.x) if begun is None else begun.tensors[0]
-            total = down.above_(whole, z, options.steps)
+            total = down.above_(whole, z, options.passes)
         else:
             order = BatchOrder.of(batches, samples)
             whole = Batch(order.take(whole.x), order.take(whole.target), whole.share)
             total = down.above_in_batches_(whole, dense_begin(layers, pieces, whole.x), order.rows)
         lower_(pieces[layers[0][0]], total, whole.x, options.learning_rate)
         return
-    for step in range(options.steps):
+    for step in range(options.steps_of(samples)):
         batch = whole
         if batches is not None:
-            chosen = batches.select(-2, step)
+            chosen = batch_at(batches, step)
             share: Tensor | float = 1 / chosen.shape[-1]
             if weights is not None:
                 share = take(weights, chosen)[..., None] * share
@@ -322,21 +381,46 @@ def _descent(
     share: Tensor | float = 1 / y.shape[lead - 1] if data.shares is None else data.shares[..., None]
     if data.weights is not None:
         share = data.weights[..., None] * share
-    rule = (options.learning_rate, options.momentum, options.weight_decay)
+    rule = options.learning_rate, options.momentum, weight_decays(model, options)
     residual = model.task.residual or softmax_residual
     down = Descent(model.dense, pieces, velocity, *rule, residual=residual, frozen=data.frozen)
     return down, Batch(data.x.flatten(lead), target, share, data.products)
 
 
+class Rule(NamedTuple):
+    """How a gradient step is taken: decays: of each tensor."""
+
+    rate: float
+    momentum: float
+    decays: Sequence[float]
+
+
+def weight_decays(model: FlatModel, options: LocalOptions) -> list[float]:
+    """Return the weight decay of each trained tensor.
+
+    Raises ModelError where `layer_decay` names a layer that the model does not have.
+    """
+    decays = [options.weight_decay] * model.count
+    for key, decay in (options.layer_decay or {}).items():
+        places = [i for i, name in enumerate(model.names[: model.count]) if name == key or name.startswith(f"{key}.")]
+        if not places:
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in model.names[: model.count]))
+            raise ModelError(f'local.layer_decay has "{key}", and the model has no such layer; it has {known}')
+        for place in places:
+            decays[place] = decay
+    return decays
+
+
 def descend_(
-    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, options: LocalOptions
+    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, rule: Rule
 ) -> Sequence[Tensor]:
     """Take one gradient step in place, with weight decay and heavy-ball momentum; returns the velocity."""
     with torch.no_grad():
-        if options.weight_decay:
-            gradients = [g.add(t, alpha=options.weight_decay) for g, t in zip(gradients, theta, strict=True)]
-        if options.momentum and velocity is not None:
-            gradients = [g.add(v, alpha=options.momentum) for g, v in zip(gradients, velocity, strict=True)]
+        if any(rule.decays):
+            decayed = zip(gradients, theta, rule.decays, strict=True)
+            gradients = [g.add(t, alpha=decay) if decay else g for g, t, decay in decayed]
+        if rule.momentum and velocity is not None:
+            gradients = [g.add(v, alpha=rule.momentum) for g, v in zip(gradients, velocity, strict=True)]
         for tensor, gradient in zip(theta, gradients, strict=True):
-            tensor.sub_(gradient, alpha=options.learning_rate)
+            tensor.sub_(gradient, alpha=rule.rate)
     return gradients

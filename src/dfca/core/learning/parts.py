@@ -124,7 +124,7 @@ def stages_of(model: FlatModel, algorithm: Algorithm, local: LocalOptions) -> tu
         "body": frozenset(place for place, is_head in enumerate(heads) if is_head),
     }
     return tuple(
-        Stage(local if steps is None else replace(local, steps=steps), frozen[part])
+        Stage(local if steps is None else replace(local, steps=steps, epochs=None), frozen[part])
         for part, steps in algorithm.schedule
     )
 

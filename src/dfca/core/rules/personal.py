@@ -21,7 +21,6 @@ rounds, then s_i is picked and the last quarter trains on everything. A client t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -63,7 +62,7 @@ def release_round(steps: PersonalSteps, rounds: int) -> int | None:
 
 def plain(local: LocalOptions, steps: int) -> LocalOptions:
     """Make the options of personal steps: those of training, with full batches and without momentum."""
-    return replace(local, steps=steps, batch_size=None, momentum=0.0)
+    return local.full_batch(steps)
 
 
 class PlainSteps:

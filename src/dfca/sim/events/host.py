@@ -449,7 +449,7 @@ def peer_options(
     algorithm, clients = setting.algorithm, setting.clients
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
     rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
-    observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.steps)
+    observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.passes)
     return [
         PeerOptions(
             rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), *rules),

@@ -69,7 +69,7 @@ class ClientPool:
         self.rounds = setting.rounds if rounds is None else rounds
         self.last_step = LastStep(self.start, self.rounds)
         self._divided: dict[tuple[int | None, bool], list[ClientData]] = {}
-        self._steps: dict[int, int] = {}
+        self._steps: dict[tuple[int, int], int] = {}
         self.drifted, self.changed = False, 0
         self.assigned = [-1] * setting.clients
         self.diverged: set[int] = set()
@@ -274,13 +274,14 @@ class ClientPool:
         samples = offsets[client + 1] - offsets[client]
         looked = 0 if self.setting.algorithm.needs == "nothing" or models == 1 else models * samples
         batch = min(samples, self.setting.local.batch_size or samples)
-        return (looked + 3 * self.steps(models) * batch) * self.flat.size
+        return (looked + 3 * self.steps(models, samples) * batch) * self.flat.size
 
-    def steps(self, models: int) -> int:
-        """Count the local steps of a round where a client holds so many models; every round asks for it."""
-        if models not in self._steps:
-            self._steps[models] = self.setting.algorithm.steps(self.setting.local.steps, models)
-        return self._steps[models]
+    def steps(self, models: int, samples: int) -> int:
+        """Count the local steps of a round of a client with that many models and samples; every round asks for it."""
+        steps = self.setting.local.steps_of(samples)
+        if (models, steps) not in self._steps:
+            self._steps[models, steps] = self.setting.algorithm.steps(steps, models)
+        return self._steps[models, steps]
 
     def _warm_up(self, orders: Sequence[Order]) -> list[Warm]:
         """Train models from the common start, for runs of clients that follow one another."""

@@ -95,7 +95,7 @@ class EventSimulation:
         self.links.ends, self.host.send, self.host.begun = self.host, self.links.send, self._on_begun
         slowdowns = self.world.compute.slowdowns(setting.seed, clients)
         self._step_s = [self.world.compute.step_s * slowdown for slowdown in slowdowns]
-        self._round_steps = max(1, self.pool.steps(self.pool.models))
+        self._round_steps = [max(1, self.pool.steps(self.pool.models, n)) for n in self.pool.start.train.sizes]
         self.handled = 0
         self.done = False
         self._scored_at, self._scored_last = -1, False
@@ -365,7 +365,7 @@ class EventSimulation:
             seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:
             round: int = job.round  # type: ignore[union-attr]
-            steps = 1 if self.pool.is_quiet(round) else self._round_steps
+            steps = 1 if self.pool.is_quiet(round) else self._round_steps[i]
             seconds = self._step_s[i] * steps * compute.noise(self.setting.seed, i, round)
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -27,15 +28,19 @@ from dfca.base.errors import ConfigError, DfcaError
 from dfca.core.algorithm import Choice
 from dfca.core.learning.dense import BatchOrder
 from dfca.core.learning.finetuning import FineTuning
+from dfca.core.learning.images import CentreCrop, Standardise, augmented
 from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.inputs import tensors_of
 from dfca.core.learning.local import (
+    Drawn,
     Forward,
     LocalOptions,
+    Rule,
     Samples,
     TrainingSet,
+    batch_at,
     descend_,
-    draw_batches,
+    draw_steps,
     forward,
     infer,
     local_steps_,
@@ -45,11 +50,12 @@ from dfca.core.learning.local import (
     score,
     span,
     spans,
+    weight_decays,
 )
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import Loss
 from dfca.core.options import ElectionOptions
-from dfca.core.rng import seeded, stream
+from dfca.core.rng import seeded
 from dfca.core.rules.merging import judge
 from dfca.core.rules.personal import GRID, plain
 from dfca.data.clients import ClientData, products_fit
@@ -69,7 +75,18 @@ CORE_CHUNKS = 4
 """By how much such calls are smaller than others, for a core has less cache: up to 1.15 times faster with 300 samples,
 no slower with 1,000. Not with mini-batches, which are small: there as large calls take 0.8 of the time (2048 units)."""
 
-_STACKABLE = (nn.Linear, nn.Flatten, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LayerNorm, nn.Identity)
+_STACKABLE = (
+    nn.Linear,
+    nn.Flatten,
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.LayerNorm,
+    nn.Identity,
+    CentreCrop,
+    Standardise,
+)
 
 Needs = Literal["losses", "samples", "nothing"]
 T = TypeVar("T")
@@ -104,6 +121,14 @@ class LocalTask(NamedTuple):
     def rounds(self, positions: Sequence[int]) -> list[int]:
         """The rounds of some that take part."""
         return [self.round if isinstance(self.round, int) else self.round[position] for position in positions]
+
+    def of_one_rate(self, chunks: Sequence[slice], local: LocalOptions) -> Sequence[slice]:
+        """Cut chunks of positions where rounds differ, if the learning rate depends on the round."""
+        if local.decay == 1 or isinstance(self.round, int):
+            return chunks
+        rounds = self.round
+        runs = (list(run) for chunk in chunks for _, run in groupby(range(chunk.start, chunk.stop), rounds.__getitem__))
+        return [slice(run[0], run[-1] + 1) for run in runs]
 
     @property
     def open(self) -> list[int]:
@@ -181,6 +206,7 @@ class Engine:
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, how: str) -> None:
         self.model, self.local, self.seed, self.how = model, local, seed, how
         self.workers = torch.get_num_threads()
+        weight_decays(model, local)  # raises
 
     @property
     def stacked(self) -> bool:
@@ -246,7 +272,8 @@ class Engine:
 
         places: the clients of the task that take part.
         """
-        batched, stacked = self.local.batch_size is not None, task.data.stacked() if self.stacked else None
+        batched = self.local.batch_size is not None or self.local.augment is not None
+        stacked = task.data.stacked() if self.stacked else None
         one = len(places) == 1 and not batched and self.model.dense is not None  # a stack of one has nothing to gain
         if stacked is None or one or (batched and task.needs == "samples"):
             yield from self._each(partial(self._work_alone, task, *each) for each in enumerate(places))
@@ -258,7 +285,10 @@ class Engine:
             smaller = CORE_CHUNKS if self.local.batch_of(task.data.sizes[0]) is None else 1
             chunks = cores.even(len(places), self.workers * -(-smaller * len(chunks) // self.workers))
             self._spans(task.data)  # what is computed once is there before threads need it
-        jobs = (partial(self._work_stacked, task, stacked, chunk, places[chunk]) for chunk in chunks)
+        jobs = (
+            partial(self._work_stacked, task, stacked, chunk, places[chunk])
+            for chunk in task.of_one_rate(chunks, self.local)
+        )
         yield from self._each(jobs, together)
 
     def _work_alone(self, task: LocalTask, position: int, place: int) -> TrainedChunk:
@@ -272,7 +302,7 @@ class Engine:
         vector = models[choice.cluster].clone()
         products = task.data.products if self.stacked and self._spans(task.data) else None
         rounds = task.rounds([position])
-        local = LocalRound(x, y, self.local, rounds, None if products is None else products[place])
+        local = LocalRound(x, y, self.local.at(*rounds), rounds, None if products is None else products[place])
         self._train_alone_(vector, local, choice, task.first + place, begun)
         fine = math.isfinite(float(vector.sum())) or bool(vector.isfinite().all())
         return TrainedChunk([position], [choice], looked.means[None], looked_s, [fine], vector[None])
@@ -286,7 +316,8 @@ class Engine:
             return _Losses(torch.zeros(len(models)), [None], {})
         if task.closed:
             models = models[task.open]
-        if task.needs == "samples" or model.noisy or self.local.batch_size is not None or self.local.steps == 0:
+        reusable = self.local.batch_size is None and self.local.augment is None and self.local.passes > 0
+        if task.needs == "samples" or model.noisy or not reusable:
             samples = sample_losses(model, models, x, y)
             return _Losses(task.spread(samples.mean(dim=1)), [samples if task.needs == "samples" else None], {})
         if model.dense is not None and isinstance(x, Tensor):
@@ -325,7 +356,7 @@ class Engine:
             samples = Samples(some.x, some.y, task.data.largest[list(places)], products)
             if vectors is not None:
                 models, rows = vectors, torch.arange(len(rows), device=bank.device)
-            fine = local_steps_in_place_(self.model, models, rows, samples, self.local, begun, some.order)
+            fine = local_steps_in_place_(self.model, models, rows, samples, some.local.options, begun, some.order)
             return TrainedChunk(some.positions, choices, looked.means, looked_s, fine, vectors)
         if vectors is None:
             vectors = models.index_select(0, rows)
@@ -345,15 +376,16 @@ class Engine:
     ) -> _Chunk:
         pick, ids = _rows(places, task.bank.device), [task.first + place for place in places]
         positions = range(chunk.start, chunk.stop)
-        local = LocalRound(stacked[0][pick], stacked[1][pick], self.local, task.rounds(positions))
+        rounds = task.rounds(positions)
+        local = LocalRound(stacked[0][pick], stacked[1][pick], self.local.at(rounds[0]), rounds)
         models = task.bank if task.shared else task.bank[:, pick]
         some = _Chunk(positions, places, ids, pick, local, models, local.x, local.y)
         samples = local.y.shape[1]
         if self.model.dense is None or self.local.batch_of(samples) is None:
-            return some._replace(reusable=self.model.dense is not None)
+            return some._replace(reusable=self.model.dense is not None and self.local.augment is None)
         if task.known is not None or task.shared or not self._spans(task.data):
             return some._replace(reusable=False)
-        batches = self._stacked_batches(local, ids)
+        batches = self._stacked_draws(local, ids).batches
         assert batches is not None
         order = BatchOrder.of(batches, samples, rest=task.needs == "losses")
         return some._replace(x=order.take(local.x), y=order.take(local.y), order=order)
@@ -381,13 +413,13 @@ class Engine:
 
         The same on every rank.
         """
-        model, steps, samples = self.model, self.local.steps, sizes[0]
+        model, samples = self.model, sizes[0]
         if model.dense is not None and len(set(sizes)) == 1:
             known, found = products_fit(len(sizes), samples, model.dtype), span(model, samples, self.local)
             if found is not None and found.pays(known):
                 return len(sizes) * found.cost(known) / model.size
-        looked_at = sum(self.local.batch_of(size) or size for size in sizes)
-        return (2 if model.dense is not None else 3) * steps * looked_at
+        looked_at = sum(self.local.steps_of(size) * (self.local.batch_of(size) or size) for size in sizes)
+        return (2 if model.dense is not None else 3) * looked_at
 
     def _spans(self, data: ClientData) -> bool:
         """Return whether steps in the span of the samples pay; their inner products are only computed if they do."""
@@ -482,7 +514,8 @@ class Engine:
         x, y, options, (round,), products = local
         if choice.points is not None:
             x, y, products = x[choice.points], y[choice.points], None
-        data = TrainingSet(x, y, self._batches(len(y), options, client, round), products=products)
+        batches, changes = draw_steps(len(y), options, self.seed, client, round)
+        data = TrainingSet(x, y, batches, products=products, changes=changes)
         with seeded(self.seed, "noise", client, round) if self.model.noisy else nullcontext():
             local_steps_(self.model, vector, data, options, begun)
 
@@ -496,30 +529,24 @@ class Engine:
     ) -> None:
         """Train C models in place at once: vectors (C, P), on x (C, n, *shape), y (C, n)."""
         shares = _shares([choice.points for choice in choices], local.y, vectors.dtype)
-        data = TrainingSet(local.x, local.y, self._stacked_batches(local, clients), shares, local.products)
+        batches, changes = self._stacked_draws(local, clients)
+        data = TrainingSet(local.x, local.y, batches, shares, local.products, changes=changes)
         self.stacked_steps_(vectors, data, local.options, begun)
 
     def stacked_steps_(
         self, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None = None
     ) -> None:
         """Take local steps of C models in place at once: vectors (C, P)."""
-        if self.model.dense is not None:
+        if self.model.dense is not None and options.augment is None:
             local_steps_(self.model, vectors, data, options, begun)
         else:
             self._vmapped_steps_(vectors, data, options)
 
-    def _batches(self, samples: int, options: LocalOptions, client: int, round: int) -> Tensor | None:
-        if options.batch_size is None:
-            return None
-        return draw_batches(samples, options, stream(self.seed, "batches", client, round))
-
-    def _stacked_batches(self, local: LocalRound, clients: Sequence[int]) -> Tensor | None:
-        """Draw the batches of C clients: (C, steps, b), or None for full batches."""
-        samples = local.y.shape[1]
-        each = zip(clients, local.rounds, strict=True)
-        drawn = [self._batches(samples, local.options, client, round) for client, round in each]
-        batches = [batch for batch in drawn if batch is not None]
-        return torch.stack(batches).to(local.y.device) if batches else None
+    def _stacked_draws(self, local: LocalRound, clients: Sequence[int]) -> Drawn:
+        """Draw what the steps of C clients use."""
+        samples, each = local.y.shape[1], zip(clients, local.rounds, strict=True)
+        drawn = [draw_steps(samples, local.options, self.seed, client, round) for client, round in each]
+        return Drawn.stacked(drawn, local.y.device)
 
     def scores(self, deployed: Callable[[Sequence[int]], Tensor], data: ClientData) -> Tensor:
         """Score one deployed model per client on its data, (N,); `deployed` gathers the vectors (C, P) of some."""
@@ -605,7 +632,7 @@ class Engine:
 
     def _vmapped_steps_(self, vectors: Tensor, data: TrainingSet, options: LocalOptions) -> None:
         """Train C models of any stackable kind in place."""
-        model, task, (x, y, indices, shares, _, weights, frozen) = self.model, self.model.task, data
+        model, task, (x, y, indices, shares, _, weights, frozen, changes) = self.model, self.model.task, data
         assert isinstance(x, Tensor)
         if weights is not None and indices is None:
             shares = weights / y.shape[1]
@@ -621,12 +648,18 @@ class Engine:
         theta, rest = pieces[: model.count], pieces[model.count :]
         moving = [place for place in range(model.count) if place not in frozen]
         rows = torch.arange(len(vectors), device=vectors.device)[:, None]
-        for step in range(options.steps):
-            x_step, y_step = (x, y) if indices is None else (x[rows, indices[:, step]], y[rows, indices[:, step]])
-            if weights is not None and indices is not None:
-                shares = weights[rows, indices[:, step]] / indices.shape[2]
+        decays = weight_decays(model, options)
+        rule = Rule(options.learning_rate, options.momentum, [decays[place] for place in moving])
+        for step in range(options.steps_of(y.shape[1])):
+            x_step, y_step = x, y
+            if indices is not None:
+                batch = batch_at(indices, step)
+                x_step, y_step = x[rows, batch], y[rows, batch]
+                shares = shares if weights is None else weights[rows, batch] / batch.shape[1]
+            if options.augment is not None and changes is not None:
+                x_step = augmented(x_step, changes[:, step], options.augment)
             slopes = gradients(theta, rest, x_step, y_step, shares)
-            velocity = descend_([theta[p] for p in moving], [slopes[p] for p in moving], velocity, options)
+            velocity = descend_([theta[p] for p in moving], [slopes[p] for p in moving], velocity, rule)
 
     def _share_of(self, begin: float) -> float:
         """Return the seconds since then, less where this thread is one of several at work."""
@@ -641,8 +674,12 @@ class Engine:
         samples = x.shape[1] if x.dim() > 1 else 1
         width = x[0, 0].numel() + self.model.size // max(1, x[0, 0].numel())
         each = x.element_size() * models * (2 * self.model.size + samples * width)
-        size = max(1, min(clients, CHUNK_BYTES // each))
-        return [slice(begin, min(clients, begin + size)) for begin in range(0, clients, size)]
+        return slices(clients, max(1, min(clients, CHUNK_BYTES // each)))
+
+
+def slices(count: int, size: int) -> list[slice]:
+    """Cut things into runs of that size; the last may be shorter."""
+    return [slice(begin, min(count, begin + size)) for begin in range(0, count, size)]
 
 
 def make_engine(

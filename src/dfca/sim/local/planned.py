@@ -14,10 +14,10 @@ from torch import Tensor
 
 from dfca.core.algorithm import Choice
 from dfca.core.client import stage_names
-from dfca.core.learning.local import TrainingSet, draw_batches, local_steps_
+from dfca.core.learning.local import Drawn, TrainingSet, draw_steps, local_steps_
 from dfca.core.learning.parts import Stage
-from dfca.core.rng import seeded, stream
-from dfca.sim.local.engine import CHUNK_BYTES, Engine, LocalTask, TrainedChunk, finite
+from dfca.core.rng import seeded
+from dfca.sim.local.engine import CHUNK_BYTES, Engine, LocalTask, TrainedChunk, finite, slices
 
 
 def work(
@@ -31,8 +31,10 @@ def work(
 
 def quiet(engine: Engine, stages: tuple[Stage, ...] | None) -> tuple[Engine, tuple[Stage, ...] | None]:
     """Make an engine and stages that choose and take no step."""
-    still = Engine(engine.model, replace(engine.local, steps=0), engine.seed, engine.how)
-    return still, stages and tuple(stage._replace(options=replace(stage.options, steps=0)) for stage in stages)
+    still = Engine(engine.model, replace(engine.local, steps=0, epochs=None), engine.seed, engine.how)
+    return still, stages and tuple(
+        stage._replace(options=replace(stage.options, steps=0, epochs=None)) for stage in stages
+    )
 
 
 class _Planned:
@@ -53,9 +55,9 @@ class _Planned:
         looked_s = time.perf_counter() - begin
         whole = self.engine.stacked and all(choice.points is None for choice in choices)
         size = self._chunk_size() if whole else 1
-        for first in range(0, len(self.places), size):
-            some = range(first, min(len(self.places), first + size))
-            chosen = choices[first : some.stop]
+        for chunk in self.task.of_one_rate(slices(len(self.places), size), self.engine.local):
+            first, some = chunk.start, range(chunk.start, chunk.stop)
+            chosen = choices[chunk]
             vectors = self._vectors(some, chosen)
             if whole:
                 self._train_stacked_(vectors, some, chosen)
@@ -98,15 +100,14 @@ class _Planned:
         for number, (options, frozen) in enumerate(self.stages):
             rounds = zip(places, self.task.rounds(some), strict=True)
             names = [stage_names(self.task.first + place, round, number) for place, round in rounds]
-            drawn = [self._batches(y.shape[1], number, each) for each in names]
-            known = [batch for batch in drawn if batch is not None]
-            batches = torch.stack(known).to(y.device) if known else None
+            drawn = [draw_steps(y.shape[1], options, self.engine.seed, *each) for each in names]
+            batches, changes = Drawn.stacked(drawn, y.device)
             for j in range(vectors.shape[1]):
                 rows = [choice.weights[j] for choice in choices if choice.weights is not None]
                 weights = torch.stack(rows).to(vectors) if rows else None
-                data = TrainingSet(x, y, batches, weights=weights, frozen=frozen)
+                data = TrainingSet(x, y, batches, weights=weights, frozen=frozen, changes=changes)
                 models = vectors[:, j].contiguous()
-                self.engine.stacked_steps_(models, data, options)
+                self.engine.stacked_steps_(models, data, options.at(self.task.rounds(some)[0]))
                 vectors[:, j] = models
 
     def _train_alone_(self, vectors: Tensor, position: int, choice: Choice) -> None:
@@ -118,14 +119,12 @@ class _Planned:
             x, y = x[choice.points], y[choice.points]
         for number, (options, frozen) in enumerate(self.stages):
             names = stage_names(self.task.first + place, round, number)
-            batches = self._batches(len(y), number, names)
+            batches, changes = draw_steps(len(y), options, engine.seed, *names)
             for j, vector in enumerate(vectors):
                 weights = None if choice.weights is None else choice.weights[j].to(vector)
+                data = TrainingSet(x, y, batches, weights=weights, frozen=frozen, changes=changes)
                 with seeded(engine.seed, "noise", *names):
-                    local_steps_(model, vector, TrainingSet(x, y, batches, weights=weights, frozen=frozen), options)
-
-    def _batches(self, samples: int, stage: int, names: Sequence[int]) -> Tensor | None:
-        return draw_batches(samples, self.stages[stage].options, stream(self.engine.seed, "batches", *names))
+                    local_steps_(model, vector, data, options.at(round))
 
     def _chunk_size(self) -> int:
         """Count the clients of one stacked call, whose models and activations stay near the cache."""
