@@ -106,8 +106,8 @@ def disagreement(bank: Tensor, clients: int | None = None, add: Add = alone, row
     total = torch.zeros(len(bank), dtype=torch.float64)
     for j, models in enumerate(bank):
         mean = average(models, clients, add)
-        for some in models.split(rows):
-            total[j] += torch.linalg.vector_norm(some - mean, dim=1).cpu().double().square().sum()
+        for block in models.split(rows):
+            total[j] += torch.linalg.vector_norm(block - mean, dim=1).cpu().double().square().sum()
     return add(total) / clients
 
 

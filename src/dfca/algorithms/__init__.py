@@ -84,7 +84,7 @@ OPTIONS: dict[str, str] = {
 def get(name: str, **options: object) -> Algorithm:
     """Make an algorithm by name, or by "module:function"; options are the keywords of its function.
 
-    Raises ConfigError on an unknown name or option, with the known ones, and for what is no algorithm.
+    Raises ConfigError on an unknown name or option, with the known ones, and for what is not an algorithm.
     """
     make = maker(name)
     try:
@@ -148,9 +148,9 @@ def installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="dfca.algorithms") if entry.name not in taken}
 
 
-def _function(found: Any) -> Callable[..., Algorithm]:
+def _function(value: Any) -> Callable[..., Algorithm]:
     """Return a function that makes the algorithm; a record is one already."""
-    if isinstance(found, Algorithm):
-        return lambda: found
-    make: Callable[..., Algorithm] = found
+    if isinstance(value, Algorithm):
+        return lambda: value
+    make: Callable[..., Algorithm] = value
     return make

@@ -104,10 +104,10 @@ class Comparison:
         last = self.metrics.groupby(["algorithm", "seed"], sort=False).tail(1)
         names = [name for name in self._measures() if name in last]
         made = last.groupby("algorithm", sort=False)[names].agg(["mean", "std"])
-        reference, found = self.reference, self.differences
-        if not found:
+        reference, differences = self.reference, self.differences
+        if not differences:
             return made
-        rows = {name: _columns(reference, found.get(name)) for name in made.index}
+        rows = {name: _columns(reference, differences.get(name)) for name in made.index}
         return pd.concat([made, pd.DataFrame.from_dict(rows, orient="index")], axis=1)
 
     def __repr__(self) -> str:
@@ -147,10 +147,10 @@ class Comparison:
 
     def _notes(self) -> list[str]:
         """Say how the differences are to be read, which are beyond chance, and who diverged."""
-        reference, found, diverged = self.reference or "", self.differences, self._diverged()
+        reference, differences, diverged = self.reference or "", self.differences, self._diverged()
         key = self.results[0].metrics.metric
-        notes = explanation(reference, found.values(), key, self._higher_is_better)
-        if line := verdict_line(reference, found, dict.fromkeys(diverged, " ‡")):
+        notes = explanation(reference, differences.values(), key, self._higher_is_better)
+        if line := verdict_line(reference, differences, dict.fromkeys(diverged, " ‡")):
             notes.append(line)
         if diverged:
             told = ", ".join(f"{name} in {number} of {len(self.seeds)} seeds" for name, number in diverged.items())
@@ -161,7 +161,7 @@ class Comparison:
         last: dict[str, list[dict[str, Any]]] = {}
         for result in self.results:
             last.setdefault(result.algorithm, []).append(result.metrics[-1])
-        key, found, diverged = self.results[0].metrics.metric, self.differences, self._diverged()
+        key, differences, diverged = self.results[0].metrics.metric, self.differences, self._diverged()
         names = {key: key, f"all_models_{key}": "all models", "cluster_accuracy": "right cluster"}
         shown = [name for name in names if any(row.get(name) is not None for rows in last.values() for row in rows)]
         cells = [
@@ -171,10 +171,10 @@ class Comparison:
             ]
             for name, rows in last.items()
         ]
-        columns = ["algorithm", *(names[each] for each in shown)]
-        if found:
+        columns = ["algorithm", *(names[measure] for measure in shown)]
+        if differences:
             for row, name in zip(cells, last, strict=True):
-                row.insert(2, _difference(found.get(name)))
+                row.insert(2, _difference(differences.get(name)))
             columns.insert(2, f"minus {self.reference}")
         return columns, cells
 

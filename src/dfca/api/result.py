@@ -200,6 +200,6 @@ class Result:
 
 
 def few(rows: Sequence[Any], most: int = 10) -> list[Any]:
-    """Choose at most so many rows, evenly, with the last one."""
+    """Choose at most `most` rows, evenly spaced, with the last one."""
     step = -(-len(rows) // most) if rows else 1
     return list(rows[::-1][::step][::-1])

@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, Unpack, overload
 
 from torch import nn
@@ -194,7 +193,7 @@ def simulate(
             graph = to_graph(topology, split.train.clients, plan.seed)
             for record in chosen:
                 setting = _setting(plan, split, graph, build, record, options)
-                results.append(_run(_driver(setting, world, clock), callback, advance))
+                results.append(_run(setting, world, clock, callback, advance))
     return Comparison(results) if several else results[0]
 
 
@@ -218,56 +217,42 @@ def _setting(
     )
 
 
-@dataclass(frozen=True)
-class _Driver:
-    """A simulator, by rounds or in virtual time, as `_run` sees it."""
-
-    simulation: Simulation | EventSimulation
-    setting: Setting
-
-    def result(self, rows: Metrics) -> Result:
-        simulation, setting = self.simulation, self.setting
-        flat = simulation.flat if isinstance(simulation, Simulation) else simulation.pool.flat
-        banks = simulation.banks
-        shape = getattr(setting.split.train.x, "shape", None)
-        return Result(
-            metrics=rows,
-            algorithm=setting.algorithm.name,
-            seed=setting.seed,
-            banks=banks,
-            module=flat.to_module(banks[0, 0]),
-            classes=setting.split.classes,
-            shape=None if shape is None else tuple(shape[1:]),
-            notes=tuple(simulation.notes),
-            simulation=simulation,
-        )
-
-
-def _driver(setting: Setting, world: Any, clock: Any) -> _Driver:
-    if world is None:
-        return _Driver(Simulation(setting), setting)
-    options = to_clock(clock).event_options(setting.rounds)
-    return _Driver(EventSimulation(setting, to_world(world, setting.clients), options), setting)
-
-
-def _run(driver: _Driver, callback: Callback | None, advance: Callable[[int, str], None]) -> Result:
+def _run(
+    setting: Setting, world: Any, clock: Any, callback: Callback | None, advance: Callable[[int, str], None]
+) -> Result:
     """Step to the end; warn once of what may be wrong."""
-    simulation, rows = driver.simulation, Metrics()
-    head = {"algorithm": driver.setting.algorithm.name, "seed": driver.setting.seed}
+    simulation: Simulation | EventSimulation
+    if world is None:
+        simulation = Simulation(setting)
+    else:
+        options = to_clock(clock).event_options(setting.rounds)
+        simulation = EventSimulation(setting, to_world(world, setting.clients), options)
+    name, metrics, done = setting.algorithm.name, Metrics(), 0
     warned: set[str] = set()
     _warn(simulation.notes, warned)
-    done = 0
     while not simulation.done:
         row = simulation.step()
-        advance(min(simulation.round, driver.setting.rounds) - done, str(head["algorithm"]))
-        done = min(simulation.round, driver.setting.rounds)
+        advance(min(simulation.round, setting.rounds) - done, name)
+        done = min(simulation.round, setting.rounds)
         if row is not None:
-            rows.append(row)
+            metrics.append(row)
             if callback is not None:
-                callback({**head, **row})
-    advance(driver.setting.rounds - done, str(head["algorithm"]))  # a clock may end a run sooner
+                callback({"algorithm": name, "seed": setting.seed, **row})
+    advance(setting.rounds - done, name)  # a clock may end a run sooner
     _warn(simulation.notes, warned)
-    return driver.result(rows)
+    flat = simulation.flat if isinstance(simulation, Simulation) else simulation.pool.flat
+    banks, shape = simulation.banks, getattr(setting.split.train.x, "shape", None)
+    return Result(
+        metrics=metrics,
+        algorithm=name,
+        seed=setting.seed,
+        banks=banks,
+        module=flat.to_module(banks[0, 0]),
+        classes=setting.split.classes,
+        shape=None if shape is None else tuple(shape[1:]),
+        notes=tuple(simulation.notes),
+        simulation=simulation,
+    )
 
 
 def _warn(notes: Sequence[str], warned: set[str]) -> None:

@@ -99,7 +99,7 @@ class StoredRun:
 
     @cached_property
     def assignments(self) -> pd.DataFrame:
-        """The last cluster of each client of each trial, and its true one (None where nobody knows)."""
+        """The last cluster of each client of each trial, and its true one (None where it is unknown)."""
         last: dict[tuple[Any, ...], dict[str, Any]] = {}
         for line in self.run.metrics:
             last[line["algorithm"], line["seed"], line.get("digest")] = line
@@ -271,9 +271,7 @@ class StoredRun:
         )
         asked = [algorithm or "", "" if seed is None else f"seed {seed}", label_of(wanted) if wanted else ""]
         more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
-        raise ConfigError(
-            f"{self.folder} has no trial of {', '.join(each for each in asked if each)}; it has {known}{more}"
-        )
+        raise ConfigError(f"{self.folder} has no trial of {', '.join(filter(None, asked))}; it has {known}{more}")
 
     def _models(self, row: Mapping[str, Any]) -> StoredModels:
         shared = False

@@ -49,7 +49,7 @@ def look_in(folder: str | Path) -> None:
 
 
 def import_function(name: str, key: str) -> Callable[..., Any]:
-    """Import the function that `key` of a config names. Raises ConfigError, also for what is no function."""
+    """Import the function that `key` of a config names. Raises ConfigError, also for what cannot be called."""
     value = import_object(name, key)
     if not callable(value):
         raise ConfigError(f'{key} "{name}" must be callable, got {type(value).__name__}')
