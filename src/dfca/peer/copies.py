@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dfca.core.state import ClientState, usable
+from dfca.peer.inbox import Limit
 from dfca.peer.parts import Outbox, Part, PeerView, copy_of, takes_part
 from dfca.peer.records.lineage import compatible
 from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined
@@ -29,12 +30,16 @@ class CopyDesk(Part):
         self.answers: dict[int, Copy] = {}  # by cluster, the copies that came and wait to be taken
         self.overdue: dict[int, float] = {}  # by neighbour, when it was asked for what did not come in time
 
-    def ask(self, at: PeerView, limit: float, beside: Mapping[int, int], settled: bool) -> None:
+    def ask(self, at: PeerView, limit: Limit, beside: Mapping[int, int], settled: bool) -> None:
         """Ask for copies of the models that too few neighbours have trained; who sits the round out is not asked.
 
-        limit: the newest round that counts; beside: by cluster, from how many neighbours a model waits to be folded.
+        limit: by neighbour, the newest round that counts; beside: by cluster, how many neighbours' models wait.
         """
-        awake = [known for n, known in sorted(at.links.items()) if takes_part(at.options, n, at.round - 1)]
+        awake = [
+            known
+            for n, known in sorted(at.links.items())
+            if takes_part(at.options, n, at.round - 1) and known.offers_round <= limit(n)
+        ]
         for j in at.open_clusters:
             if j in self.wanted or not at.rules.looks_for_copies(at.copies, j, beside[j], settled):
                 continue
@@ -42,7 +47,7 @@ class CopyDesk(Part):
                 offer
                 for known in awake
                 for cluster, offer in known.offers
-                if cluster == j and known.offers_round <= limit and compatible(at.lineage, known.offers_lineage, j)
+                if cluster == j and compatible(at.lineage, known.offers_lineage, j)
             ]
             chosen = at.rules.wants(at.copies, j, offered, at.round - 1, beside[j])
             if chosen is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from enum import Enum
+from functools import partial
 
 from dfca.core.state import ClientState
 from dfca.peer.inbox import Inbox
@@ -111,9 +112,20 @@ class RoundCycle(Part):
         """Return whether copies of models are handed on that a peer did not train."""
         return at.rules.share == "relay" and at.rules.exchange == "gossip"
 
-    def limit(self, at: PeerView) -> float:
-        """Return the newest round whose models are folded now."""
-        return math.inf if at.options.aggregation == "sequential" or self.ending is None else self.ending
+    def limit(self, at: PeerView, sender: int) -> float:
+        """Return the newest round of a sender whose models are folded now.
+
+        Under `batch` that is the round that ends here: models of the next one wait. A sender that has ended a round
+        after one that both take part in and this peer has yet to train has not waited for this peer: it is ahead for
+        good, and its newest models are folded.
+        """
+        ending, options = self.ending, at.options
+        if options.aggregation == "sequential" or ending is None:
+            return math.inf
+        newest = at.links[sender].round if sender in at.links else -1
+        passed = range(ending + 1, min(newest, ending + REMEMBERED))
+        is_ahead = any(takes_part(options, sender, round) and takes_part(options, at.id, round) for round in passed)
+        return math.inf if is_ahead else ending
 
     def note_asked(self) -> None:
         """Note that copies were asked for."""
@@ -147,7 +159,8 @@ class RoundCycle(Part):
         """Return the models after what came was folded into them."""
         folded, staleness, lineage, noted = [], at.options.staleness, at.lineage, self.out.ready.noted
         newest = at.round - 1 if staleness.unit != "seconds" else math.inf
-        for update, came_s in self.inbox.take(self.limit(at)):
+        waits = at.options.aggregation == "batch"
+        for update, came_s in self.inbox.take(partial(self.limit, at) if waits else None):
             message = update.message
             sender, j, round = message.sender, message.cluster, message.round
             if update.lineage != lineage and not compatible(lineage, update.lineage, j):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -16,6 +15,8 @@ MOST_PARTS = 4096
 """How many models of a neighbour's round a peer counts."""
 MOST_ROUND = 2**40
 """No later round is believed."""
+Limit = Callable[[int], float]
+"""By sender, the newest round that is folded now."""
 UNKNOWN = -1
 """The incarnation of a neighbour that has sent models and no hello yet."""
 
@@ -111,31 +112,29 @@ class Inbox:
             del kept[: -self.depth]
         return True
 
-    def take(self, round: float = math.inf) -> list[tuple[Update, float]]:
-        """Take out the newest of each sender and cluster up to a round, cluster by cluster; keep the later ones.
+    def take(self, limit: Limit | None = None) -> list[tuple[Update, float]]:
+        """Take out the newest update of each sender and cluster up to the sender's limit, cluster by cluster.
 
-        With each, when it came.
+        Later ones are kept. Returns each with when it came.
         """
         kept, self.kept = self.kept, {}
         taken, order = [], sorted(kept, key=itemgetter(1, 0))
-        if round == math.inf:
+        if limit is None:
             return [kept[key][-1] for key in order]
         for key in order:
-            updates = kept[key]  # in the order of their rounds
-            if updates[-1][0].message.round > round:
-                due = [pair for pair in updates if pair[0].message.round <= round]
+            updates, most = kept[key], limit(key[0])  # in the order of their rounds
+            if updates[-1][0].message.round > most:
+                due = [pair for pair in updates if pair[0].message.round <= most]
                 self.kept[key] = updates[len(due) :]
                 updates = due
             if updates:
                 taken.append(updates[-1])
         return taken
 
-    def senders(self, round: float = math.inf) -> Counter[int]:
-        """Count, by cluster, the senders of whom an update up to a round waits."""
+    def senders(self, limit: Limit) -> Counter[int]:
+        """Count, by cluster, the senders of whom an update up to their limit waits; the first is the oldest."""
         return Counter(
-            cluster
-            for (_, cluster), updates in self.kept.items()
-            if any(update.message.round <= round for update, _ in updates)
+            cluster for (sender, cluster), updates in self.kept.items() if updates[0][0].message.round <= limit(sender)
         )
 
     def forget_sender(self, sender: int) -> None:

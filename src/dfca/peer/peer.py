@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -445,7 +446,7 @@ class Peer(Machine):
             self.cycle.check_wait(self, bool(self.desk.wanted))
 
     def _ask_for_copies(self) -> None:
-        limit = self.cycle.limit(self)
+        limit = partial(self.cycle.limit, self)
         self.cycle.note_asked()
         self.desk.ask(self, limit, self.cycle.inbox.senders(limit), settled=not self.surveys.is_to_come(self))
         if not self.desk.wanted or self.options.aggregation == "sequential":

@@ -180,6 +180,7 @@ class ServerClient(Machine):
         self.job: Train | Curve | Personalise | None = None  # the long job that runs
         self.pending: Served | None = None  # models that came while it trained
         self.reported = -1  # the round of its last report on this link
+        self.newest = -1  # the newest round whose models came over this link: large messages overtake each other
         self.due = False  # a round may begin
         self.last_step = LastStep(self.out, options)  # the personal last step
 
@@ -190,7 +191,7 @@ class ServerClient(Machine):
     def connected(self, neighbour: int, now: float) -> None:
         self._tick(now)
         self.links[neighbour] = Neighbour()
-        self.reported = -1
+        self.reported = self.newest = -1
         self.last_step.greet(neighbour)
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -260,10 +261,14 @@ class ServerClient(Machine):
         bank, options = message.bank, self.options
         if bank.shape[1] != options.size or len(bank) != options.clusters or bank.dtype != options.dtype:
             self.out.refuse("does not fit", sender)
-        elif self.job is not None:
-            self.pending = message
+        elif message.round <= self.newest:
+            self.out.note("drop", sender, round=message.round)
         else:
-            self._download(message)
+            self.newest = message.round
+            if self.job is not None:
+                self.pending = message
+            else:
+                self._download(message)
         return True
 
     def _download(self, message: Served) -> None:
