@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check fast slow docs site proto constraints bench clean
+.PHONY: help demo test check fast slow mutants docs site proto constraints bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,9 @@ fast: $(VENV)/.ready    ## the tests alone, stopping at the first failure
 
 slow: $(VENV)/.ready    ## the long tests
 	$(BIN)/pytest -m slow
+
+mutants: $(VENV)/.ready ## small wrong changes of the source, each of which must fail a test; ONLY=election for some
+	$(BIN)/python tests/mutants/run.py $(ONLY)
 
 bench: $(VENV)/.ready   ## measure the speed side by side, into runs/bench; PARTS=floor for one part
 	$(BIN)/python -m benchmarks $(PARTS)

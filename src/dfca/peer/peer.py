@@ -826,9 +826,6 @@ class Peer(Machine):
 
     def _conclude(self, outcome: Outcome) -> None:
         self.elections.end()
-        if outcome.base != self.lineage or (self.bank is None) != (outcome.call is None):
-            self.cycle.wait_for(Step.BEGIN)
-            return
         if self.bank is None and outcome.entry is None:
             self._settle()
             return
@@ -864,7 +861,7 @@ class Peer(Machine):
         if entry is not None and not paused:
             return
         self.surveys.end(self)
-        if entry is not None and survey.base == self.lineage:
+        if entry is not None:
             self._take_entry(entry)
             self.surveys.wait_after_result(self)
             self.out.broadcast(self.hello())

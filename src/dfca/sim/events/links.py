@@ -167,7 +167,7 @@ class Links:
 
     def _notice(self, i: int, peer: int, epoch: int) -> None:
         """Notify a participant that a link went down, unless it knows, or has left."""
-        if self.believed.get((i, peer)) == epoch and self.live.get((i, peer)) != epoch:
+        if self.believed.get((i, peer)) == epoch:
             del self.believed[i, peer]
             self.ends.feed(i, "disconnected", peer)
 

@@ -1,0 +1,157 @@
+"""Nothing leaves a node before what it rests on is on the disk, and a file is there once its folder is flushed too.
+
+Every test here fails without one line of the source (`tests/mutants`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_peers import make_saved
+
+from dfca.base.files import atomic_write, replacing
+from dfca.node.disk.saving import MOST_HELD, SaveThenSend
+from dfca.node.disk.store import CannotSave
+from dfca.peer.state import Saved
+
+
+class ByHand(Executor):
+    """Saves when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
+
+    def submit(self, call: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        self.calls.append((Future(), call, args))
+        return self.calls[-1][0]
+
+    def work(self) -> None:
+        future, call, args = self.calls.pop(0)
+        try:
+            future.set_result(call(*args))
+        except CannotSave as error:
+            future.set_exception(error)
+
+
+class Rounds:
+    """A store that notes the rounds of what it saved, and may be full."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+        self.full = False
+
+    def save(self, saved: Saved) -> None:
+        if self.full:
+            raise CannotSave("no space left")
+        self.saved.append(saved.round)
+
+
+async def turn() -> None:
+    """Let everything that is due in the event loop happen."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def make(executor: Executor | None) -> tuple[SaveThenSend, Rounds, list[Any]]:
+    store, sent = Rounds(), list[Any]()
+    return SaveThenSend(store, lambda neighbour, message: sent.append((neighbour, message)), executor, 0.0), store, sent
+
+
+def test_a_message_waits_for_its_own_save_and_not_for_an_older_one() -> None:
+    async def scenario() -> None:
+        disk = ByHand()
+        saving, store, sent = make(disk)
+        saving.put(make_saved(1), [(1, "of the first")])
+        await turn()
+        saving.put(make_saved(2), [(1, "of the second")])
+        saving.put(None, [(1, "after it")])
+        assert sent == []
+        disk.work()
+        await turn()
+        assert sent == [(1, "of the first")]
+        assert not await saving.flush(0.0)
+        disk.work()
+        await turn()
+        assert sent == [(1, "of the first"), (1, "of the second"), (1, "after it")]
+        assert store.saved == [1, 2]
+        assert await saving.flush(0.0)
+        saving.put(None, [(1, "at once")])
+        assert sent[-1] == (1, "at once")
+
+    asyncio.run(scenario())
+
+
+def test_a_save_that_failed_is_made_again_and_a_newer_one_takes_its_place() -> None:
+    async def scenario() -> None:
+        disk = ByHand()
+        saving, store, sent = make(disk)
+        store.full = True
+        saving.put(make_saved(1), [(1, "one")])
+        await turn()
+        disk.work()
+        await turn()
+        assert saving.problem == "no space left"
+        store.full = False
+        saving.put(make_saved(2), [(1, "two")])
+        while disk.calls:
+            disk.work()
+            await turn()
+        assert saving.problem is None
+        assert store.saved[-1] == 2
+        assert sent == [(1, "one"), (1, "two")]
+
+    asyncio.run(scenario())
+
+
+def test_in_virtual_time_a_save_is_made_in_the_call() -> None:
+    saving, store, sent = make(None)
+    saving.put(make_saved(1), [(1, "one")])
+    assert (store.saved, sent) == ([1], [(1, "one")])
+    store.full = True
+    saving.put(make_saved(2), [(1, "two"), (2, "two")])
+    assert (saving.problem, len(sent)) == ("no space left", 1)
+    saving.forget(2)
+    store.full = False
+    saving.put(make_saved(3), [])
+    assert (saving.problem, sent) == (None, [(1, "one"), (1, "two")])
+
+
+def test_what_waits_is_bounded_and_goes_at_the_end() -> None:
+    saving, store, sent = make(None)
+    store.full = True
+    saving.put(make_saved(1), [(1, number) for number in range(MOST_HELD + 3)])
+    assert saving.lost == 3
+    saving.close()
+    store.full = False
+    saving.put(make_saved(2), [])
+    assert sent == []
+
+
+def test_a_file_is_flushed_before_it_takes_its_place_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, move = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def note_move(old: Any, new: Any) -> None:
+        done.append("move")
+        move(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_move)
+    with replacing(tmp_path / "save") as file:
+        file.write(b"models")
+    assert done == ["file", "move", "folder"]
+    done.clear()
+    atomic_write(tmp_path / "summary.json", "{}")
+    assert done == ["file", "move", "folder"]
