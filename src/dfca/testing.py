@@ -19,16 +19,7 @@ from dfca.core.learning.local import losses
 from dfca.core.learning.params import FlatModel
 from dfca.core.rng import seeded, stream
 from dfca.core.rules.choosing import PeerDraw, Received
-from dfca.core.rules.merging import (
-    MergeOptions,
-    Observation,
-    Plan,
-    decide,
-    observe,
-    observes,
-    order_of,
-    total,
-)
+from dfca.core.rules.merging import MergeOptions, Observation, Plan, decide, observe, observes, order_of, total
 from dfca.core.rules.personal import SWEEPS, average, pick, plain, release_round
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.core.state import ClientState, Message

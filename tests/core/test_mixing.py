@@ -87,7 +87,7 @@ def test_any_number_of_cores_mixes_the_same_bits(sparse_from: int, monkeypatch: 
         torch.set_num_threads(cores)
         try:
             mixed.append(bank.clone())
-            exchange.gossip_(mixed[-1], Sent.of(range(12), everybody, clusters, 0, everybody.expand(2, 12), True))
+            exchange.gossip_(mixed[-1], Sent(everybody, everybody, clusters, 0, everybody.expand(2, 12), True))
         finally:
             torch.set_num_threads(1)
     adjacency = torch.from_numpy(nx.to_numpy_array(graph)).bool()

@@ -26,8 +26,7 @@ from dfca.core.rules.robust import (
     clips,
     distance,
     fold_robust_,
-    radius,
-    remember,
+    quartile,
     shift,
     trim_count,
     trimmed_mean,
@@ -123,7 +122,7 @@ def test_whatever_comes_the_result_is_finite_and_a_clipped_one_near(
     assert mine.isfinite().all()
     assert all(map(math.isfinite, recent))
     if clips(rule, len(came)):
-        tau = radius([distance(model, before) for model in models], recent[:-1])
+        tau = quartile([*(distance(model, before) for model in models), *recent[:-1]])
         assert float((mine - before).abs()) <= len(came) * BEYOND * tau * (1 + 1e-5) + 1e-3
 
 
@@ -140,7 +139,8 @@ def test_what_is_too_far_to_be_measured_has_no_weight() -> None:
 def test_only_the_last_folds_are_remembered() -> None:
     recent: tuple[float, ...] = ()
     for value in range(2 * RECENT):
-        recent = remember([float(value), 1e9, 1.0 + value], recent)
+        models = [torch.tensor([x], dtype=torch.float64) for x in (value, 1e9, 1.0 + value)]
+        recent = fold_robust_(torch.zeros(1, dtype=torch.float64), models, [0.0] * 3, "clip", recent)
     assert recent == tuple(float(value) for value in range(RECENT, 2 * RECENT))
     table = torch.full((2, RECENT), float("nan"), dtype=torch.float64)
     for value in range(2 * RECENT):

@@ -181,8 +181,8 @@ class Rules:
                     fold_(average[columns], count, model[columns], weight)
             counts[j], common = counts[j] + 1, common + 1
             _stamp(stamps, origins, j, message.round, message.sender)
-        known = {"stamps": tuple(stamps), "origins": tuple(origins)}
-        return changed(state, counts=tuple(counts), common=common, own=own, **known)
+        copies = {"stamps": tuple(stamps), "origins": tuple(origins)}
+        return changed(state, counts=tuple(counts), common=common, own=own, **copies)
 
     def offers(self, state: ClientState) -> dict[int, Offer]:
         """Return how fresh the copies are that the client did not train itself this round, by cluster."""
@@ -272,10 +272,8 @@ def robust_rule(algorithm: Algorithm, configured: RobustRule) -> RobustRule:
 
 
 def quiet_from(algorithm: Algorithm, rounds: int, quiet_rounds: int) -> int | None:
-    """Return the first of the quiet rounds at the end, in which clients exchange models and do not train them.
-
-    None where there are none: clients that do not gossip train to the end.
-    """
+    """Return the first of the quiet rounds at the end, in which clients exchange and do not train; None where there
+    are none: clients that do not gossip train to the end."""
     return rounds - quiet_rounds if quiet_rounds and algorithm.exchange == "gossip" else None
 
 

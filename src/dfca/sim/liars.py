@@ -24,14 +24,12 @@ from dfca.core.rng import stream
 from dfca.data.clients import ClientData
 from dfca.sim.local.choices import LiarOptions
 
-CLAIMED_LOSS = 100.0
-"""What a `self-vote` claims every model but its own to cost per sample."""
-START = -1
-"""The round of a model that is warmed up for the first election."""
+CLAIMED_LOSS = 100.0  # what a `self-vote` claims every model but its own to cost per sample
+START = -1  # the round of a model that is warmed up for the first election
 
 
 class Liars:
-    """The liars of a run. ids: who they are, in order; honest: the others; stale: the first models that they sent."""
+    """The liars of a run."""
 
     def __init__(self, options: LiarOptions, clients: int, seed: int) -> None:
         order = torch.randperm(clients, generator=stream(seed, "liars")).tolist()
@@ -39,7 +37,7 @@ class Liars:
         self.options, self.kind, self.seed = options, options.kind, seed
         self.ids = sorted(order[:count])
         self.honest = sorted(order[count:])
-        self.stale: dict[int, Tensor] = {}
+        self.stale: dict[int, Tensor] = {}  # the first models that they sent
         self._known = frozenset(self.ids)
         self._drawn: tuple[int, dict[tuple[int, int], Tensor]] = (START, {})
 
@@ -55,8 +53,6 @@ class Liars:
     def lie_about_losses(self) -> bool:
         """Whether they lie in elections."""
         return bool(self.ids) and self.kind == "self-vote"
-
-    # Models.
 
     def note_first(self, client: int, model: Tensor) -> None:
         """Take in that a liar has trained a model (P,), which it is about to send."""
@@ -94,13 +90,11 @@ class Liars:
         """Draw the noise of a message; that of a round is kept, for models are sent in blocks."""
         if self._drawn[0] != now:
             self._drawn = (now, {})
-        found = self._drawn[1].get((client, cluster))
-        if found is None:
+        known = self._drawn[1]
+        if (client, cluster) not in known:
             drawn = torch.randn(len(like), generator=stream(self.seed, "lie", client, cluster, now))
-            found = self._drawn[1][client, cluster] = drawn.to(like)
-        return found
-
-    # Losses and samples.
+            known[client, cluster] = drawn.to(like)
+        return known[client, cluster]
 
     def claim_(self, losses: Tensor, own: Sequence[bool]) -> None:
         """Replace in place the losses (c, n) of models by what a `self-vote` claims; own: which of them are its own."""

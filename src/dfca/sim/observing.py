@@ -27,12 +27,7 @@ class _Judged(NamedTuple):
 
 
 def observe_all(
-    start: Start,
-    banks: Tensor,
-    places: Sequence[int],
-    follows: Sequence[int],
-    asked: Sequence[Asked],
-    steps: int,
+    start: Start, banks: Tensor, places: Sequence[int], follows: Sequence[int], asked: Sequence[Asked], steps: int
 ) -> Tensor:
     """Compute the optimism and the excess of members that hold samples out: (C, 1 + EXCESSES * m).
 

@@ -27,11 +27,8 @@ class AgreedError(DfcaError):
     """What went wrong on one rank, raised on every one."""
 
 
-PIECE_BYTES = 4 * 2**20
-"""What is copied, sent or written at once: large enough for full speed, small beside any bank."""
-
-CORES_FROM = 512 * 2**20
-"""Bytes of models in a round from which on every core mixes blocks of its own; with 100 MB it took 1.7 of the time."""
+PIECE_BYTES = 4 * 2**20  # what is copied, sent or written at once: large enough for full speed, small beside any bank
+CORES_FROM = 512 * 2**20  # bytes of models in a round from which on every core mixes blocks of its own
 
 
 class ExchangePlan(NamedTuple):
@@ -91,7 +88,7 @@ class Shards(Protocol):
 
 
 class Alone:
-    """One process holds all clients."""
+    """One process holds all clients; `Shards` says what the methods do."""
 
     rank, ranks, neighbours = 0, 1, 1
 
@@ -99,39 +96,31 @@ class Alone:
         self.members = range(clients)
 
     def of_rank(self, rank: int) -> range:
-        """See Shards."""
         return self.members
 
     def gather(self, rows: Tensor) -> Tensor:
-        """See Shards."""
         return rows.cpu()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Shards."""
         return tensor
 
     def broadcast(self, vector: Tensor, client: int) -> Tensor:
-        """See Shards."""
         return vector
 
     def share(self, value: Any) -> Any:
-        """See Shards."""
         return value
 
     def either(self, flag: bool) -> bool:
-        """See Shards."""
         return flag
 
     def agreed(self) -> AbstractContextManager[None]:
-        """See Shards."""
         return nullcontext()
 
     def order(self, need: Tensor) -> Tensor:
-        """See Shards."""
         return need
 
     def exchange(self, banks: Tensor, plans: Sequence[ExchangePlan], mix_: Mix) -> None:
-        """See Shards. Blocks of large banks fit the cache of a core, and every core mixes its own."""
+        # blocks of large banks fit the cache of a core, and every core mixes its own
         sources = [plan.needs[0].to(banks.device) for plan in plans]
         row_bytes = banks.shape[1] * banks.element_size()
         large = banks.device.type == "cpu" and len(plans) * row_bytes * banks.shape[2] >= CORES_FROM
@@ -150,17 +139,14 @@ class Alone:
             pass
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
-        """See Shards."""
         return pieces(banks)
 
     def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
-        """See Shards."""
         assert bank is not None
         for to, row in zip(banks, bank, strict=True):
             to.copy_(row)
 
     def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """See Shards."""
         return dict(tensors or {})
 
 

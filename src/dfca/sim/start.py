@@ -27,22 +27,15 @@ from dfca.sim.shards import Alone, Shards, members_of
 
 
 class Start:
-    """A setting made ready on one rank.
-
-    flat: the architecture; engine: how local work runs; train, test: the samples of the members of this rank; held:
-    those that they hold out of training (`holdout`), None where `train` has all; truth (N,): the true clusters of
-    all clients, if known; shared: whether a server keeps one bank for all; storage: where the banks lie, once they are
-    made; layout: which parts of a model are averaged with whom; stages: of a round's local steps, where they are not
-    simply those of the chosen model; memory (N, w): what all clients remember; liars: those that lie, if any do.
-    """
+    """A setting made ready on one rank; `train`, `test` and `held` are samples of the members of this rank."""
 
     def __init__(self, setting: Setting, shards: Shards | None = None, hold_out: bool = False) -> None:
         self.setting, self.hold_out = setting, hold_out
         self._divided: tuple[ClientData, ClientData] | None = None
         self.shards: Shards = shards or Alone(setting.clients)
         self.members = self.shards.members
-        self.shared = setting.algorithm.exchange == "server"
-        self.storage: Bank | None = None
+        self.shared = setting.algorithm.exchange == "server"  # a server keeps one bank for all
+        self.storage: Bank | None = None  # where the banks lie, once they are made
         self.liars = None if setting.liars is None else Liars(setting.liars, setting.clients, setting.seed)
         if self.liars is not None and self.shards.ranks > 1:
             raise ConfigError("an experiment with [liars] runs in one process; start it without torchrun")
@@ -52,10 +45,10 @@ class Start:
             self._check_outputs()
             local = effective(setting.local, setting.algorithm)
             self.engine = make_engine(setting.engine, self.flat, local, setting.seed, self.train, setting.device)
-            self.layout = layout_of(self.flat, setting.algorithm)
+            self.layout = layout_of(self.flat, setting.algorithm)  # which parts of a model are averaged with whom
             planned = bool(setting.algorithm.schedule) or setting.algorithm.trains == "all"
             self.stages = stages_of(self.flat, setting.algorithm, local) if planned else None
-            self.memory = self._first_memory()
+            self.memory = self._first_memory()  # (N, w): what all clients remember
 
     def use_split(self, split: Split) -> None:
         """Take the members' samples from a split: the first one, or the one that a drift brings."""
@@ -65,10 +58,6 @@ class Start:
         self.truth, self._divided = split.clusters, None
         self._divide()
 
-    def release(self) -> None:
-        """Train on all samples from now on."""
-        self.hold(False)
-
     def hold(self, out: bool) -> None:
         """Hold samples out of training from now on, or train on all of them."""
         if self.hold_out != out:
@@ -77,15 +66,14 @@ class Start:
 
     def _divide(self) -> None:
         self.train: ClientData = self._all
-        self.held: ClientData | None = None
+        self.held: ClientData | None = None  # held out of training (`holdout`); None where `train` has all
         if self.hold_out:
             self.train, self.held = self.divided
         self._divided = self._divided if self.hold_out else None
 
     @property
     def divided(self) -> tuple[ClientData, ClientData]:
-        """The samples of the members, divided into those that they train on while they hold some out, and the others;
-        kept for the next that asks."""
+        """The samples that members train on while they hold some out, and those that they hold out."""
         if self._divided is None:
             first = self.members.start
             drawn = [held_out(size, self.setting.seed, first + i) for i, size in enumerate(self._all.sizes)]

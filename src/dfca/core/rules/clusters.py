@@ -34,8 +34,7 @@ def newer(one: Any, other: Any) -> Any:
     return torch.maximum(one, other) if isinstance(one, Tensor) else max(one, other)
 
 
-NEWEST = ValueRule(NEVER, newer)
-"""Of rounds: the newest of an update that is known."""
+NEWEST = ValueRule(NEVER, newer)  # of rounds: the newest of an update that is known
 COPIES: Mapping[str, ValueRule] = {
     "stamps": NEWEST,
     "origins": ValueRule(MANY, lambda one, other: MANY),

@@ -1,4 +1,4 @@
-"""Farthest-first election of the k starting models, without a server, and with k found by the clients themselves.
+"""Farthest-first election of the k starting models, without a server; the clients also decide k.
 
 Every client i splits its samples into three parts, warms up one model theta_i on the first (all from the same start),
 and the clients elect centres one by one. L_i(theta) is the mean loss of theta on a held-out part of client i.
@@ -10,31 +10,30 @@ and the clients elect centres one by one. L_i(theta) is the mean loss of theta o
                  which had no say so far, the sums of d_c = L(c) - L(theta_m) for every centre c      scalars, summed
   verdict        one client has the sums of all votes and decides (`decide` below)
 
-The verdict is a test, one per centre c: does m come from another distribution than the followers of c? Part the
-clients into those that prefer m and the followers of c that stay. If both draw from one distribution, the parting came
-from noise in the second part, d_c on the third part knows nothing of it, and mean d_c is the same in both groups,
-whatever the quality of the two models. The candidate opens a new cluster only if for every c the movers' mean exceeds
-the stayers' by more than chance at `level` explains, and if it helps at least `support` clients. So a candidate from a
-cluster that has a centre already is accepted with probability `level`, the stated error rate; a client that is odd but
-alone never is.
+The verdict is a test, one per centre c: does m come from another distribution than the followers of c? It compares the
+clients that prefer m (movers) with the followers of c that stay. If both draw from one distribution, they were divided
+by noise in the second part of their samples, and mean d_c on the third part is the same in both groups. A candidate
+opens a cluster only if for every c the movers' mean exceeds the stayers' by more than chance at `level` explains, and
+if it helps at least `support` clients. So a candidate from a cluster that has a centre already is accepted with
+probability `level`; a client that is odd but alone never is.
 
-**Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): a vote counts at most one client. d_c
-is taken in units of the voter's own losses and clipped to [-1, 1], so that no sample outweighs another, and a vote
-counts at most MOST_SAMPLES samples; sums that a group of voters cannot have said (`is_sayable`) are not added. Up to
-ceil(LIAR_SHARE voters) more rejected candidates are tolerated before an election ends: liars bid as they like. A centre
-at which nobody stays is no obstacle, and a candidate that all but as many voters prefer is accepted: a liar that won
-the lot for the first centre has opened one that fits nobody.
+**Bounded votes** (`ElectionOptions.bounded`, where clients guard against liars): d_c is in units of the voter's own
+losses and clipped to [-1, 1], a vote counts at most MOST_SAMPLES samples, and sums that a group of voters cannot have
+said (`is_sayable`) are not added. An election tolerates ceil(LIAR_SHARE voters) more rejected candidates, for liars bid
+as they like. A centre at which nobody stays is no obstacle, and a candidate that all but as many voters prefer is
+accepted: a liar that won the lot for the first centre has opened one that fits nobody.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from operator import add as plus
 from operator import mul
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,13 +41,11 @@ from torch import Tensor
 from dfca.base.errors import DataError
 from dfca.core.options import ElectionOptions as ElectionOptions
 
-SCALE = 2**32
-"""Sums of losses travel in units of 1 / SCALE."""
-LIMIT = 2**50
-"""The largest sum of one client: no client outweighs the others by a loss that exploded."""
+SCALE = 2**32  # sums of losses travel in units of 1 / SCALE
+LIMIT = 2**50  # the largest sum of one client: no client outweighs the others by a loss that exploded
 MOST_SAMPLES = 20
-"""Largest number of samples that a bounded vote counts. Nobody can count the samples of another: with
-1000, one of 30 members that claims to have them (the others have 18) outvotes all that stay, and no cluster opens."""
+"""Largest number of samples that a bounded vote counts: nobody can check it. With 1000, one of 30 members that claims
+to have them (the others have 18) outvotes all that stay, and no cluster opens."""
 
 
 class Parts(NamedTuple):
@@ -121,8 +118,9 @@ def bid(centres: Tensor, own: Tensor) -> float:
     A client whose own model is not finite bids minus infinity: it cannot be a centre.
     """
     regrets = centres[follows(centres)] - own
-    mean, error = _mean_and_error(regrets)
-    return mean - error if math.isfinite(mean - error) else -math.inf
+    error = float(regrets.std()) / math.sqrt(len(regrets)) if len(regrets) > 1 else 0.0
+    value = float(regrets.mean()) - error
+    return value if math.isfinite(value) else -math.inf
 
 
 def follows(centres: Tensor) -> int:
@@ -133,12 +131,7 @@ def follows(centres: Tensor) -> int:
 
 
 def cast(
-    centres: Tensor,
-    own: Tensor,
-    candidate: Tensor,
-    centres_vote: Tensor,
-    candidate_vote: Tensor,
-    bounded: bool = False,
+    centres: Tensor, own: Tensor, candidate: Tensor, centres_vote: Tensor, candidate_vote: Tensor, bounded: bool = False
 ) -> Vote:
     """Cast a client's vote on a candidate, from losses per sample on the bidding part and on the voting part.
 
@@ -213,15 +206,9 @@ def no_votes(centres: int) -> Tally:
 
 def add(one: Tally, other: Tally) -> Tally:
     """Add the votes of two groups of clients."""
-    return Tally(*(_add(a, b) for a, b in zip(one, other, strict=True)))  # type: ignore[arg-type]
-
-
-def _add(a: int | tuple[int, ...], b: int | tuple[int, ...]) -> int | tuple[int, ...]:
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return tuple(x + y for x, y in zip(a, b, strict=True))
-    assert isinstance(a, int)
-    assert isinstance(b, int)
-    return a + b
+    pairs: Iterable[tuple[Any, Any]] = zip(one, other, strict=True)
+    sums: Iterable[Any] = (a + b if isinstance(a, int) else tuple(map(plus, a, b)) for a, b in pairs)
+    return Tally(*sums)
 
 
 def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -> Verdict:
@@ -231,12 +218,10 @@ def decide(tally: Tally, gain: float, options: ElectionOptions, held: int = 0) -
     stay, against the normal quantile of 1 - level.
 
     The first `held` centres are models that the clients were training when the election was called. One of them may fit
-    nobody: two halves that had elected apart train the only model of one of them, which then fits neither. Where nobody
-    stays at such a centre, the movers are compared with its followers that no model fits, if there are at least
-    `support` of them: who is which is settled on the bidding part, so that the error rate is `level` here too. Where
-    all its followers move, the candidate is of their kind, and training will do what it would. One that nobody follows
-    need not differ from the candidate. Where votes are bounded (above), the same is said of every centre at which
-    nobody stays.
+    nobody, where two halves that had elected apart train the only model of one of them. Where nobody stays at such a
+    centre, the movers are compared with its followers that no model fits, if there are at least `support` of them; who
+    is which is settled on the bidding part, so that the error rate stays `level`. A centre that nobody follows is left
+    out, and where votes are bounded every later one at which nobody stays.
     """
     apart = []
     for c in range(len(tally.totals)):
@@ -272,9 +257,3 @@ def _welch(movers: tuple[int, int, int], stayers: tuple[int, int, int]) -> float
         moments.append((mean, variance / n))
     (first, a), (second, b) = moments
     return (first - second) / math.sqrt(a + b) if a + b > 0 else math.copysign(math.inf, first - second)
-
-
-def _mean_and_error(values: Tensor) -> tuple[float, float]:
-    mean = float(values.mean())
-    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return mean, error

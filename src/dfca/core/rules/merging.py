@@ -2,9 +2,9 @@
 
 An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
 where clients have few samples. So more centres are elected than needed, and every few rounds of training the clients
-survey which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i
-(`holdout`). With L_j(d, s) the loss below of model j of its bank on sample d, after s plain personal steps on its
-other samples, s = 0 or `steps`:
+survey which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i (`holdout`). With
+L_j(d, s) the loss of model j of its bank on sample d, after s plain personal steps on its other samples, s = 0 or
+`steps`:
 
   c_i(d)   = the open cluster that i would choose by H_i without d
   right_i  = 1/|H_i| sum over d of  L_a(d, s) if c_i(d) = a,  L_b(d, s) if c_i(d) = b        i follows a; for every b
@@ -18,31 +18,26 @@ other samples, s = 0 or `steps`:
   G_ab     = (min over s of the mean over the followers of a of L_A(d, s)) - (the same of L_a(d, s)), d with c_i(d) = a
   harm_ab  = (n_a G_ab + n_b G_ba) / (n_a + n_b)
 
-One model for both costs its n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a +
-n_b, and saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps,
-for what a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`:
-where clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, for
-clients choose by the same held-out samples, and among alike models they would pick the one that happens to fit them.
+One model for both costs n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a + n_b, and saves c, the
+cost of estimating one more model (its optimism, as in Akaike's criterion). What personal steps can adapt, such as a
+skew of labels, needs no cluster; but where clusters disagree about labels steps harm the right model: hence the minimum
+over s. A sample is judged by the cluster chosen without it, for clients choose by the same held-out samples.
 
-The worth is a forecast from models that are half trained: where a task is hard (47 letters in four rotations, 100
-samples per client) personal steps make up for a wrong model as long as the right one is no better, and c is large. So
-what is merged must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is.
+The worth is a forecast from half-trained models. Where a task is hard (47 letters in four rotations, 100 samples per
+client) personal steps make up for a wrong model while the right one is no better, and c is large. So a merged model
+must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is. Until the last survey a client
+also chooses its cluster by its held-out samples: a model that overfits the others would keep it.
 
-Until the last survey a client also chooses its cluster by its held-out samples: a model that overfits
-its other ones keeps a client where it is, right or wrong. Surveys are held every few rounds until one merges nothing.
+Disjoint pairs are merged, the smallest worth first, while it is below `worth`; a cluster without followers is closed. A
+cluster is unsettled, and left alone, while the losses of many of its followers have just risen (`rules.revival`): after
+a change of distributions, clusters that will differ look alike at first. Where the number of clusters is given they are
+merged down to it, until a by-election opens one more. Merging needs no message beyond the survey: every client replaces
+theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen,
+trained or sent. After the last survey the clusters that are left are numbered anew; `rules.surveys` says when.
 
-Pairs that have no cluster in common are merged, the smallest worth first, while it is below `worth`; a cluster without
-followers is closed. A cluster is unsettled, and left alone, while the losses of many of its followers have just risen
-(`rules.revival`): a distribution has changed, and clusters that are to differ look alike at first. A survey that merges
-nothing and leaves some alone is not the last; the next comes after twice as many rounds, and leaves none alone. Where
-the number of clusters is given they are merged down to it, until a by-election opens one more. Merging needs no message
-beyond the survey: every client replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes
-b. A closed cluster is not chosen, trained or sent. After the last survey those that are left are numbered anew, without
-gaps; a later election may open others.
-
-The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, for it is bounded: overconfident models of small clusters are not
-punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
-Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
+The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2: it is bounded, and the overconfident models of small clusters do
+not outweigh the rest. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of Brier's, of numbers the squared
+error, and of any other targets the task's own loss.
 """
 
 from __future__ import annotations
@@ -66,28 +61,19 @@ from dfca.core.options import MergeOptions as MergeOptions
 from dfca.core.rng import derive
 from dfca.core.rules.election import SCALE, fixed
 
-SMALLEST_COST = 1e-9
-"""What one more model costs at least."""
-LEAST_OPTIMISM = 0.1
-"""Of losses within [0, 1]: where little is left to win, as under a strong skew of labels, a share of it is not worth a
-cluster."""
-BOUNDED = ("classes", "tokens", "labels")
-"""Targets that are judged by a loss within [0, 1]."""
-HARM = 0.009
-"""An average of two models must be worse than they are by less than this, of losses within [0, 1]."""
+SMALLEST_COST = 1e-9  # what one more model costs at least
+LEAST_OPTIMISM = 0.1  # of losses within [0, 1]: where little is left to win, a share of it is not worth a cluster
+BOUNDED = ("classes", "tokens", "labels")  # targets that are judged by a loss within [0, 1]
+HARM = 0.009  # an average of two models must be worse than they are by less than this, of losses within [0, 1]
 TYPICAL_LOSS = 0.18
 """Other losses are scaled so that the mean of a model's own and of its average's is this: the average may be worse by
 5 % of it."""
 EXCESSES = 6
 """What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
 average of a and b, without and with steps, and that of a with them, each minus that of a without."""
-OF_OTHERS, OF_AVERAGES = 0, 3
-"""Where the three kinds begin that E_ab is made of, and those of G_ab."""
-OBSERVERS = 12
-"""Mean number of followers of a cluster that take personal steps in a survey: more cost time and decide alike. Where
-there are many, nobody does with a probability of e^-12."""
-UNFIT, FEWEST_UNFIT = 0.25, 2
-"""Share and number of followers whose loss must have risen for a cluster to be unsettled."""
+OF_OTHERS, OF_AVERAGES = 0, 3  # where the three kinds begin that E_ab is made of, and those of G_ab
+OBSERVERS = 12  # mean number of followers of a cluster that take personal steps; none with a probability of e^-12
+UNFIT, FEWEST_UNFIT = 0.25, 2  # share and number of followers whose loss must have risen for a cluster to be unsettled
 
 
 class Observation(NamedTuple):
@@ -211,16 +197,12 @@ def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
 
 
 def decide(
-    survey: Survey,
-    options: MergeOptions,
-    clusters: int | None = None,
-    alone: Collection[int] = (),
-    grown: bool = False,
+    survey: Survey, options: MergeOptions, clusters: int | None = None, alone: Collection[int] = (), grown: bool = False
 ) -> Plan:
     """Decide what becomes of the clusters that are open.
 
-    Where more than `clusters` are left, and all of them are worth their data, the two that are worth least are merged,
-    of pairs that merging does not harm if there are some; only they, for the worth of the result is not known yet.
+    Where more than `clusters` are left, and all of them are worth their data, only the two that are worth least are
+    merged, of pairs that merging does not harm if there are some: the worth of the result is not known yet.
 
     Args:
         survey: What all clients say.
@@ -310,17 +292,9 @@ def observe(
     held: tuple[Samples, Tensor],
     local: LocalOptions,
 ) -> Observation:
-    """Observe what one client says.
+    """Compute what one client says of the open clusters (slots), given how many clients follow them.
 
-    Args:
-        model: The architecture.
-        bank: Its models (m, P).
-        slots: The k clusters that are open.
-        follows: The cluster that it trains.
-        followers: How many clients train each open cluster.
-        train: The samples that it trains with.
-        held: The samples that it holds out.
-        local: Its personal steps (`rules.personal.plain`).
+    bank (m, P): its models; follows: the cluster that it trains; train, held: its samples; local: its personal steps.
     """
     n = len(train[1])
     if follows not in slots or not len(held[1]):

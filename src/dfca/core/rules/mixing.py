@@ -22,14 +22,10 @@ from torch.nn.functional import embedding_bag
 from dfca.core.options import WEIGHT_RULES as WEIGHT_RULES
 from dfca.core.options import WeightRule as WeightRule
 
-CORE_BYTES = 2**20
-"""The models of a block that one core mixes: they are read and written twice, the second time in the cache."""
-SPARSE_BYTES = 2 * 2**20
-"""What one block of a sparse sum touches: near the cache."""
-BLOCK_COLUMNS = 512
-"""Columns of the narrowest block: a shorter piece of a row is not worth a read of its own."""
-SPARSE_FROM = 16
-"""Entries of the dense matrix per link from which on links are summed one by one instead of by a matrix product."""
+CORE_BYTES = 2**20  # models of a block that one core mixes: read and written twice, the second time in the cache
+SPARSE_BYTES = 2 * 2**20  # what one block of a sparse sum touches: near the cache
+BLOCK_COLUMNS = 512  # columns of the narrowest block: a shorter piece of a row is not worth a read of its own
+SPARSE_FROM = 16  # entries of the dense matrix per link from which on links are summed one by one
 
 
 def fold(average: Tensor, count: int, incoming: Tensor) -> tuple[Tensor, int]:

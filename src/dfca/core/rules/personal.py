@@ -11,11 +11,11 @@ the samples that it trains on, c(i) the cluster that it deploys, and H_i the sam
   s_i     = argmin_s S_i(s)  where that is below (1 - GAIN) S_i(0),  else 0
 
 with Metropolis weights w_im: P_i comes near the mean curve of the cluster. L is the loss that clusters are judged by
-(`rules.merging.judge`: Brier's for classes), for the cross entropy of a model that fits its own samples rises by its
-overconfidence where more of its answers are right. A few held-out samples alone are a poor judge; the pool is worth
-POOL of them, and costs some hundred numbers per link, once. The lowest of nine noisy scores is below the first by luck
-as well: steps that promise less than GAIN are not taken. Samples are held out for the first three quarters of the
-rounds, then s_i is picked and the last quarter trains on everything. A client that holds nothing out takes no steps.
+(`rules.merging.judge`: Brier's for classes): the cross entropy also rises where a model is right and overconfident. A
+few held-out samples are a poor judge; the pool is worth POOL of them, and costs some hundred numbers per link, once.
+The lowest of nine noisy scores is below the first by luck as well: steps that promise less than GAIN are not taken.
+Samples are held out for the first three quarters of the rounds, then s_i is picked and the last quarter trains on
+everything. A client that holds nothing out takes no steps.
 """
 
 from __future__ import annotations
@@ -34,25 +34,16 @@ from dfca.core.rng import seeded
 from dfca.core.rules.merging import judge
 from dfca.core.rules.mixing import metropolis_weight
 
-GRID = (0, 1, 2, 5, 10, 20, 50, 100, 200)
-"""The numbers of steps to pick from."""
-POOL = 50
-"""Number of held-out samples that the pool of curves is worth."""
-GAIN = 0.02
-"""Steps are taken where they lower the score by more than this share of it."""
-SWEEPS = 10
-"""How often clients of a cluster average their curves with their neighbours'."""
-FIRST_SCALARS = len(GRID) + 1
-"""Numbers that a client sends to every neighbour: its curve, and its cluster."""
-LATER_SCALARS = 1 + (SWEEPS - 1) * len(GRID)
-"""Numbers that it sends to neighbours of its cluster after that: how many such it has, and the curve of each sweep."""
-FEWEST_ROUNDS = 4
-"""With fewer rounds there is no last quarter: nothing is held out, and nothing picked."""
-AFTER = -1
-"""The round whose random streams belong to steps after the last one."""
+GRID = (0, 1, 2, 5, 10, 20, 50, 100, 200)  # the numbers of steps to pick from
+POOL = 50  # number of held-out samples that the pool of curves is worth
+GAIN = 0.02  # steps are taken where they lower the score by more than this share of it
+SWEEPS = 10  # how often clients of a cluster average their curves with their neighbours'
+FIRST_SCALARS = len(GRID) + 1  # numbers that a client sends to every neighbour: its curve, and its cluster
+LATER_SCALARS = 1 + (SWEEPS - 1) * len(GRID)  # then to those of its cluster: their number, and a curve per sweep
+FEWEST_ROUNDS = 4  # with fewer rounds there is no last quarter: nothing is held out, and nothing picked
+AFTER = -1  # the round whose random streams belong to steps after the last one
 
-Pair = tuple[Samples, Tensor]
-"""Samples x (n, *shape) and their targets y (n, ...)."""
+Pair = tuple[Samples, Tensor]  # samples x (n, *shape) and their targets y (n, ...)
 
 
 def release_round(steps: PersonalSteps, rounds: int) -> int | None:

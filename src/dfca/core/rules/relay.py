@@ -11,9 +11,9 @@ of client i that trained j this round,
                                own updates. B = `ENOUGH`; 1 until the last survey (`merging`), so that clusters
                                stay as different as they are, and where neighbours may lie (`robust`)
 
-Everywhere else nothing changes: the paper's rule. Of copies that are equally fresh the lowest sender's is taken where
-b = 0, else a lot decides, another one every round. What a trainer folds so comes from two steps away: a client with two
-trainers of its cluster beside it would overfit its own samples before it hears of the others.
+Everywhere else the paper's rule holds. Of equally fresh copies the lowest sender's is taken where b = 0, else a lot of
+the round decides. What a trainer folds so comes from two steps away: a client with two trainers of its cluster beside
+it would overfit its own samples before it hears of the others.
 """
 
 from __future__ import annotations
@@ -27,17 +27,12 @@ from dfca.core.options import RobustRule
 
 Many = TypeVar("Many", int, Tensor)
 
-MANY = -2
-"""The origin of a copy that has the updates of several clients behind it."""
-NEVER = -1
-"""The stamp of a copy that has no local update behind it."""
-MAX_AGE = 3
-"""A trainer folds no relayed copy older than this many rounds: it would pull it back to where it was."""
-ENOUGH = 4
-"""Neighbours that train a cluster from which on its trainer folds no relayed copies: they gain nothing there."""
+MANY = -2  # the origin of a copy that has the updates of several clients behind it
+NEVER = -1  # the stamp of a copy that has no local update behind it
+MAX_AGE = 3  # a trainer folds no relayed copy older than this many rounds: it would pull it back to where it was
+ENOUGH = 4  # neighbours that train a cluster from which on its trainer gains nothing from relayed copies
 
-GOLDEN = 2654435761
-"""2^32 divided by the golden ratio: multiples of it are spread evenly."""
+GOLDEN = 2654435761  # 2^32 divided by the golden ratio: multiples of it are spread evenly
 
 
 class Offer(NamedTuple):
@@ -63,13 +58,8 @@ def choose_offer(
 ) -> Offer | None:
     """Choose the copy to take: the freshest, on ties the lowest sender's or by lot; None where none is worth taking.
 
-    Args:
-        offers: The copies on offer.
-        client: The client that asks.
-        now: The round.
-        newest: For a listener the stamp of its own copy, for a trainer that of the last copy that it folded.
-        trains: Whether the client trains the cluster.
-        beside: How many neighbours trained it this round.
+    newest: for a listener the stamp of its own copy, for a trainer that of the last copy that it folded; beside: how
+    many neighbours trained the cluster this round.
     """
     useful = [offer for offer in offers if offer.stamp > newest]
     if trains:

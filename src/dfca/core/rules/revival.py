@@ -17,17 +17,11 @@ from typing import overload
 
 from torch import Tensor
 
-ALARM = 1.5
-"""Ratio of the loss to the lowest one above which a loss has risen."""
-LOST_SHARE = 0.2
-"""Share of what was learned since the last election that must be lost too: with momentum losses become tiny, and twice
-next to nothing is no drift."""
-ROUNDS = 3
-"""Rounds in a row with a risen loss before the alarm; rounds without a trainer before a cluster counts as lost."""
-UNSEEN = 10
-"""Rounds before a cluster counts as lost of which no update was ever seen."""
-PAUSE = 10
-"""Rounds between two elections: a new centre must be trained before it is judged."""
+ALARM = 1.5  # ratio of the loss to the lowest one above which a loss has risen
+LOST_SHARE = 0.2  # share of what was learned that must be lost too: twice a tiny loss is no drift
+ROUNDS = 3  # in a row with a risen loss before the alarm, or without a trainer before a cluster counts as lost
+UNSEEN = 10  # rounds before a cluster counts as lost of which no update was ever seen
+PAUSE = 10  # rounds between two elections: a new centre must be trained before it is judged
 
 
 @overload
@@ -40,14 +34,8 @@ def has_risen(loss: float | Tensor, lowest: float | Tensor, highest: float | Ten
 
 
 def is_lost(idle: int, given_up: bool, gap: int = 0, seen: bool = True) -> bool:
-    """Return lost_j.
-
-    Args:
-        idle: Rounds since an update of the cluster was last seen.
-        given_up: Whether an election has failed to fill it since.
-        gap: The longest idle time that ended by itself; 0 where clients see all updates at once.
-        seen: Whether an update of it was ever seen.
-    """
+    """Return lost_j; given_up: an election has failed to fill it; gap: 0 where clients see all updates at once; seen:
+    whether an update of it was ever seen."""
     return not given_up and idle >= (ROUNDS + 2 * gap if seen else UNSEEN)
 
 
@@ -57,6 +45,5 @@ def is_due(alarms: int, support: int, lost: bool, waited: int, pause: int) -> bo
 
 
 def next_pause(pause: int, opened: bool) -> int:
-    """Return the pause after an election: twice the one before where it opened nothing, so that false alarms cost
-    little."""
+    """Return the pause after an election; it doubles where nothing was opened, so that false alarms cost little."""
     return PAUSE if opened else 2 * pause

@@ -10,15 +10,13 @@ n models x_1 .. x_n came for a cluster, c is the client's own copy, w_l the weig
              t = ceil(LIAR_SHARE (n + 1)),  g = (n + 1) / n sum_l w_l, which is 1 for uniform weights
   median     the same with the largest t that leaves one or two values
 
-`clip` is self-centred (as in He, Karimireddy, Jaggi: Byzantine-robust decentralized learning via ClippedGossip, 2022),
-with a radius tau that needs local knowledge only: the lower quartile of d_1 .. d_n and of the quartiles of the last
-RECENT folds of this cluster. So a message that comes alone, as on a sparse graph or without waiting, is held against
-what came before it, and liars are far as long as a quarter of what comes is honest: 20 % of all are often half of the
-few that train one cluster beside a client. Two things differ from plain clipping, s_l = min(1, tau / d_l). It lets
-every liar pull by tau in every round; t_l falls faster than d_l grows, and leaves some weight, so that parts of a
-cluster that were apart for long still meet. And what it takes from a message stays with the own copy, which then fits
-the client's own samples better than what others have learned: random starts end in the wrong cluster. Here the others
-get it, so where nobody is far the fold is the plain one.
+`clip` is self-centred (as in He, Karimireddy, Jaggi: Byzantine-robust decentralized learning via ClippedGossip, 2022).
+Its radius tau needs local knowledge only: the lower quartile of d_1 .. d_n and of the quartiles of the cluster's last
+RECENT folds. So a message that comes alone is compared with earlier ones, and liars are far as long as a quarter of
+what comes is honest: 20 % of all are often half of the few that train one cluster beside a client. Two things differ
+from plain clipping, s_l = min(1, tau / d_l), where every liar pulls by tau in every round: t_l falls faster than d_l
+grows, and leaves some weight, so that parts of a cluster that were apart for long still meet; and the weight that a
+message loses goes to the others, not to the own copy, so that random starts do not end in the wrong cluster.
 
 A coordinate of T lies between values of honest members as long as at most t of the n + 1 lie. Below FEWEST messages
 nothing can be trimmed, and `trimmed` and `median` clip. What is folded at once is one batch: in a synchronous round the
@@ -36,22 +34,16 @@ from torch import Tensor
 from dfca.core.options import LIAR_SHARE, RobustRule
 from dfca.core.rules.mixing import Mixer, WeightedLinks
 
-RECENT = 8
-"""Folds of a cluster of which a client remembers the lower quartile of the distances."""
-FEWEST = 3
-"""Messages from which on values are trimmed."""
+RECENT = 8  # folds of a cluster of which a client remembers the lower quartile of the distances
+FEWEST = 3  # messages from which on values are trimmed
 BEYOND = 2.0
 """Multiple of tau from which on a model loses weight. Points that the honest lose with dfca-gi among 20 % liars in the
 world of the preset `liars`, seeds 10 to 17; flip-signs, noise, stale, swap-labels: 1.3, 0.4, 3.8, 2.9. With 3 in place
 of 2: 2.3, 1.5, 2.6, 4.5. With the median for tau, and models pulled to tau for the own copy: 5.9, 3.0, 3.2, 2.9."""
-STEEPNESS = 4
-"""How fast it does. With 2 in place of 4 the same, without swap-labels: 1.9, 0.4, 4.2."""
-NO_WEIGHT = 1e-9
-"""An own copy with less weight has none: the rest is rounding."""
-FAR = torch.finfo(torch.float64).max
-"""The distance of a model that is too far to be measured: it has no weight."""
-PIECE_BYTES = 4 * 2**20
-"""What the differences of some links may take at once."""
+STEEPNESS = 4  # how fast it does; with 2 in place of 4 the same, without swap-labels: 1.9, 0.4, 4.2
+NO_WEIGHT = 1e-9  # an own copy with less weight has none: the rest is rounding
+FAR = torch.finfo(torch.float64).max  # the distance of a model that is too far to be measured: it has no weight
+PIECE_BYTES = 4 * 2**20  # what the differences of some links may take at once
 
 
 def distance(model: Tensor, own: Tensor) -> float:
@@ -62,11 +54,6 @@ def distance(model: Tensor, own: Tensor) -> float:
 def quartile(distances: Sequence[float]) -> float:
     """Return the lower quartile, one of the distances: of up to four the smallest."""
     return sorted(distances)[(len(distances) - 1) // 4]
-
-
-def radius(distances: Sequence[float], recent: Sequence[float] = ()) -> float:
-    """Choose tau: the lower quartile of the distances of this fold and of the quartiles of recent ones."""
-    return quartile([*distances, *recent])
 
 
 def trust(distance: float, tau: float) -> float:
@@ -85,11 +72,6 @@ def trusted(weights: Sequence[float], distances: Sequence[float], tau: float) ->
     own = 1 - math.fsum(weights)
     total = own + math.fsum(kept) if own > NO_WEIGHT else 1.0
     return [weight / total for weight in kept]
-
-
-def remember(distances: Sequence[float], recent: Sequence[float]) -> tuple[float, ...]:
-    """Add the lower quartile of the distances of a fold to those of recent ones."""
-    return (*recent, quartile(distances))[-RECENT:]
 
 
 def trim_count(rule: RobustRule, models: int) -> int:
@@ -125,7 +107,7 @@ def fold_robust_(
     """
     distances = [distance(model, own) for model in models]
     if clips(rule, len(models)):
-        tau = radius(distances, recent)
+        tau = quartile([*distances, *recent])
         step = torch.zeros_like(own)
         for model, weight in zip(models, trusted(weights, distances, tau), strict=True):
             if weight:
@@ -134,7 +116,7 @@ def fold_robust_(
     else:
         mean = trimmed_mean(torch.stack([own, *models]), trim_count(rule, len(models) + 1))
         own.lerp_(mean, strength(weights))
-    return remember(distances, recent)
+    return (*recent, quartile(distances))[-RECENT:]
 
 
 class RobustMixer:
@@ -181,7 +163,7 @@ class RobustMixer:
             near = [distances[place] for place in mine]
             quartiles[row] = quartile(near)
             if clips(self._rule, len(mine)):
-                tau = radius(near, recent[row][~recent[row].isnan()].tolist())
+                tau = quartile([*near, *recent[row][~recent[row].isnan()].tolist()])
                 weights[mine] = weights.new_tensor(trusted(weights[mine].tolist(), near, tau))
             else:
                 clipped[mine] = False

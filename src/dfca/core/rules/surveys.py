@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from dfca.core.options import MergeOptions
 
-LATEST = 0.75
-"""After this share of the rounds no survey is held: the rest trains on all samples."""
+LATEST = 0.75  # after this share of the rounds no survey is held: the rest trains on all samples
 
 
 def merging_of(
@@ -28,7 +27,7 @@ def merging_of(
         options: How the algorithm merges clusters, if it does.
         rounds: How many rounds there are; None: there is no last one.
         clusters: The number of clusters asked for; None: as many as are worth their data.
-        clients: How many clients there are; None: nobody knows, as in a swarm that may grow.
+        clients: How many clients there are; None: it may grow, as in a swarm.
     """
     if options is None or (rounds is not None and rounds < 2 * options.first):
         return None
@@ -52,14 +51,9 @@ def wait_after(quiet: int, options: MergeOptions) -> int:
 
 
 def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
-    """Return whether no survey follows one that was held after `now` rounds.
+    """Return whether no survey follows one after `now` rounds, the last of `quiet` in a row that merged nothing.
 
-    Args:
-        now: The rounds after which it was held.
-        quiet: It is the last of so many in a row that merged nothing.
-        alone: The unsettled clusters that it left alone.
-        options: How clusters are merged.
-        rounds: How many rounds there are.
+    alone: the unsettled clusters that it left alone.
     """
     return bool(quiet and not alone) or is_too_late(now + wait_after(quiet, options), rounds)
 
@@ -79,14 +73,7 @@ class Schedule:
         return not self.over and self.due <= now and not is_too_late(now, self.rounds)
 
     def after(self, now: int, merged: bool, alone: Collection[int], settled: bool) -> Schedule:
-        """Return the schedule after a survey.
-
-        Args:
-            now: The rounds after which it was held.
-            merged: Whether it merged clusters.
-            alone: The unsettled clusters that it left alone.
-            settled: Whether nothing is left to merge (`is_settled`).
-        """
+        """Return the schedule after a survey that was held after `now` rounds; settled: nothing is left to merge."""
         quiet = 0 if merged else self.quiet + 1
         over = settled or is_last(now, quiet, alone, self.options, self.rounds)
         return replace(self, due=now + wait_after(quiet, self.options), quiet=quiet, over=over)

@@ -31,13 +31,7 @@ class Standing(NamedTuple):
 
 
 def start_seats(clusters: int | None, most: int, unasked: int = 0) -> Seats:
-    """Return the seats of the election of a start.
-
-    Args:
-        clusters: The number of centres asked for; None: the verdicts decide.
-        most: The largest number that verdicts may open.
-        unasked: The number of centres accepted without a vote.
-    """
+    """Return the seats of the election of a start: `clusters`, or where that is None as many as verdicts open."""
     if clusters is None:
         return Seats(max(most, unasked), unasked=unasked)
     return Seats(clusters, asked=True, unasked=unasked)
@@ -62,24 +56,16 @@ def next_slot(
 ) -> int:
     """Choose the cluster that a candidate of a by-election opens: a lost one, a closed one, or one more.
 
-    Args:
-        lost: Clusters that nobody trains.
-        closed: Clusters that are closed.
-        clusters: The number of clusters before the election.
-        taken: Clusters that the election has opened so far.
-        followed: Clusters that a voter follows: they are not replaced.
+    clusters: how many there were before; taken: those that it has opened; followed: by voters, they are not replaced.
     """
     free = (j for j in (*lost, *closed) if j not in taken and j not in followed)
     return next(free, max([clusters - 1, *taken]) + 1)
 
 
 def standing(log: Iterable[tuple[int | None, bool]], seats: Seats, patience: int) -> Standing:
-    """Read a log of turns.
+    """Read a log of turns, (candidate, accepted); the candidate is None where nobody was left that could stand.
 
-    Args:
-        log: (candidate, accepted) of every turn so far; the candidate is None where nobody was left that could stand.
-        seats: How many centres are opened.
-        patience: Rejections in a row that are tolerated.
+    patience: rejections in a row that are tolerated.
     """
     chosen, refused, misses = set[int](), set[int](), 0
     for candidate, accepted in log:

@@ -40,26 +40,12 @@ class Sent(NamedTuple):
     open: Tensor  # (m, N) bool: clusters of a client that are not closed
     settled: bool  # no survey is to come
 
-    @classmethod
-    def of(
-        cls, present: Sequence[int], senders: Tensor, assignments: Tensor, now: int, open: Tensor, settled: bool
-    ) -> Sent:
-        """Describe a round in which the clients `present` receive."""
-        receivers = torch.zeros_like(senders)
-        receivers[list(present)] = True
-        return cls(receivers, senders, assignments, now, open, settled)
-
 
 class Exchange:
     """What travels in rounds, and what clients remember of it; every rank knows the same."""
 
     def __init__(
-        self,
-        setting: Setting,
-        models: int,
-        shards: Shards,
-        layout: Layout | None = None,
-        liars: Liars | None = None,
+        self, setting: Setting, models: int, shards: Shards, layout: Layout | None = None, liars: Liars | None = None
     ) -> None:
         self.graph, self.seed, self.shards, self.layout = setting.graph, setting.seed, shards, layout
         self.weights = weight_rule(setting.algorithm, setting.weights)
@@ -81,41 +67,25 @@ class Exchange:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return what a checkpoint needs: tensors, and numbers."""
-        traffic = self.traffic
-        tensors = {
-            "messages_by_client": traffic.messages_by_client,
-            "messages_by_cluster": traffic.messages_by_cluster,
-            "stamps": self.stamps,
-            "origins": self.origins,
-            "folded": self.folded,
-        }
-        if self.robust != "none":
-            tensors["distances"] = self.distances
+        traffic = vars(self.traffic)
+        tensors = {name: value for name, value in traffic.items() if isinstance(value, Tensor)}
+        tensors |= {name: getattr(self, name) for name in self._stored()}
         if self.liars is not None:
             tensors |= {f"stale.{client}": model for client, model in self.liars.stale.items()}
-        return tensors, {
-            "server_messages": traffic.server_messages,
-            "start_messages": traffic.start_messages,
-            "scalars": traffic.scalars,
-        }
+        return tensors, {name: value for name, value in traffic.items() if name not in tensors}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> None:
         """Continue from a state."""
-        self.traffic = Traffic(
-            messages_by_client=tensors["messages_by_client"].clone(),
-            messages_by_cluster=tensors["messages_by_cluster"].clone(),
-            server_messages=facts["server_messages"],
-            start_messages=facts["start_messages"],
-            scalars=facts["scalars"],
-        )
-        self.stamps = tensors["stamps"].clone()
-        self.origins = tensors["origins"].clone()
-        self.folded = tensors["folded"].clone()
-        if self.robust != "none":
-            self.distances = tensors["distances"].clone()
+        for name in vars(self.traffic):
+            setattr(self.traffic, name, tensors[name].clone() if name in tensors else facts[name])
+        for name in self._stored():
+            setattr(self, name, tensors[name].clone())
         if self.liars is not None:
             stale = {client: tensors.get(f"stale.{client}") for client in self.liars.ids}
             self.liars.stale = {client: model.clone() for client, model in stale.items() if model is not None}
+
+    def _stored(self) -> list[str]:
+        return [name for name in KNOWN if name != "distances" or self.robust != "none"]
 
     def open_cluster_(self, slot: int) -> None:
         """Make room for a cluster that is new, or forget what was known of the one it replaces."""
@@ -235,11 +205,10 @@ class Exchange:
     def _plan_all(self, banks: Tensor, sent: Sent) -> PlannedMixing:
         """Send all models of every client of the round to all neighbours."""
         rounds: PlannedMixing = []
-        receivers = sent.receivers
         for j in range(len(banks)):
             finite = self.shards.gather(torch.stack([torch.isfinite(model).all() for model in banks[j]]))
-            finite &= receivers & sent.open[j]
-            links = self._links(finite, receivers, {})
+            finite &= sent.receivers & sent.open[j]
+            links = self._links(finite, sent.receivers, {})
             if len(links.sender):
                 rounds.append((*self._prepare(j, banks, links, None), None))
             self.traffic.count(torch.where(finite, self.degrees, 0), torch.full_like(self.degrees, j))

@@ -13,25 +13,14 @@ import torch
 from torch import Tensor
 
 from dfca.core.options import MergeOptions
-from dfca.core.rules.merging import (
-    EXCESSES,
-    Observation,
-    Plan,
-    decide,
-    nothing,
-    observes,
-    order_of,
-    total,
-    unsettled,
-)
+from dfca.core.rules.merging import EXCESSES, Observation, Plan, decide, nothing, observes, order_of, total, unsettled
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.peer.records.messages import Call
 from dfca.sim.observing import Asked, observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.start import Start
 
-KEY_SCALARS = 5
-"""Numbers that name the wave in every message of it."""
+KEY_SCALARS = 5  # numbers that name the wave in every message of it
 
 
 class SurveyRounds:

@@ -5,9 +5,8 @@ another rank mixes travel in blocks of columns, the next one while the last one 
 The numbers are those of one process up to float rounding: sums over ranks are added in another order.
 
 A rank that is gone closes its connections, and every call of the others that waits for it raises `RankLost`; a machine
-that is silent for `TIMEOUT` counts as gone. What went wrong there is left in the store of the launcher, where there is
-one. gloo was seen, once in many, to wait on for a rank that was killed: under torchrun, which then asks the others to
-end, `Watchdog` leaves such a call.
+that is silent for `TIMEOUT` counts as gone. A rank that fails leaves its error in the store of the launcher, if it has
+one. gloo rarely keeps waiting for a rank that was killed: under torchrun, `Watchdog` leaves such a call.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from dfca.sim.local.cores import share_out
 from dfca.sim.rounds.watchdog import Watchdog
 from dfca.sim.shards import PIECE_BYTES, AgreedError, ExchangePlan, Mix, is_in, pieces
 
-TIMEOUT = timedelta(minutes=30)
-"""How long a rank may wait for another one: longer than the slowest of them works alone."""
+TIMEOUT = timedelta(minutes=30)  # how long a rank may wait for another one: longer than the slowest of them works alone
 
 
 def launched() -> bool:
@@ -115,11 +113,9 @@ class Ranks:
         self.members = self._shares[self.rank]
 
     def of_rank(self, rank: int) -> range:
-        """See Shards."""
         return self._shares[rank]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """See Shards."""
         longest = max(len(share) for share in self._shares)
         kind = torch.uint8 if rows.dtype == torch.bool else rows.dtype
         mine = torch.zeros(longest, *rows.shape[1:], dtype=kind)
@@ -131,13 +127,11 @@ class Ranks:
         return torch.cat(received).to(rows.dtype)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Shards."""
         with _watched():
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, vector: Tensor, client: int) -> Tensor:
-        """See Shards."""
         owner = next(rank for rank, share in enumerate(self._shares) if client in share)
         vector = vector.contiguous()
         with _watched():
@@ -145,21 +139,17 @@ class Ranks:
         return vector
 
     def share(self, value: Any) -> Any:
-        """See Shards."""
         return json.loads(self._share_bytes(json.dumps(value).encode()))
 
     def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """See Shards."""
         packed = safetensors.torch.save({name: t.cpu().contiguous() for name, t in (tensors or {}).items()})
         return safetensors.torch.load(self._share_bytes(packed))
 
     def either(self, flag: bool) -> bool:
-        """See Shards."""
         return bool(self.sum(torch.tensor([int(flag)])))
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """See Shards."""
         problem: Exception | None = None
         try:
             yield
@@ -177,12 +167,10 @@ class Ranks:
         raise agreed from problem
 
     def order(self, need: Tensor) -> Tensor:
-        """See Shards: this rank's own clients come first."""
         here = is_in(self.members, need)
-        return torch.cat([need[here], need[~here]])
+        return torch.cat([need[here], need[~here]])  # this rank's own clients come first
 
     def exchange(self, banks: Tensor, plans: Sequence[ExchangePlan], mix_: Mix) -> None:
-        """See Shards. The next block is under way while the last one is mixed."""
         tasks = []
         for number, plan in enumerate(plans):
             route = self._route(plan, banks.device)
@@ -200,7 +188,6 @@ class Ranks:
             under_way = ahead
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
-        """See Shards."""
         models, _, size = banks.shape
         for j in range(models):
             for rank, share in enumerate(self._shares):
@@ -219,7 +206,6 @@ class Ranks:
                         yield received
 
     def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
-        """See Shards."""
         models, _, size = banks.shape
         for j in range(models):
             for rank, share in enumerate(self._shares):

@@ -167,6 +167,7 @@ class Simulation:
         deployed = self.evaluator.deploy(self.banks, self._known_losses())[2]([place])
         return self.flat.to_module(self.last_step.take(deployed, [place])[0])
 
+    @explain_oom()
     def step(self) -> dict[str, Any] | None:
         """Do one round.
 
@@ -177,10 +178,6 @@ class Simulation:
             ShortOfMemory: If the memory does not suffice.
             RankLost: If another rank is lost.
         """
-        with explain_oom():
-            return self._step()
-
-    def _step(self) -> dict[str, Any] | None:
         setting, now = self.setting, self.round
         if setting.drift is not None and now == setting.drift[0]:
             self._drift()
@@ -338,8 +335,9 @@ class Simulation:
 
     def _election_setup(self) -> ElectionSetup:
         setting, start = self.setting, self.start
-        given = start.initial_model(), start.train, setting.seed, setting.election, self.shards, start.liars
-        return ElectionSetup(self.engine, *given)
+        return ElectionSetup(
+            self.engine, start.initial_model(), start.train, setting.seed, setting.election, self.shards, start.liars
+        )
 
     def _drift(self) -> None:
         """Replace the samples of all clients by those of the later split."""
@@ -353,15 +351,14 @@ class Simulation:
         """Pick the steps of the personal last step on the samples held out so far; then train on all of them."""
         _, picks, deployed = self.evaluator.deploy(self.banks, self._known_losses())
         self.traffic.scalars += self.last_step.pick(deployed, picks)
-        self.start.release()
+        self.start.hold(False)
         self._losses = None
 
     def _revive(self, now: int, surveyed: bool) -> None:
         """Watch for lost clusters and new distributions; open the centres that an election accepts. After a round that
         ended with a survey none is held."""
-        revival, graph = self.revival, self.setting.graph
+        revival, graph, merging = self.revival, self.setting.graph, self.merging
         assert revival is not None
-        merging = self.merging
         # Until the last survey nobody is elected into a cluster that has lost its followers: surveys close it.
         closed = set() if merging is None else merging.everywhere if merging.over else range(len(self.banks))
         if not revival.calls_election(self.assignments, self.setting.algorithm.election, now, closed) or surveyed:
@@ -462,7 +459,10 @@ class Simulation:
         choose = partial(self._choose, here, now)
         closed = self.merging.everywhere if self.merging is not None else ()
         task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
-        for done in self._local_work(task, here, now):
+        engine, stages = self.engine, self.start.stages
+        if is_quiet(now, self.setting.quiet_from):  # choose, and take no step
+            engine, stages = quiet(engine, stages)
+        for done in work(engine, task, here, stages, self.setting.algorithm.trains == "all"):
             some = slice(done.positions[0], done.positions[-1] + 1)
             means[some], fine[some] = done.losses.to(means), torch.tensor(done.fine)
             choices += done.choices
@@ -475,13 +475,6 @@ class Simulation:
                 if count:
                     self.banks[j, 0] = sums[j] / count
         return means, choices, fine
-
-    def _local_work(self, task: LocalTask, here: Sequence[int], now: int) -> Iterator[TrainedChunk]:
-        """Choose and train; in quiet rounds, choose and take no step."""
-        engine, stages = self.engine, self.start.stages
-        if is_quiet(now, self.setting.quiet_from):
-            engine, stages = quiet(engine, stages)
-        return work(engine, task, here, stages, self.setting.algorithm.trains == "all")
 
     def _choose(self, here: Sequence[int], now: int, position: int, means: Tensor, samples: Tensor | None) -> Choice:
         """Choose the model that the member at a place of `here` trains."""
@@ -567,10 +560,11 @@ class Simulation:
         if kind != "gossip":
             return [0.0] * self.models if measure else []
         drift = metrics.Drift(self.banks, self.setting.clients) if measure else None
-        merging = self.merging
+        merging, receivers = self.merging, torch.zeros_like(senders)
+        receivers[list(present)] = True
         every = torch.ones(self.models, self.setting.clients, dtype=torch.bool)
         open, settled = (every, True) if merging is None else (~merging.closed, merging.over)
-        sent = Sent.of(present, senders, self.assignments, now, open, settled)
+        sent = Sent(receivers, senders, self.assignments, now, open, settled)
         if self.selection is None:
             self.exchange.gossip_(self.banks, sent, drift)
         else:

@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-GRACE_S = 20.0
-"""Seconds from SIGTERM on in which a call may still return; torchrun kills after 30."""
+GRACE_S = 20.0  # seconds from SIGTERM on in which a call may still return; torchrun kills after 30
 
-PATIENCE_S = 5.0
-"""Seconds that one call must have taken to count as one that never returns."""
+PATIENCE_S = 5.0  # seconds that one call must have taken to count as one that never returns
 
 
 class Watchdog:
