@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from writing import differences, spread, table
 
 from dfca.report.drawing.plots import to_svg
-from dfca.report.results import load_results
+from dfca.report.results import stored_run
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import standalone
-from dfca.report.virtual.summary import Row, VirtualResults, axis_of, finished, rows_of, variants
+from dfca.report.virtual.summary import VirtualResults, axis_of, finished, rows_of, variants
 from dfca.report.virtual.tables import ratio_to_batch, virtual_tables
 from dfca.report.wording import one_line
+from dfca.runs.store.reading import Run
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
@@ -36,10 +36,10 @@ SHOWN = {
 }
 
 
-def load(name: str) -> dict[str, Any] | None:
+def load(name: str) -> Run | None:
     """Read a file of results, where there is one."""
     path = ROOT / "results" / f"{name}.json"
-    return load_results(path) if path.exists() else None
+    return stored_run(path) if path.exists() else None
 
 
 def measured(name: str) -> str:
@@ -47,7 +47,7 @@ def measured(name: str) -> str:
     results = load(name)
     if results is None:
         return f"Not measured yet: `dfca run {name}`, then `dfca report runs/{name} --save results/{name}.json`."
-    seeds = len({row["seed"] for row in finished(results)})
+    seeds = len({trial.seed for trial in finished(results)})
     parts = [f"`dfca run {name}`, {seeds} seed{'s' if seeds > 1 else ''}:", _table(results), *_draw(name, results)]
     return "\n\n".join(parts)
 
@@ -57,7 +57,7 @@ def verdicts() -> str:
     return table(["asked for", "measured"], _verdicts())
 
 
-def _table(results: Row) -> str:
+def _table(results: Run) -> str:
     """Write the table in virtual time with the accuracy in the end beside it."""
     axis, rows = axis_of(results), finished(results)
     (measures,) = virtual_tables(results)
@@ -75,7 +75,7 @@ def _table(results: Row) -> str:
         place = f"{cells[at]} at {value:g}" if axis.key else cells[at], titles[at + 2]
         if cells[at] != first:
             asked[place] = group, rows_of(rows, axis, value, first), "accuracy"
-        cells[at + 1 : at + 1] = [spread([row["accuracy"] for row in group])]
+        cells[at + 1 : at + 1] = [spread([trial["accuracy"] for trial in group])]
         lines.append((cells, place))
     told, chance = differences(asked)
     full = [[*cells[: at + 2], told.get(place, "–"), *cells[at + 2 :]] for cells, place in lines]
@@ -83,21 +83,21 @@ def _table(results: Row) -> str:
     return "\n\n".join(part for part in (table(head, full), chance, _explain_zeros(results)) if part)
 
 
-def _explain_zeros(results: Row) -> str:
+def _explain_zeros(results: Run) -> str:
     """Say which rows have runs that ended before anybody held a model: their 0 % is not what models are worth."""
     axis, rows = axis_of(results), finished(results)
     places: dict[str, list[str]] = {}
     for name in variants(rows, axis):
         for value in axis.values:
             group = rows_of(rows, axis, value, name)
-            empty = sum(not row["client_rounds"]["max"] for row in group)
+            empty = sum(not trial.client_rounds["max"] for trial in group)
             if empty:
                 runs = f"{empty} of {len(group)} runs of {name}"
                 places.setdefault(runs, []).append(f"{value:g}" if axis.key else "")
     if not places:
         return ""
     where = ", ".join(f"{runs} at {' and '.join(values)}" if values[0] else runs for runs, values in places.items())
-    end_s = max(row["time_s"] for row in rows)
+    end_s = max(trial.time_s or 0.0 for trial in rows)
     return (
         f"0 % stands for a run that ended, after {end_s:g} virtual seconds, before any client that was there held a "
         "model: the election before the first round had not ended among them. "
@@ -106,8 +106,8 @@ def _explain_zeros(results: Row) -> str:
     )
 
 
-def _draw(name: str, results: Row) -> Iterator[str]:
-    sections = virtual_drawings(VirtualResults.of_results(results))
+def _draw(name: str, results: Run) -> Iterator[str]:
+    sections = virtual_drawings(VirtualResults.of(results))
     drawn = {drawing.name: drawing for section in sections.values() for drawing in section}
     for wanted in SHOWN[name]:
         if wanted in drawn:
@@ -126,8 +126,8 @@ def _verdicts() -> Iterator[tuple[str, str]]:
             yield from _straggler_verdicts(name, stragglers)
         if lossy:
             rows, axis = finished(lossy), axis_of(lossy)
-            free = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.0, f"{name} sequential"))
-            hard = fmean(row["accuracy"] for row in rows_of(rows, axis, 0.1, f"{name} sequential away 0.3"))
+            free = fmean(trial["accuracy"] for trial in rows_of(rows, axis, 0.0, f"{name} sequential"))
+            hard = fmean(trial["accuracy"] for trial in rows_of(rows, axis, 0.1, f"{name} sequential away 0.3"))
             asked = f"`{name}`: 30 % churn and 10 % loss, within 2 points of the fault-free run"
             yield asked, f"{100 * (hard - free):+.2f} points"
     if joiner:
@@ -135,7 +135,7 @@ def _verdicts() -> Iterator[tuple[str, str]]:
             yield f"a late joiner at 95 % of the others: {row[0].text}", f"after {row[-1].text} s"
 
 
-def _straggler_verdicts(name: str, results: Row) -> Iterator[tuple[str, str]]:
+def _straggler_verdicts(name: str, results: Run) -> Iterator[tuple[str, str]]:
     rows, axis = finished(results), axis_of(results)
     mine = rows_of(rows, axis, 10.0, f"{name} sequential")
     compared = ratio_to_batch(rows, mine)
@@ -143,6 +143,6 @@ def _straggler_verdicts(name: str, results: Row) -> Iterator[tuple[str, str]]:
     more = " or more" if compared and compared[1] else ""
     asked = f"`{name}`: 10 % of the clients 10 times slower, `sequential` at the target 3 times sooner than `batch`"
     yield asked, sooner + more
-    even = fmean(row["accuracy"] for row in rows_of(rows, axis, 1.0, f"{name} batch"))
-    gap = 100 * (fmean(row["accuracy"] for row in mine) - even)
+    even = fmean(trial["accuracy"] for trial in rows_of(rows, axis, 1.0, f"{name} batch"))
+    gap = 100 * (fmean(trial["accuracy"] for trial in mine) - even)
     yield "... and in the end within 1 point of the synchronous accuracy", f"{gap:+.2f} points"

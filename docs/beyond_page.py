@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from trials import found, load, of
+from trials import load, of
 from writing import PAIRED, Place, Trials, differences, spread, table
+
+from dfca.report.rows import all_found
 
 
 def measured() -> str:
@@ -28,9 +30,8 @@ def beyond_init() -> str:
             cells = []
             for algorithm in algorithms:
                 mine = of(runs, algorithm=algorithm, clients=clients, data__name=data)
-                cells.append(
-                    f"{sum(map(found, mine))} of {len(mine)} · {spread([r['accuracy'] for r in mine])}" if mine else "–"
-                )
+                found = sum(map(all_found, mine))
+                cells.append(f"{found} of {len(mine)} · {spread([r['accuracy'] for r in mine])}" if mine else "–")
             where = f"{data}, {clients} clients"
             rows.append([where, *cells])
             chosen = {each: of(runs, algorithm=each, clients=clients, data__name=data) for each in algorithms}
@@ -43,8 +44,8 @@ def beyond_init() -> str:
             run["start_bytes"] * run["rounds"] / (5 * run["messages_sent"] * run["model_bytes"]) for run in elected
         ]
         title += (
-            f"\n\n`dfca-fi` found all clusters in {sum(map(found, elected))} of {len(elected)} runs. Its election sent "
-            f"{mean(shares):.2f} times the bytes of 5 rounds of training (mean; at most {max(shares):.2f})."
+            f"\n\n`dfca-fi` found all clusters in {sum(map(all_found, elected))} of {len(elected)} runs. Its election "
+            f"sent {mean(shares):.2f} times the bytes of 5 rounds of training (mean; at most {max(shares):.2f})."
         )
     head = ["data", *(f"`{name}`" for name in algorithms), *columns.values()]
     return f"{title} {PAIRED}\n\n" + _with_differences(head, rows, asked, list(columns.values()))

@@ -17,7 +17,7 @@ from dfca.report.drawing.plots import NamedFigure
 from dfca.report.paper import published
 from dfca.report.paper.figures import draw_all
 from dfca.report.results import stored_run
-from dfca.report.rows import summary_rows
+from dfca.report.rows import AlgorithmRow, MeanStd, RunReport
 from dfca.report.statistics import DIVERGED
 from dfca.report.wording import duration, percent
 from dfca.runs.store.reading import Run
@@ -91,10 +91,10 @@ def one_scale(name: str) -> str:
     run = result(name)
     if run is None:
         return NOT_YET.format(name=name).replace(" --scale desk", "")
-    seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
-    took = f"{len(run.summary['runs'])} runs took {duration(seconds)}, one after the other, on a busy machine."
+    seconds = sum(trial.seconds or 0 for trial in run.trials)
+    took = f"{len(run.trials)} runs took {duration(seconds)}, one after the other, on a busy machine."
     head = " ".join([f"`dfca run {name}`: {_size(run.config, name)}. {took}", *measured_on(run)])
-    return f"{head}\n\n{formats.markdown(run.summary).strip()}"
+    return f"{head}\n\n{formats.markdown(RunReport.of(run)).strip()}"
 
 
 def paper_scale() -> str:
@@ -110,7 +110,7 @@ def paper_scale() -> str:
 
 def described(name: str, run: Run, stored_as: str = "") -> str:
     """Write the size, the table and the pictures of runs of an experiment; stored_as: their file, if not its name."""
-    parts = [size(name, run), formats.markdown(run.summary).strip()]
+    parts = [size(name, run), formats.markdown(RunReport.of(run)).strip()]
     parts += [f"![{drawing.caption}](results/{file})" for drawing, file in pictures(stored_as or name, run)]
     return "\n\n".join(parts)
 
@@ -137,24 +137,24 @@ def pictures(name: str, run: Run) -> Iterator[tuple[NamedFigure, str]]:
 def size(name: str, run: Run) -> str:
     """Describe how large the run was and how large the paper's is."""
     paper = load_experiment(name, "paper").config.values()
-    seconds = sum(row.get("seconds") or 0 for row in run.summary["runs"])
+    seconds = sum(trial.seconds or 0 for trial in run.trials)
     finished, asked = run.trial_counts
     partly = "" if finished == asked else f" **{finished} of {asked} runs are finished.**"
     ours, theirs = _size(run.config, name), _size(paper, name)
     whose = "At paper scale" if name in ("har", "theory") else "The paper"
-    number, spent = len(run.summary["runs"]), duration(seconds)
+    number, spent = len(run.trials), duration(seconds)
     took = f"{number} runs took {spent}, one after the other," if number > 1 else f"The run took {spent}"
     took += " on a busy machine."
-    parts = [f"`dfca run {name} --scale {run.summary['scale']}`: {ours}.", f"{whose}: {theirs}.", f"{took}{partly}"]
+    parts = [f"`dfca run {name} --scale {run.head['scale']}`: {ours}.", f"{whose}: {theirs}.", f"{took}{partly}"]
     return " ".join([*parts, *measured_on(run)])
 
 
 def measured_on(run: Run) -> list[str]:
     """Say which rows were measured on which commits, where they differ; older rows do not know theirs."""
     commits: dict[str, dict[str, None]] = {}
-    for row in run.summary["runs"]:
-        known = row["commit"][:7] if row.get("commit") else "code of before"
-        commits.setdefault(row["algorithm"], {})[known] = None
+    for trial in run.trials:
+        known = trial["commit"][:7] if trial.get("commit") else "code of before"
+        commits.setdefault(trial.algorithm, {})[known] = None
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, known in commits.items():
         groups.setdefault(tuple(known), []).append(name)
@@ -196,13 +196,11 @@ def causes() -> str:
     }
     gaps = Gaps()
     for name in CONTROLLED:
-        run = result(name)
-        rows = [] if run is None else summary_rows(run.summary)
-        for label in dict.fromkeys(row["label"] for row in rows):
-            at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
+        for label, at in _scored(name).items():
             if not {"dfca-auto", ONE_MODEL} <= at.keys():
                 continue
-            unit = "" if at["dfca-auto"]["metric"].name == "accuracy" else f" ({at['dfca-auto']['metric'].name})"
+            metric = at["dfca-auto"].metric.name
+            unit = "" if metric == "accuracy" else f" ({metric})"
             where = name + unit + (f", {label}" if label else "")
             for column, (one, other) in columns.items():
                 gaps.add((where, column), at, one, other)
@@ -211,16 +209,23 @@ def causes() -> str:
     return table(["result", *columns], lines) + f"\n\n{line}"
 
 
+def _scored(name: str) -> dict[str, dict[str, AlgorithmRow]]:
+    """Return the rows of a result that have a score, by point and algorithm; none where it was not made yet."""
+    run = result(name)
+    by_label: dict[str, dict[str, AlgorithmRow]] = {}
+    for row in () if run is None else RunReport.of(run).rows:
+        if row.score.mean is not None:
+            by_label.setdefault(row.label, {})[row.algorithm] = row
+    return by_label
+
+
 def claims() -> str:
     """Put the paper's claims beside the measurements, one line per result."""
     pairs = [(one, other) for other in ("ifca", "dfedavgm", "fedspd") for one in ("dfca-gi", "dfca-li")]
     titles = {(one, other): f"{one.removeprefix('dfca-')} − {other}" for one, other in pairs}
     gaps, ends = Gaps(), {}
     for name in TABLES:
-        run = result(name)
-        rows = [] if run is None else summary_rows(run.summary)
-        for label in dict.fromkeys(row["label"] for row in rows):
-            at = {row["algorithm"]: row for row in rows if row["label"] == label and row["accuracy_mean"] is not None}
+        for label, at in _scored(name).items():
             where = f"{name}" + (f", {label.replace('data.', '')}" if label else "")
             for (one, other), title in titles.items():
                 gaps.add((where, title), at, one, other)
@@ -249,14 +254,14 @@ class Gaps:
         self._pairs: dict[Place, list[float]] = {}
         self._texts: dict[Place, str] = {}
 
-    def add(self, place: Place, at: Mapping[str, Mapping[str, Any]], one: str, other: str) -> None:
+    def add(self, place: Place, at: Mapping[str, AlgorithmRow], one: str, other: str) -> None:
         """Take the difference of two rows of a table; at: its rows by algorithm."""
-        pairs = pair_up(at[one]["scores"], at[other]["scores"]) if one in at and other in at else None
+        pairs = pair_up(at[one].scores, at[other].scores) if one in at and other in at else None
         self._texts[place] = "–"
         if pairs is None:
             return
-        found, failed = paired(pairs), any(at[name]["diverged_runs"] for name in (one, other))
-        text = at[one]["metric"].signed(found.mean, found.half, at[one]["accuracy_mean"])
+        difference, failed = paired(pairs), any(at[name].diverged_runs for name in (one, other))
+        text = at[one].metric.signed(difference.mean, difference.half, at[one].score.mean)
         self._texts[place] = text + (DIVERGED if failed else "")
         if not failed:
             self._pairs[place] = pairs
@@ -267,14 +272,14 @@ class Gaps:
         return {place: text + (BEYOND_CHANCE if place in beyond else "") for place, text in self._texts.items()}, line
 
 
-def _claims(at: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    def texts(names: Sequence[str], write: Callable[[Mapping[str, Any]], str]) -> str:
+def _claims(at: Mapping[str, AlgorithmRow]) -> list[str]:
+    def texts(names: Sequence[str], write: Callable[[AlgorithmRow], str]) -> str:
         return ", ".join(write(at[name]) for name in names if name in at) or "–"
 
     return [
-        texts(("dfca-auto", "dfca-fi"), lambda row: percent(row["cluster_accuracy_mean"])),
-        texts(("dfca-gi", "dfca-li", "ifca"), lambda row: row["lost"]),
-        " … ".join(percent(at[name]["accuracy_mean"]) for name in ("local", "oracle") if name in at),
+        texts(("dfca-auto", "dfca-fi"), lambda row: percent(row.cluster_accuracy.mean)),
+        texts(("dfca-gi", "dfca-li", "ifca"), lambda row: row.lost),
+        " … ".join(percent(at[name].score.mean) for name in ("local", "oracle") if name in at),
     ]
 
 
@@ -283,14 +288,13 @@ def skew() -> str:
     run = result("table3-skew")
     if run is None:
         return NOT_YET.format(name="table3-skew")
-    rows, lines = summary_rows(run.summary), []
-    names = ("dfca-gi", "dfca-li", "ifca")
-    for label in dict.fromkeys(row["label"] for row in rows):
-        at = {row["algorithm"]: row for row in rows if row["label"] == label and row["algorithm"] in names}
-        ours = sorted(at, key=lambda name: -at[name]["accuracy_mean"])
-        theirs = sorted(at, key=lambda name: -at[name]["published_mean"])
-        lost = ", ".join(f"{name} {at[name]['lost']}" for name in names if name in at)
-        found = ", ".join(f"{name} {at[name]['found']}" for name in names if name in at)
+    lines, names = [], ("dfca-gi", "dfca-li", "ifca")
+    for label, rows in _scored("table3-skew").items():
+        at = {name: row for name, row in rows.items() if name in names}
+        ours = sorted(at, key=lambda name: -(at[name].score.mean or 0.0))
+        theirs = sorted(at, key=lambda name: -(at[name].published or MeanStd(0.0)).mean)
+        lost = ", ".join(f"{name} {at[name].lost}" for name in names if name in at)
+        found = ", ".join(f"{name} {at[name].found}" for name in names if name in at)
         lines.append([label.replace("data.", ""), " > ".join(ours), " > ".join(theirs), lost, found])
     head = ["point", "order, measured", "order, published", "runs that lost a cluster", "runs that found all clusters"]
     return table(head, lines)
@@ -303,13 +307,11 @@ def scales(name: str) -> str:
     theirs = next(point.config for point in paper if point.config.clusters == bridge.config.clusters)
     runs, shown = {"bridge": result(f"{name}-bridge"), "desk": result(name)}, bridge.config.algorithms
     known = published.published(name, at)
-    lines = [["paper", str(theirs.clients), *(percent(*known[each]) if each in known else "–" for each in shown)]]
+    lines = [["paper", str(theirs.clients), *(percent(*known[name]) if name in known else "–" for name in shown)]]
     for scale, run in runs.items():
-        rows = {} if run is None else {row["algorithm"]: row for row in summary_rows(run.summary) if row["point"] == at}
-        done = {each: row for each, row in rows.items() if not row["partial"]}
-        cells = [
-            percent(done[each]["accuracy_mean"], done[each]["accuracy_std"]) if each in done else "–" for each in shown
-        ]
+        rows = () if run is None else RunReport.of(run).rows
+        done = {row.algorithm: row for row in rows if row.point == at and not row.partial}
+        cells = [percent(*done[name].score) if name in done else "–" for name in shown]
         config = load_experiment(name, scale).config if run is None else None
         lines.append([scale, str(config.clients if config else run.config["clients"]), *cells])  # type: ignore[union-attr]
     where = f" ({', '.join(f'{key} = {value}' for key, value in at.items())})" if at else ""
@@ -317,7 +319,7 @@ def scales(name: str) -> str:
     ends = {"paper": theirs.values(), "bridge": bridge.config.values()}
     ends["desk"] = next(p.config.values() for p in load_experiment(name, "desk").points if (p.at or {}) == at)
     notes += [_steps(one, other, ends) for one, other in (("paper", "bridge"), ("bridge", "desk"))]
-    return table(["scale", "clients", *(f"`{each}`" for each in shown)], lines) + "\n\n" + "  \n".join(notes)
+    return table(["scale", "clients", *(f"`{name}`" for name in shown)], lines) + "\n\n" + "  \n".join(notes)
 
 
 def _bridged(name: str, run: Run | None, asked: int) -> str:
@@ -325,12 +327,10 @@ def _bridged(name: str, run: Run | None, asked: int) -> str:
     command = f"`dfca run {name} --scale bridge`"
     if run is None:
         return f"{command}: none of {asked} trials is finished"
-    done = [row for row in run.summary["runs"] if row.get("finished")]
-    seeds = len({row["seed"] for row in done})
-    took = duration(sum(row.get("seconds") or 0 for row in done))
-    losses = ", ".join(
-        f"`{row['algorithm']}` {row['train_loss']:.2f}" for row in done if row.get("train_loss") is not None
-    )
+    done = [trial for trial in run.trials if trial.finished]
+    seeds = len({trial.seed for trial in done})
+    took = duration(sum(trial.seconds or 0 for trial in done))
+    losses = ", ".join(f"`{trial.algorithm}` {trial.train_loss:.2f}" for trial in done if trial.train_loss is not None)
     spread = "one seed, so there are no intervals" if seeds == 1 else f"{seeds} seeds"
     many = max(asked, run.trial_counts[1])
     counted = f"{len(done)} of {many} trials are finished, in {took} on a busy machine; {spread}"
@@ -357,11 +357,11 @@ def beside(name: str) -> str:
     run = result(name)
     if run is None:
         return NOT_YET.format(name=name)
-    rows = [row for row in summary_rows(run.summary) if row["accuracy_mean"] is not None]
+    rows = [row for row in RunReport.of(run).rows if row.score.mean is not None]
     paper = load_experiment(name, "paper").config.values()
+    ours, theirs = [percent(*row.score) for row in rows], [percent(*(row.published or MeanStd())) for row in rows]
     lines = []
-    for what, config, key in (("measured", run.config, "accuracy"), ("published", paper, "published")):
-        values = [percent(row[f"{key}_mean"], row[f"{key}_std"]) for row in rows]
+    for what, config, values in (("measured", run.config, ours), ("published", paper, theirs)):
         units = f"{config['model']['hidden']} units"
         lines.append([f"{what}: {config['clients']} clients, {units}", *values])
-    return table(["accuracy %", *(f"`{row['algorithm']}`" for row in rows)], lines)
+    return table(["accuracy %", *(f"`{row.algorithm}`" for row in rows)], lines)

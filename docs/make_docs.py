@@ -29,7 +29,7 @@ from dfca.core.learning.local import LocalOptions
 from dfca.experiment.reference import reference
 from dfca.report.drawing.axes import move_apart
 from dfca.report.drawing.palette import algorithm_colour, cluster_colour
-from dfca.report.rows import summary_rows
+from dfca.report.rows import RunReport
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
 from dfca.report.wording import one_line, percent
 from dfca.sim.rounds.simulation import Simulation
@@ -44,21 +44,21 @@ def quickstart() -> str:
     """Compare all algorithms on rotated digits."""
     run = evidence.result("quickstart")
     assert run is not None
-    rows = summary_rows(run.summary)
+    rows = RunReport.of(run).rows
     lines = [
         [
-            f"`{row['algorithm']}`" + (f" {DIVERGED}" if row["diverged_runs"] else ""),
-            percent(row["accuracy_mean"], row["accuracy_std"]),
+            f"`{row.algorithm}`" + (f" {DIVERGED}" if row.diverged_runs else ""),
+            percent(*row.score),
             write_difference(row),
-            percent(row["all_models_accuracy_mean"], row["all_models_accuracy_std"]),
-            percent(row["cluster_accuracy_mean"], row["cluster_accuracy_std"]),
-            row["found"],
+            percent(*row.all_models),
+            percent(*row.cluster_accuracy),
+            row.found,
         ]
         for row in rows
     ]
     difference = one_line(difference_title(rows))
     head = ["algorithm", "accuracy %", difference, "all models %", "right cluster %", "all clusters found"]
-    seeds = max(row["runs"] for row in rows)
+    seeds = max(row.runs for row in rows)
     notes = [f"mean ± standard deviation over {seeds} seeds", *statistics_notes(rows)]
     return table(head, lines) + "\n\n" + "  \n".join(notes)
 

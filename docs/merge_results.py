@@ -1,4 +1,4 @@
-"""Put trials that were measured anew into a file of results: python docs/merge_results.py FILE RUN [RUN ...].
+"""Put newly measured trials into a file of results: python docs/merge_results.py FILE RUN [RUN ...].
 
 Rows of an algorithm and seed that a run folder has finished take the place of those in the file, or come beside them;
 all others stay. Every row says on which commit it was measured. Refused where a setting or a graph of the two differs:
@@ -19,7 +19,9 @@ from dfca.algorithms import base_of
 from dfca.experiment.config import flatten
 from dfca.experiment.load import load_experiment
 from dfca.report.results import save_results, stored_run
+from dfca.report.rows import RunReport
 from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.rows import GraphFacts, History, TrialRow
 
 OF_ROWS = (
     "title",
@@ -36,7 +38,6 @@ OF_ROWS = (
 )
 """Keys, and beginnings of keys, that say which rows there are, not in which world; a point names its clusters."""
 OF_GRAPHS = ("nodes", "edges", "components", "spectral_gap")
-Row = dict[str, Any]
 
 
 def merge(old: Run, new: Run) -> Run:
@@ -44,78 +45,87 @@ def merge(old: Run, new: Run) -> Run:
 
     Raises SystemExit where the two differ in their setting or in a graph.
     """
-    name, scale = new.summary["experiment"], new.summary["scale"]
-    _refuse("experiments", [old.summary["experiment"], old.summary["scale"]], [name, scale])
+    name, scale = new.experiment, new.head["scale"]
+    _refuse("experiments", [old.experiment, old.head["scale"]], [name, scale])
     mine, theirs = flatten(old.config), flatten(new.config)
     both = [key for key in mine if key in theirs and not key.startswith(OF_ROWS)]
     _refuse("settings", {key: mine[key] for key in both}, {key: theirs[key] for key in both})
-    graphs = [{_at(run, graph): _facts(graph) for graph in run.summary["graphs"]} for run in (old, new)]
+    graphs = [{_at(run, graph): _facts(graph) for graph in run.graphs} for run in (old, new)]
     common = graphs[0].keys() & graphs[1].keys()
-    _refuse("graphs", *({key: each[key] for key in common} for each in graphs))
+    _refuse("graphs", *({key: facts[key] for key in common} for facts in graphs))
 
     chosen = load_experiment(name, scale if scale != "default" else None)
     digests = {repr(point.at or {}): point.digest for point in chosen.points}
-    rows: dict[tuple[Any, ...], Row] = {}
+    trials: dict[tuple[str, int, str], TrialRow] = {}
     for run in (old, new):
-        for row in run.summary["runs"]:
-            if row.get("finished"):
-                key = row["algorithm"], row["seed"], repr(row.get("point", {}))
-                rows[key] = _of_commit(row, run) | {"digest": digests[key[2]]}
+        for trial in run.trials:
+            if trial.finished:
+                key = trial.algorithm, trial.seed, repr(trial.point)
+                trials[key] = trial.changed(**_of_commit(trial, run), digest=digests[key[2]])
     everywhere = (name for point in chosen.points for name in point.config.algorithms)
     order = list(dict.fromkeys([*chosen.config.algorithms, *everywhere]))
-    ordered = sorted(
-        rows.values(), key=lambda row: (list(digests.values()).index(row["digest"]), order.index(row["algorithm"]))
-    )
-    measured = {row["algorithm"] for row in ordered}
-    names = [each for each in order if each in measured]
-    seeds = sorted({row["seed"] for row in ordered})
-    summary = new.summary | {"runs": ordered}
-    if "points" in summary:
-        points = {repr(each["point"]): each for run in (old, new) for each in run.summary["points"]}
-        summary["points"] = [
-            points[at] | {"digest": digest, "algorithms": _names(ordered, digest), "seeds": seeds}
+    places = list(digests.values())
+    ordered = sorted(trials.values(), key=lambda trial: (places.index(trial.digest), order.index(trial.algorithm)))
+    measured = {trial.algorithm for trial in ordered}
+    seeds = sorted({trial.seed for trial in ordered})
+    head = dict(new.head)
+    if new.swept:
+        points = {repr(point.at): point.stored for run in (old, new) for point in run.points}
+        head["points"] = [
+            {**points[at], "digest": digest, "algorithms": _names(ordered, digest), "seeds": seeds}
             for at, digest in digests.items()
             if at in points
         ]
     else:
-        summary["digest"] = next(iter(digests.values()))
-    for part in ("histories", "graphs"):
-        found = {
-            (each.get("algorithm"), each["seed"], _at(run, each)): run
-            for run in (old, new)
-            for each in run.summary[part]
-        }
-        summary[part] = [
-            each | ({"digest": digests[_at(run, each)[1]]} if "digest" in each else {})
-            for run in (old, new)
-            for each in run.summary[part]
-            if found[each.get("algorithm"), each["seed"], _at(run, each)] is run
-        ]
-    config = new.config | {"algorithms": names, "seeds": seeds}
-    return replace(new, config=config, config_text=tomli_w.dumps(config), summary=summary)
+        head["digest"] = places[0]
+    curves = {
+        (curve.algorithm, *_at(run, curve)): replace(curve, digest=_digest(run, curve, digests))
+        for run in (old, new)
+        for curve in run.histories
+    }
+    graphs_by_place = {
+        _at(run, graph): replace(graph, digest=_digest(run, graph, digests))
+        for run in (old, new)
+        for graph in run.graphs
+    }
+    config = new.config | {"algorithms": [name for name in order if name in measured], "seeds": seeds}
+    return replace(
+        new,
+        config=config,
+        config_text=tomli_w.dumps(config),
+        head=head,
+        trials=ordered,
+        histories=list(curves.values()),
+        graphs=list(graphs_by_place.values()),
+    )
 
 
-def _names(rows: Sequence[Row], digest: str) -> list[str]:
-    """List the algorithms of the rows of one point, in their order."""
-    return list(dict.fromkeys(row["algorithm"] for row in rows if row["digest"] == digest))
+def _names(trials: Sequence[TrialRow], digest: str) -> list[str]:
+    """List the algorithms of the trials of one point, in their order."""
+    return list(dict.fromkeys(trial.algorithm for trial in trials if trial.digest == digest))
 
 
-def _of_commit(row: Row, run: Run) -> Row:
-    """Write into a row what the file knows of it: its commit, and its momentum, which files of version 0.1 lack."""
-    known = {"commit": run.environment.get("commit")} | row
-    if "momentum" not in known:
-        known["momentum"] = 0.9 if base_of(row["algorithm"]) == "dfedavgm" else run.config["local"].get("momentum", 0.0)
+def _of_commit(trial: TrialRow, run: Run) -> dict[str, Any]:
+    """Return what the file knows of a trial: its commit, and its momentum, which files of version 0.1 lack."""
+    known = {"commit": trial.get("commit", run.environment.get("commit"))}
+    if "momentum" not in trial:
+        known["momentum"] = 0.9 if base_of(trial.algorithm) == "dfedavgm" else run.config["local"].get("momentum", 0.0)
     return known
 
 
-def _at(run: Run, record: Mapping[str, Any]) -> tuple[int, str]:
+def _at(run: Run, record: History | GraphFacts) -> tuple[int, str]:
     """Name the seed and the point of a record."""
-    points = {point["digest"]: repr(point["point"]) for point in run.summary.get("points", ())}
-    return record["seed"], points.get(str(record.get("digest")), "{}")
+    points = {point.digest: repr(point.at) for point in run.points} if run.swept else {}
+    return record.seed, points.get(record.digest, "{}")
 
 
-def _facts(graph: Mapping[str, Any]) -> Row:
-    return {key: round(graph[key], 9) for key in OF_GRAPHS}
+def _digest(run: Run, record: History | GraphFacts, digests: Mapping[str, str]) -> str:
+    """Return the digest that this version gives to the point of a record."""
+    return digests[_at(run, record)[1]] if record.digest else ""
+
+
+def _facts(graph: GraphFacts) -> dict[str, float]:
+    return {key: round(graph.facts[key], 9) for key in OF_GRAPHS}
 
 
 def _refuse(what: str, here: Any, there: Any) -> None:
@@ -131,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     merged = stored_run(given.file)
     for folder in given.runs:
         merged = merge(merged, load_run(folder))
-    save_results(merged, given.file)
+    save_results(RunReport.of(merged), given.file)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dfca.report.results import load_results
+from dfca.report.results import stored_run
+from dfca.runs.store.rows import TrialRow
 
 ROOT = Path(__file__).parent.parent
-Runs = list[dict[str, Any]]
+Runs = list[TrialRow]
 
 
 def load(name: str) -> Runs:
@@ -16,12 +17,7 @@ def load(name: str) -> Runs:
     path = ROOT / "results" / f"{name}.json"
     if not path.exists():
         return []
-    return [run for run in load_results(path)["runs"] if run.get("finished")]
-
-
-def found(run: dict[str, Any]) -> bool:
-    """Return whether every client ended in its cluster."""
-    return run["cluster_accuracy"] is not None and run["cluster_accuracy"] >= 0.999
+    return [trial for trial in stored_run(path).trials if trial.finished]
 
 
 def of(runs: Runs, **wanted: Any) -> Runs:
@@ -31,6 +27,5 @@ def of(runs: Runs, **wanted: Any) -> Runs:
     return [
         run
         for run in runs
-        if (algorithm is None or run["algorithm"] == algorithm)
-        and all(run.get("point", {}).get(key) == value for key, value in keys.items())
+        if algorithm in (None, run.algorithm) and all(run.point.get(key) == value for key, value in keys.items())
     ]

@@ -444,7 +444,7 @@ def test_stop_and_resume_is_bit_identical() -> None:
         later = [second.step() for _ in range(stop, setting.rounds)]
         assert torch.equal(second.banks, whole.banks)
         for mine, theirs in zip(later, rows[stop:], strict=True):
-            assert (mine or {}) | {"seconds": 0} == (theirs or {}) | {"seconds": 0}
+            assert {**(mine or {}), "seconds": 0} == {**(theirs or {}), "seconds": 0}
 
 
 def test_a_new_distribution_opens_a_cluster_after_the_last_survey_and_is_surveyed_again() -> None:

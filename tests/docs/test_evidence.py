@@ -14,10 +14,12 @@ from dfca.report.page import write_report
 from dfca.report.paper import theory
 from dfca.report.paper.connectivity import FACTS, graph_key, shares
 from dfca.report.paper.figures import draw_all, save_figures
-from dfca.report.results import load_results, save_results, stored_run
+from dfca.report.results import save_results, stored_run
+from dfca.report.rows import RunReport
 from dfca.runs.runner import run
-from dfca.runs.store.histories import cluster_facts, histories
 from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.rows import History, cluster_facts, histories
+from dfca.sim.metrics_table import EvaluationRow
 
 KINDS = ("png", "svg", "pdf")
 
@@ -42,13 +44,14 @@ def test_a_history_is_a_list_by_round_and_of_clusters_the_mean() -> None:
     lines = [
         {"algorithm": "dfca-gi", "seed": 0, "round": t, "accuracy": t / 10, "disagreement": [t, 3 * t]} for t in (1, 2)
     ]
-    assert histories(lines) == [
-        {"algorithm": "dfca-gi", "seed": 0, "round": [1, 2], "accuracy": [0.1, 0.2], "disagreement": [2.0, 4.0]}
-    ]
+    (history,) = histories(map(EvaluationRow.of, lines))
+    stored = {"algorithm": "dfca-gi", "seed": 0, "round": [1, 2], "accuracy": [0.1, 0.2], "disagreement": [2.0, 4.0]}
+    assert history.stored() == stored
+    assert History.of(stored) == history
 
 
 def test_metropolis_contracts_within_the_bound_and_keeps_the_average(measured: Run) -> None:
-    found = theory.mixing(measured.summary)
+    found = theory.mixing(measured)
     whole = [each for each in found if each.models == 1]
     assert len(whole) == 8
     for each in whole:
@@ -59,15 +62,15 @@ def test_metropolis_contracts_within_the_bound_and_keeps_the_average(measured: R
 
 
 def test_the_assignment_never_raises_f_global(measured: Run) -> None:
-    found = theory.descents(measured.summary)
+    found = theory.descents(measured)
     assert {each.algorithm for each in found} == {"dfca-gi", "dfca-li"}
     assert all(each.raised == 0 and each.rounds == 4 for each in found)
 
 
 def test_the_lemmas_in_every_format_and_from_a_saved_file(measured: Run, tmp_path: Path) -> None:
-    save_results(measured, tmp_path / "theory.json")
-    again = load_results(tmp_path / "theory.json")
-    assert formats.markdown(again) == formats.markdown(measured.summary)
+    save_results(RunReport.of(measured), tmp_path / "theory.json")
+    again = RunReport.of(stored_run(tmp_path / "theory.json"))
+    assert formats.markdown(again) == formats.markdown(RunReport.of(measured))
     for text in (formats.markdown(again), (measured.folder / "report.html").read_text()):
         assert "within the bound" in " ".join(text.split())
         assert "drift of the average" in " ".join(text.split())
@@ -76,13 +79,13 @@ def test_the_lemmas_in_every_format_and_from_a_saved_file(measured: Run, tmp_pat
 
 
 def test_where_the_graphs_of_the_clusters_fall_apart(sparse: Run) -> None:
-    assert graph_key(sparse.summary) == "topology.p"
-    by_name = {fact.name: shares(sparse.summary, fact) for fact in FACTS}
+    assert graph_key(sparse) == "topology.p"
+    by_name = {fact.name: shares(sparse, fact) for fact in FACTS}
     assert by_name["connected"][0.1] < by_name["connected"][0.9] == 1
     assert by_name["alone"][0.1] > by_name["alone"][0.9] == 0
     page = (sparse.folder / "report.html").read_text()
     assert "Where clusters fall apart" in page
-    assert "clusters connected among themselves" in " ".join(formats.markdown(sparse.summary).split())
+    assert "clusters connected among themselves" in " ".join(formats.markdown(RunReport.of(sparse)).split())
 
 
 def test_figures_of_a_run_are_files_of_three_kinds_with_the_same_bytes(run_folder: Path, tmp_path: Path) -> None:
@@ -111,11 +114,11 @@ def test_figures_of_a_sweep(sparse: Run) -> None:
 
 
 def test_figures_also_from_a_file_of_results(measured: Run, sparse: Run, tmp_path: Path) -> None:
-    save_results(measured, tmp_path / "theory.json")
+    save_results(RunReport.of(measured), tmp_path / "theory.json")
     made = save_figures(stored_run(tmp_path / "theory.json"), tmp_path / "figures")
     names = ("contraction", "drift", "samples")
     assert sorted(path.name for path in made) == sorted(f"{name}.{kind}" for name in names for kind in KINDS)
-    save_results(sparse, tmp_path / "sparse.json")
+    save_results(RunReport.of(sparse), tmp_path / "sparse.json")
     kept = [drawing.name for drawing in draw_all(stored_run(tmp_path / "sparse.json"))]
     assert "accuracy-by-round-topology.p-0.1" in kept
 

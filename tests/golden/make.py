@@ -79,7 +79,7 @@ class StopAt(NullSink):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def finish_round(self, trial: Any, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Any, round: int, metrics: Any, time_s: float = 0.0) -> None:
         """See `NullSink`."""
         if round == self.round:
             signal.raise_signal(signal.SIGINT)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from dfca.report.results import load_results, save_results
+from dfca.report.rows import RunReport
 from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.rows import TrialRow
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,37 +25,38 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def on_commit(run: Run, commit: str | None, accuracy: float, algorithm: str) -> Run:
     """Make a run that has one algorithm of another, with scores of its own."""
-    rows = [row | {"accuracy": accuracy} for row in run.summary["runs"] if row["algorithm"] == algorithm]
-    return replace(run, environment={"commit": commit}, summary=run.summary | {"runs": rows})
+    trials = [trial.changed(accuracy=accuracy) for trial in run.trials if trial.algorithm == algorithm]
+    return replace(run, environment={"commit": commit}, trials=trials)
 
 
 def test_new_rows_replace_old_ones_and_keep_their_commit(script: Any, run_folder: Path, tmp_path: Path) -> None:
     run = load_run(run_folder)
-    first, second = list(dict.fromkeys(row["algorithm"] for row in run.summary["runs"]))[:2]
+    first, second = run.algorithms[:2]
     both = replace(run, environment={"commit": None})
-    save_results(script.merge(both, on_commit(run, "abc", 0.25, second)), tmp_path / "merged.json")
+    merged = script.merge(both, on_commit(run, "abc", 0.25, second))
+    save_results(RunReport.of(merged), tmp_path / "merged.json")
     rows = load_results(tmp_path / "merged.json")["runs"]
     assert {(row["algorithm"], row["commit"]) for row in rows if row["algorithm"] in (first, second)} == {
         (first, None),
         (second, "abc"),
     }
     assert {row["accuracy"] for row in rows if row["algorithm"] == second} == {0.25}
-    assert len(rows) == len(run.summary["runs"])
+    assert len(rows) == len(run.trials)
 
 
 def test_other_settings_and_other_graphs_are_refused(script: Any, run_folder: Path) -> None:
     run = load_run(run_folder)
     with pytest.raises(SystemExit, match=r"the settings differ.*rounds"):
         script.merge(run, replace(run, config=run.config | {"rounds": 7}))
-    graphs = [graph | {"edges": graph["edges"] + 1} for graph in run.summary["graphs"]]
+    graphs = [replace(graph, facts={**graph.facts, "edges": graph.facts["edges"] + 1}) for graph in run.graphs]
     with pytest.raises(SystemExit, match=r"the graphs differ.*edges"):
-        script.merge(run, replace(run, summary=run.summary | {"graphs": graphs}))
+        script.merge(run, replace(run, graphs=graphs))
 
 
 def test_a_point_lists_the_algorithms_that_it_has_rows_of(script: Any) -> None:
-    rows = [
-        {"algorithm": name, "digest": digest}
+    trials = [
+        TrialRow.of({"algorithm": name, "seed": 0, "digest": digest})
         for name, digest in (("dfca-auto", "a"), ("ifca", "a"), ("dfca-auto", "b"), ("pens", "b"))
     ]
-    assert script._names(rows, "a") == ["dfca-auto", "ifca"]
-    assert script._names(rows, "b") == ["dfca-auto", "pens"]
+    assert script._names(trials, "a") == ["dfca-auto", "ifca"]
+    assert script._names(trials, "b") == ["dfca-auto", "pens"]

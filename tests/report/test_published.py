@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from reports import report_of
 
 from dfca.experiment.load import load_experiment, presets
-from dfca.report import formats, rows, tables
+from dfca.report import formats, tables
 from dfca.report.paper import published
 
 PAPER = [name for name in presets() if name.startswith(("table", "figure")) or name in ("theory", "har")]
@@ -81,22 +82,23 @@ def test_ours_minus_the_published_in_points() -> None:
     run = {"algorithm": "ifca", "seed": 0, "accuracy": 0.93, "finished": True, "clusters": 4}
     own = {**run, "algorithm": "dfca-auto"}
     summary: dict[str, Any] = {"experiment": "table1-mnist", "scale": "desk", "runs": [run, own]}
-    theirs, ours = rows.summary_rows(summary)
-    assert theirs["published_mean"] == pytest.approx(0.939)
-    assert theirs["difference_points"] == pytest.approx(-0.9)
-    assert ours["published_mean"] is ours["difference_points"] is None
-    assert "| 93.9 ± 0.06 | −0.9 |" in formats.markdown(summary)
-    assert r"93.9 $\pm$ 0.06 & $-$0.9" in formats.latex(summary)
-    assert "published_mean" in formats.comma_separated(summary).splitlines()[0]
-    assert any("Table 1, row MNIST" in note and "smaller" in note for note in tables.notes(summary))
+    theirs, ours = report_of(summary).rows
+    assert theirs.published is not None
+    assert theirs.published.mean == pytest.approx(0.939)
+    assert theirs.difference_points == pytest.approx(-0.9)
+    assert ours.published is ours.difference_points is None
+    assert "| 93.9 ± 0.06 | −0.9 |" in formats.markdown(report_of(summary))
+    assert r"93.9 $\pm$ 0.06 & $-$0.9" in formats.latex(report_of(summary))
+    assert "published_mean" in formats.comma_separated(report_of(summary)).splitlines()[0]
+    assert any("Table 1, row MNIST" in note and "smaller" in note for note in tables.notes(report_of(summary)))
 
 
 def test_slips_of_the_paper_stand_below_the_table() -> None:
     run = {"algorithm": "ifca", "seed": 0, "accuracy": 0.93, "finished": True, "clusters": 4}
     summary: dict[str, Any] = {"experiment": "table2-mnist", "scale": "paper", "runs": [run]}
-    assert any("caption says N = 200" in note for note in tables.notes(summary))
+    assert any("caption says N = 200" in note for note in tables.notes(report_of(summary)))
 
 
 def test_other_experiments_have_no_published_column() -> None:
     run = {"algorithm": "ifca", "seed": 0, "accuracy": 0.93, "finished": True, "clusters": 4}
-    assert "published" not in formats.markdown({"experiment": "quickstart", "runs": [run]})
+    assert "published" not in formats.markdown(report_of({"experiment": "quickstart", "runs": [run]}))

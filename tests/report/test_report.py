@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from metric_lines import put_metrics
+from reports import report_of
 from rich.console import Console
 
 from dfca.base.errors import RunError
@@ -26,12 +27,12 @@ from dfca.report.drawing.axes import Style, move_apart, values_axis, zoom_of
 from dfca.report.drawing.curves import ScoreCurve, curve_of, curves_of
 from dfca.report.page import write_report
 from dfca.report.paper.cluster_map import match_clusters
-from dfca.report.results import load_results, save_results, stored_run
+from dfca.report.results import load_results, save_results
+from dfca.report.rows import RunReport
 from dfca.report.setting import about_algorithm
 from dfca.report.wording import percent
 from dfca.runs.store import reading
-from dfca.runs.store.metric import ACCURACY
-from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.reading import load_run
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
 
@@ -75,32 +76,32 @@ SUMMARY: dict[str, Any] = {
 
 
 def test_rows_by_hand() -> None:
-    by_name = {each["algorithm"]: each for each in rows.summary_rows(SUMMARY)}
+    by_name = {row.algorithm: row for row in report_of(SUMMARY).rows}
     gi = by_name["dfca-gi"]
-    assert gi["accuracy_mean"] == pytest.approx(0.85)
-    assert gi["accuracy_std"] == pytest.approx(math.sqrt(0.005))
-    assert (gi["lost"], gi["lost_runs"], gi["runs"], gi["partial"]) == ("1 of 2", 1, 2, False)
-    assert gi["megabytes_per_client"] == 1.0
-    assert by_name["dfedavgm"]["accuracy_mean"] == 0.70, "an unfinished run is not in the mean"
-    assert (by_name["dfedavgm"]["runs"], by_name["dfedavgm"]["unfinished"]) == (1, 1)
-    assert by_name["dfedavgm"]["lost"] == "–", "one model cannot lose a cluster"
-    assert by_name["dfedavgm"]["accuracy_std"] is None
-    assert (by_name["fedspd"]["partial"], by_name["fedspd"]["accuracy_mean"]) == (True, 0.30)
-    best = {name: each["best"] for name, each in by_name.items() if each["best"]}
-    assert best == {"dfca-gi": ("accuracy",)}, "no server, no bound, nothing unfinished; no rival in cluster accuracy"
+    assert gi.score.mean == pytest.approx(0.85)
+    assert gi.score.std == pytest.approx(math.sqrt(0.005))
+    assert (gi.lost, gi.lost_runs, gi.runs, gi.partial) == ("1 of 2", 1, 2, False)
+    assert gi.megabytes_per_client == 1.0
+    assert by_name["dfedavgm"].score.mean == 0.70, "an unfinished run is not in the mean"
+    assert (by_name["dfedavgm"].runs, by_name["dfedavgm"].unfinished) == (1, 1)
+    assert by_name["dfedavgm"].lost == "–", "one model cannot lose a cluster"
+    assert by_name["dfedavgm"].score.std is None
+    assert (by_name["fedspd"].partial, by_name["fedspd"].score.mean) == (True, 0.30)
+    best = {name: row.best for name, row in by_name.items() if row.best}
+    assert best == {"dfca-gi": ("score",)}, "no server, no bound, nothing unfinished; no rival in cluster accuracy"
 
 
 def test_megabytes_need_the_number_of_clients() -> None:
-    assert rows.summary_rows({**SUMMARY, "clients": None})[0]["megabytes_per_client"] is None
-    assert rows.summary_rows({**SUMMARY, "clients": 8})[0]["megabytes_per_client"] == 0.5
+    assert report_of({**SUMMARY, "clients": None}).rows[0].megabytes_per_client is None
+    assert report_of({**SUMMARY, "clients": 8}).rows[0].megabytes_per_client == 0.5
 
 
 def printed(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        for table in formats.terminal_tables(SUMMARY, width=width):
+        for table in formats.terminal_tables(report_of(SUMMARY), width=width):
             console.print(table)
-        console.print("\n".join(tables.notes(SUMMARY)))
+        console.print("\n".join(tables.notes(report_of(SUMMARY))))
     return capture.get()
 
 
@@ -123,7 +124,7 @@ def test_the_terminal_table_is_never_cut(width: int) -> None:
 
 
 def test_bold_in_markdown() -> None:
-    lines = formats.markdown(SUMMARY).splitlines()
+    lines = formats.markdown(report_of(SUMMARY)).splitlines()
     assert lines[0].startswith("| algorithm | talks to | accuracy % | minus local | right cluster % | lost a cluster |")
     assert lines[2].startswith("| dfca-gi | neighbours | **85.0 ± 7.1** | −9.0 | 75.0 ± 35.4 | 1 of 2 | 2 |")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
@@ -150,21 +151,23 @@ COMPARED: dict[str, Any] = {
 
 
 def test_differences_are_paired_by_seed() -> None:
-    found = {each["algorithm"]: each for each in rows.summary_rows(COMPARED)}
-    difference = found["ifca"]["compared"].difference
+    by_name = {row.algorithm: row for row in report_of(COMPARED).rows}
+    assert by_name["ifca"].compared is not None
+    difference = by_name["ifca"].compared.difference
     # d = -0.09, -0.10, -0.09, -0.11, -0.10: mean -0.098, s = 0.00837, t(4) = 2.776, half = 0.0104
     assert difference.mean == pytest.approx(-0.098)
     assert difference.half == pytest.approx(0.0104, abs=1e-4)
-    assert found["ifca"]["accuracy_std"] > 0.05, "what the seeds do is ten times as much"
-    assert found["dfca-auto"]["compared"] is None
-    lines = formats.markdown(COMPARED).splitlines()
+    assert by_name["ifca"].score.std is not None
+    assert by_name["ifca"].score.std > 0.05, "what the seeds do is ten times as much"
+    assert by_name["dfca-auto"].compared is None
+    lines = formats.markdown(report_of(COMPARED)).splitlines()
     assert lines[0].startswith("| algorithm | talks to | accuracy % | minus dfca-auto ± 95 % | lost a cluster |")
     assert lines[3].startswith("| ifca | server | 77.8 ± 5.3 | −9.8 ± 1.0† |")
     assert lines[4].startswith("| local | nobody | 87.6 ± 5.7 | 0.0 ± 1.2 |")
 
 
 def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> None:
-    text = "\n".join(tables.notes(COMPARED))
+    text = "\n".join(tables.notes(report_of(COMPARED)))
     assert (
         "† beyond chance (95 %, Holm over 4 comparisons): worse than dfca-auto: ifca, dfedavgm ‡, "
         '"ifca, momentum 0.9"; not told apart from dfca-auto: local'
@@ -172,7 +175,7 @@ def test_notes_say_what_is_beyond_chance_who_diverged_and_what_is_momentum() -> 
     assert "‡ diverged: dfedavgm in 3 of 5 seeds" in text
     assert 'momentum in training: 0.9 dfca-auto, dfedavgm, "ifca, momentum 0.9"; 0 ifca, local\n' in text
     assert 'momentum alone: "ifca, momentum 0.9" minus ifca +2.2 ± 0.6' in text
-    assert "| dfedavgm ‡ |" in formats.markdown(COMPARED)
+    assert "| dfedavgm ‡ |" in formats.markdown(report_of(COMPARED))
     assert "clustering alone" not in text, "what diverged shows nothing"
 
 
@@ -183,7 +186,7 @@ def test_the_last_step_is_told_from_momentum_and_clustering() -> None:
     best = [
         {**each, "accuracy_before_personal": 0.9} for each in seeds_of("dfca-auto", [0.9, 0.82, 0.98], momentum=0.9)
     ]
-    text = "\n".join(tables.notes({"clients": 4, "runs": [*after, *plain, *best]}))
+    text = "\n".join(tables.notes(report_of({"clients": 4, "runs": [*after, *plain, *best]})))
     assert "clustering alone: dfca-auto minus dfedavgm + last step +10.0 ± 5.0" in text, (
         "the same momentum and last step"
     )
@@ -199,7 +202,7 @@ def test_the_sign_is_that_of_the_score_where_less_is_better() -> None:
         return [{**each, "rmse": score, "all_models_rmse": score} for each, score in zip(made, scores, strict=True)]
 
     summary = {"clients": 4, "runs": [*scored("dfca-auto", [0.30, 0.32, 0.31]), *scored("local", [0.51, 0.52, 0.515])]}
-    text = formats.markdown(summary)
+    text = formats.markdown(report_of(summary))
     assert "+0.205 ± 0.012†" in text
     assert "worse than dfca-auto: local" in text
     assert "+ is more RMSE, which is worse" in text
@@ -213,21 +216,23 @@ def test_of_a_sweep_every_point_has_its_comparisons() -> None:
             scores = [0.9 - off, 0.8 - 1.1 * off, 0.85 - 0.9 * off]
             runs += seeds_of(name, scores, digest=each["digest"], cluster_accuracy=1.0)
     summary = {"experiment": "swept", "scale": "desk", "points": points, "runs": runs}
-    table = tables.result_tables(summary)[1]
+    table = tables.result_tables(report_of(summary))[1]
     assert (table.title, table.columns) == ("accuracy %: minus dfca-auto ± 95 %", ["clients", "ifca"])
     assert [[cell.text for cell in each] for each in table.rows] == [["12", "−10.0 ± 2.5†"], ["24", "0.0 ± 0.0"]]
-    assert "worse than dfca-auto: ifca at 1 of 2 points; all else is not told apart" in "\n".join(tables.notes(summary))
-    numbers = formats.comma_separated(summary).splitlines()
+    assert "worse than dfca-auto: ifca at 1 of 2 points; all else is not told apart" in "\n".join(
+        tables.notes(report_of(summary))
+    )
+    numbers = formats.comma_separated(report_of(summary)).splitlines()
     assert numbers[0].endswith("paired_difference,paired_half_interval,paired_p,paired_seeds,verdict")
     assert numbers[2].endswith(",3,worse")
 
 
 def test_old_runs_that_diverged_are_known_by_their_loss() -> None:
     old = [*seeds_of("dfca-auto", [0.9, 0.8], train_loss=0.1), *seeds_of("dfedavgm", [0.2, 0.3], train_loss=4.7e10)]
-    found = {each["algorithm"]: each["diverged_runs"] for each in rows.summary_rows({"clients": 4, "runs": old})}
-    assert found == {"dfca-auto": 0, "dfedavgm": 2}
+    diverged = {row.algorithm: row.diverged_runs for row in report_of({"clients": 4, "runs": old}).rows}
+    assert diverged == {"dfca-auto": 0, "dfedavgm": 2}
     few = seeds_of("dfca-auto", [0.9], diverged_clients=1)
-    assert rows.summary_rows({"clients": 40, "runs": few})[0]["diverged_runs"] == 0, "one client of forty"
+    assert report_of({"clients": 40, "runs": few}).rows[0].diverged_runs == 0, "one client of forty"
 
 
 def test_an_algorithm_of_the_user_counts_as_decentralised() -> None:
@@ -265,7 +270,7 @@ TWO_KEYS = sweep_summary(
 
 
 def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
-    assert formats.markdown(ONE_KEY).splitlines()[:6] == [
+    assert formats.markdown(report_of(ONE_KEY)).splitlines()[:6] == [
         "**accuracy %**",
         "",
         "| clients | dfca-auto | ifca |",
@@ -273,7 +278,7 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
         "| 12 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
         "| 24 | 90.0 ± 0.0 | 80.0 ± 0.0 |",
     ]
-    titles = [table.title for table in tables.result_tables(ONE_KEY)]
+    titles = [table.title for table in tables.result_tables(report_of(ONE_KEY))]
     assert titles == [
         "accuracy %",
         "accuracy %: minus dfca-auto ± 95 %",
@@ -281,11 +286,11 @@ def test_one_varying_key_is_crossed_with_the_algorithms() -> None:
         "all clusters found",
         "MB per client",
     ]
-    assert tables.result_tables(ONE_KEY)[3].rows[0][1].text == "1 of 2"
+    assert tables.result_tables(report_of(ONE_KEY))[3].rows[0][1].text == "1 of 2"
 
 
 def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
-    (table,) = tables.result_tables(TWO_KEYS)
+    (table,) = tables.result_tables(report_of(TWO_KEYS))
     assert table.columns[:4] == ["topology.p", "topology.\nname", "share", "algorithm"]
     texts = [[cell.text for cell in each][:4] for each in table.rows]
     assert texts == [
@@ -301,30 +306,30 @@ def test_several_keys_give_a_row_per_point_and_algorithm() -> None:
 @pytest.mark.parametrize("width", [100, 80, 70])
 @pytest.mark.parametrize("summary", [ONE_KEY, TWO_KEYS])
 def test_tables_leave_columns_out_before_they_are_cut(summary: dict[str, Any], width: int) -> None:
-    assert max(table.width for table in tables.result_tables(summary, width=width)) <= width
+    assert max(table.width for table in tables.result_tables(report_of(summary), width=width)) <= width
 
 
 def test_on_a_narrow_terminal_every_point_has_its_own_table() -> None:
-    titles = [table.title for table in tables.result_tables(TWO_KEYS, width=80)]
+    titles = [table.title for table in tables.result_tables(report_of(TWO_KEYS), width=80)]
     assert titles == ["topology.p=0.1, share=all", "topology.name=ring, share=all"]
 
 
 def test_what_is_not_asked_for_any_more_is_left_out() -> None:
-    left = rows.summary_rows({**ONE_KEY, "points": ONE_KEY["points"][:1]})
-    assert {each["label"] for each in left} == {"clients=12"}
-    assert reading.count_trials(ONE_KEY) == (8, 8)
+    left = report_of({**ONE_KEY, "points": ONE_KEY["points"][:1]}).rows
+    assert {row.label for row in left} == {"clients=12"}
+    assert report_of(ONE_KEY).run.trial_counts == (8, 8)
 
 
 def test_numbers_as_comma_separated_values() -> None:
-    lines = formats.comma_separated(ONE_KEY).splitlines()
+    lines = formats.comma_separated(report_of(ONE_KEY)).splitlines()
     assert lines[0].startswith("clients,algorithm,runs,unfinished,failed,accuracy_mean,accuracy_std,")
     assert lines[1].startswith("12,dfca-auto,2,0,0,0.9,0.0,")
     assert len({line.count(",") for line in lines}) == 1
-    assert formats.comma_separated(SUMMARY).splitlines()[1].startswith("dfca-gi,2,0,0,0.85")
+    assert formats.comma_separated(report_of(SUMMARY)).splitlines()[1].startswith("dfca-gi,2,0,0,0.85")
 
 
 def test_latex_is_escaped() -> None:
-    text = formats.latex(SUMMARY)
+    text = formats.latex(report_of(SUMMARY))
     assert r"algorithm & talks to & accuracy \% & minus local & right cluster \% & lost a cluster & runs" in text
     assert r"dfca-gi & neighbours & \textbf{85.0 $\pm$ 7.1} & $-$9.0 & 75.0 $\pm$ 35.4 & 1 of 2 & 2" in text
     assert text.count(r"\toprule") == 1
@@ -333,9 +338,9 @@ def test_latex_is_escaped() -> None:
 def test_failures_are_in_the_notes() -> None:
     failed = {"algorithm": "ifca", "seed": 3, "digest": "clients=12", "finished": False, "error": "no room"}
     summary = {**ONE_KEY, "runs": [*ONE_KEY["runs"], failed]}
-    assert "8 of 9 runs are finished" in tables.notes(summary)
-    assert "failed: ifca, seed 3: no room" in tables.notes(summary)
-    assert rows.summary_rows(summary)[1]["failed"] == 1
+    assert "8 of 9 runs are finished" in tables.notes(report_of(summary))
+    assert "failed: ifca, seed 3: no room" in tables.notes(report_of(summary))
+    assert report_of(summary).rows[1].failed == 1
 
 
 @pytest.mark.parametrize(
@@ -352,13 +357,13 @@ def test_the_axis_of_a_key_is_logarithmic_beyond_a_factor_of_ten(values: tuple[f
 
 def test_results_as_one_file(tmp_path: Path, run_folder: Path) -> None:
     path = tmp_path / "results" / "quickstart.json"
-    run = load_run(run_folder)
-    save_results(run, path)
+    report = report_of(run_folder)
+    save_results(report, path)
     again = load_results(path)
-    assert formats.markdown(again) == formats.markdown(run.summary) == formats.markdown(stored_run(path).summary)
+    assert formats.markdown(report_of(path)) == formats.markdown(report)
     assert path.stat().st_size < 20_000
-    assert (again["config"], again["environment"]["device"]) == (run.config, "cpu")
-    assert again["means"][0]["accuracy_mean"] == rows.summary_rows(run.summary)[0]["accuracy_mean"]
+    assert (again["config"], again["environment"]["device"]) == (report.run.config, "cpu")
+    assert again["means"][0]["accuracy_mean"] == report.rows[0].score.mean
     for text in ("{", "[]", '{"dfca_results": 99, "runs": []}'):
         path.write_text(text)
         with pytest.raises(RunError, match=r"give a run folder or a file that `dfca report RUN --save FILE` wrote$"):
@@ -415,21 +420,21 @@ def changed(tmp_path: Path) -> Changes:
             if key in changes:
                 (out / name).write_text(changes[key]((out / name).read_text()))
         if "metrics" in changes:
-            text = "".join(json.dumps(line) + "\n" for line in load_run(folder).metrics)
+            text = "".join(json.dumps(line.stored) + "\n" for line in load_run(folder).metrics)
             put_metrics(out, changes["metrics"](text))
         return out
 
     return copy
 
 
-def page_of(folder: Run | Path) -> str:
+def page_of(folder: RunReport | Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_table_and_needs_nothing_beside_it(run_folder: Path) -> None:
     text = (run_folder / "report.html").read_text(encoding="utf-8")
-    for each in rows.summary_rows(json.loads((run_folder / "summary.json").read_text())):
-        assert percent(each["accuracy_mean"], each["accuracy_std"]) in text
+    for row in report_of(run_folder).rows:
+        assert percent(*row.score) in text
     for heading in ("In short", "Results", "By round", "What the clients hold", "Who found whom", "What was run"):
         assert f"<h2>{heading}</h2>" in text
     page = Page(text)
@@ -449,9 +454,9 @@ def test_the_page_shows_the_table_and_needs_nothing_beside_it(run_folder: Path) 
 def test_the_page_is_the_same_for_the_same_run_and_reads_it_once(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, run = (run_folder / "report.html").read_text(), load_run(run_folder)
+    before, report = (run_folder / "report.html").read_text(), report_of(run_folder)
     monkeypatch.setattr(reading, "_read", lambda path: pytest.fail(f"{path} is read again"))
-    assert page_of(run) == before
+    assert page_of(report) == before
 
 
 def test_an_unfinished_run_says_so(run_folder: Path, changed: Changes) -> None:
@@ -590,21 +595,21 @@ def test_the_page_of_a_sweep_also_while_it_runs(sweep_folder: Path, changed: Cha
         summary=lambda value: value | {"runs": value["runs"][:1]},
         metrics=lambda text: "".join(text.splitlines(keepends=True)[:5]),
     )
-    made = {(row["label"], row["algorithm"]): row for row in rows.summary_rows(load_run(half).summary)}
-    first, second = (load_run(half).summary["runs"][i] for i in (0, 1))
-    assert (first["finished"], second["finished"]) == (True, False)
-    assert any(row["partial"] or row["unfinished"] for row in made.values())
+    report = report_of(half)
+    first, second = report.run.trials[:2]
+    assert (first.finished, second.finished) == (True, False)
+    assert any(row.partial or row.unfinished for row in report.rows)
     assert "1 of 8 runs are done" in page_of(half)
 
 
 def test_a_point_of_a_sweep_has_its_own_config(sweep_folder: Path) -> None:
     run = load_run(sweep_folder)
-    parts = [run.at(point) for point in run.summary["points"]]
+    parts = [run.at(point) for point in run.points]
     assert [part.config["topology"]["p"] for part in parts] == [0.1, 0.9]
     assert not any(part.swept or "grid" in part.config for part in parts)
     assert parts[1].seeds == [0, 1]
     unreadable = replace(run, config_text="clients = -1")
-    assert unreadable.at(run.summary["points"][1]).config["topology"]["p"] == 0.9
+    assert unreadable.at(run.points[1]).config["topology"]["p"] == 0.9
 
 
 # --- numbers and drawing
@@ -620,9 +625,9 @@ def test_curves_are_means_over_the_finished_runs(run_folder: Path) -> None:
     assert curve.std is not None
     assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
     assert curve_of(run, "local", "cluster_accuracy") is None
-    half = [row | {"finished": row["seed"] == 1} for row in run.summary["runs"]]
+    half = [trial.changed(finished=trial.seed == 1) for trial in run.trials]
     mine = [line for line in run.metrics if line["algorithm"] == "dfca-gi" and line["seed"] == 1]
-    partly = curve_of(replace(run, summary=run.summary | {"runs": half}), "dfca-gi", "accuracy")
+    partly = curve_of(replace(run, trials=half), "dfca-gi", "accuracy")
     assert partly == ([2, 4], [line["accuracy"] for line in mine], None)
 
 
@@ -744,15 +749,18 @@ def test_the_page_describes_an_algorithm_with_options_by_these(run_folder: Path)
 
 
 def test_a_sweep_in_short() -> None:
-    def row(label: str, rate: float, algorithm: str, accuracy: float, via: str = "neighbours") -> dict[str, Any]:
-        head = {"label": label, "point": {"rate": rate}, "algorithm": algorithm, "via": via, "informed": False}
-        known = {"partial": False, "accuracy_mean": accuracy, "metric": ACCURACY, "compared": None}
-        return {**head, **known, "runs": 3, "lost_runs": 1 if algorithm == "b" else 0}
+    def trials(rate: int, algorithm: str, accuracy: float) -> list[dict[str, Any]]:
+        lost = [2, 2, 1 if algorithm == "b" else 2]
+        return [
+            row(algorithm, seed, accuracy, models=2, live_clusters=live, digest=f"rate={rate}")
+            for seed, live in enumerate(lost)
+        ]
 
-    table = [row("rate=1", 1, "a", 0.5), row("rate=1", 1, "b", 0.6), row("rate=2", 2, "a", 0.9)]
-    table += [row("rate=2", 2, "b", 0.8), row("rate=2", 2, "server", 0.99, "server")]
-    found = findings.sweep_findings(table, ["rate"])
-    assert (found["winner"]["algorithm"], found["winner"]["label"]) == ("a", "rate=2"), "a server is no rival"
+    points = [point({"rate": rate}, algorithms=["a", "b", "ifca"]) for rate in (1, 2)]
+    runs = [*trials(1, "a", 0.5), *trials(1, "b", 0.6), *trials(2, "a", 0.9), *trials(2, "b", 0.8)]
+    report = report_of({"points": points, "runs": [*runs, *trials(2, "ifca", 0.99)]})
+    found = findings.sweep_findings(report.rows, ["rate"])
+    assert (found["winner"].algorithm, found["winner"].label) == ("a", "rate=2"), "a server is no rival"
     assert sorted(found["wins"]) == [("a", 1), ("b", 1)]
     assert found["effects"] == [findings.Effect("rate", "2", pytest.approx(0.85), "1", pytest.approx(0.55))]
     assert found["lost_runs"] == [("b", 2, 6)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metric_lines import put_metrics
+from reports import report_of
 from tiny_worlds import TINY
 from toy import run_virtual
 
@@ -16,17 +17,23 @@ from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.plots import to_svg
 from dfca.report.formats import all_tables
 from dfca.report.page import write_report
-from dfca.report.results import load_results, save_results
+from dfca.report.results import run_of, save_results, stored_run
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import Mark, draw_courses, styles_of
 from dfca.report.virtual.summary import VirtualResults, axis_of, variant_of
 from dfca.report.virtual.tables import ratio_to_batch, virtual_tables
-from dfca.runs.store.reading import load_run
+from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.rows import TrialRow
 
 
-def row(aggregation: str, slowdown: int, time_s: float | None, algorithm: str = "dfca-gi") -> dict[str, Any]:
+def row(aggregation: str, slowdown: int, time_s: float | None, algorithm: str = "dfca-gi") -> TrialRow:
     at = {"mixing.aggregation": aggregation, "world.compute.slowdown": slowdown}
-    return {"algorithm": algorithm, "point": at, "time_to_target_s": time_s, "time_s": 100.0}
+    values = {"algorithm": algorithm, "seed": 0, "point": at, "time_to_target_s": time_s, "time_s": 100.0}
+    return TrialRow.of(values)
+
+
+def swept(*points: dict[str, Any]) -> Run:
+    return run_of({"points": [{"point": at, "world": {}} for at in points], "runs": []})
 
 
 def test_ratios_to_batch_by_hand() -> None:
@@ -35,22 +42,18 @@ def test_ratios_to_batch_by_hand() -> None:
     assert ratio_to_batch(rows, [row("sequential", 20, 10.0)]) == (10.0, True)  # at least: batch never got there
     assert ratio_to_batch(rows, [row("sequential", 10, None)]) is None
     assert ratio_to_batch(rows, rows[1:2]) is None
-    axis = axis_of({"points": [{"point": each["point"], "world": {}} for each in rows]})
+    axis = axis_of(swept(*(dict(trial.point) for trial in rows)))
     assert axis == ("world.compute.slowdown", [1.0, 10.0, 20.0])
-    assert axis_of({"points": [{"point": {"world.partitions": []}, "world": {}}, {"point": {}, "world": {}}]}) == (
-        "",
-        [0.0],
-    )
+    assert axis_of(swept({"world.partitions": []}, {})) == ("", [0.0])
     assert variant_of(rows[0], axis) == "dfca-gi sequential"
-    assert variant_of(
-        {"algorithm": "dfca-auto", "point": {"world.partitions": [], "world.churn.keeps": False}}, axis
-    ) == ("dfca-auto no partitions not keeps")
+    other = {"algorithm": "dfca-auto", "seed": 0, "point": {"world.partitions": [], "world.churn.keeps": False}}
+    assert variant_of(TrialRow.of(other), axis) == "dfca-auto no partitions not keeps"
     assert variant_of(row("batch", 1, 1.0, "ifca"), axis) == "ifca"
 
 
 def test_the_table_in_virtual_time(virtual_folder: Path) -> None:
-    summary = load_run(virtual_folder).summary
-    (table,) = virtual_tables(summary)
+    report = report_of(virtual_folder)
+    (table,) = virtual_tables(report.run)
     assert table.title == "In virtual time"
     assert [" ".join(title.split()) for title in table.columns] == [
         "world. compute. slowdown",
@@ -73,8 +76,8 @@ def test_the_table_in_virtual_time(virtual_folder: Path) -> None:
         ("", "ifca"),
     ]
     assert [continues for _, _, continues in table.lines] == [False, True, True] * 2
-    assert all_tables(summary)[-1] == table
-    narrow = all_tables(summary, width=90)[-1]
+    assert all_tables(report)[-1] == table
+    narrow = all_tables(report, width=90)[-1]
     assert narrow.width <= 90
     assert "rounds of\na client" not in narrow.columns
     assert all(len(line) == len(narrow.columns) == len(narrow.words) for line in narrow.rows)
@@ -116,25 +119,25 @@ def test_a_page_of_one_point(virtual_point_folder: Path) -> None:
 
 
 def test_a_file_of_results_gives_the_same_pictures(virtual_point_folder: Path, tmp_path: Path) -> None:
-    run = load_run(virtual_point_folder)
-    save_results(run, tmp_path / "kept.json")
-    kept = load_results(tmp_path / "kept.json")
+    report = report_of(virtual_point_folder)
+    save_results(report, tmp_path / "kept.json")
+    kept = report_of(tmp_path / "kept.json")
 
     def pictures(results: VirtualResults) -> list[tuple[str, ...]]:
         drawn = [each for section in virtual_drawings(results).values() for each in section]
         return [(each.name, each.caption, each.title, to_svg(each.figure)) for each in drawn]
 
-    assert pictures(VirtualResults.of_results(kept)) == pictures(VirtualResults.of_run(run))
-    assert all_tables(kept)[-1] == all_tables(run.summary)[-1]
+    assert pictures(VirtualResults.of(kept.run)) == pictures(VirtualResults.of(report.run))
+    assert all_tables(kept)[-1] == all_tables(report)[-1]
 
 
 def test_a_file_of_a_sweep_keeps_the_timelines_that_are_drawn(virtual_folder: Path, tmp_path: Path) -> None:
-    run = load_run(virtual_folder)
-    save_results(run, tmp_path / "kept.json")
-    kept = VirtualResults.of_results(load_results(tmp_path / "kept.json"))
-    assert kept.courses == VirtualResults.of_run(run).courses
-    assert {table["point"]["world.compute.slowdown"] for table in kept.timelines} == {5}
-    assert len(kept.timelines) == len(run.timelines) // 2
+    report = report_of(virtual_folder)
+    save_results(report, tmp_path / "kept.json")
+    whole, kept = VirtualResults.of(report.run), VirtualResults.of(stored_run(tmp_path / "kept.json"))
+    assert kept.courses == whole.courses
+    assert {table.point["world.compute.slowdown"] for table in kept.timelines} == {5}
+    assert len(kept.timelines) == len(whole.timelines) // 2
 
 
 def test_a_run_in_virtual_time_that_has_only_begun(virtual_point_folder: Path, tmp_path: Path) -> None:
@@ -156,8 +159,8 @@ def test_a_sweep_whose_points_have_a_world_or_none(tmp_path: Path) -> None:
     sweep = Sweep.of({"points": [{"local.learning_rate": 0.1}, *worlds]})
     run_virtual(tmp_path, values, sweep)
     run = load_run(tmp_path)
-    assert ["time_s" in row for row in run.summary["runs"]] == [False, True, True]
-    assert axis_of(run.summary) == ("world.link.latency_s", [0.1, 0.2])
+    assert ["time_s" in trial for trial in run.trials] == [False, True, True]
+    assert axis_of(run) == ("world.link.latency_s", [0.1, 0.2])
     page = (tmp_path / "report.html").read_text()
     assert "latency 0.1 s (at the first point with one; the points without a world ran in rounds)" in page
     assert "Over virtual time" in page

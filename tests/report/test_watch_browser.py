@@ -6,10 +6,9 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chromium import PROGRAM, Chromium
@@ -19,6 +18,7 @@ from dfca.experiment.load import load_experiment
 from dfca.experiment.sweep import Trial
 from dfca.runs.runner import run
 from dfca.runs.sink import NullSink
+from dfca.sim.metrics_table import EvaluationRow
 from dfca.watch.hub import Hub
 from dfca.watch.run_source import RunSource
 from dfca.watch.server import PageServer
@@ -52,7 +52,7 @@ class Check(NullSink):
     def __init__(self, check: Callable[[int], None]) -> None:
         self._check = check
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         if metrics is not None:
             self._check(round)
 

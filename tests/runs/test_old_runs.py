@@ -12,7 +12,7 @@ from tiny_runs import Listener
 
 from dfca.experiment.load import Experiment, read_stored
 from dfca.report.page import write_report
-from dfca.report.tables import summary_rows
+from dfca.report.rows import RunReport
 from dfca.runs.runner import run
 from dfca.runs.store.folder import FORM
 from dfca.runs.store.metrics import read_metrics
@@ -41,11 +41,11 @@ def test_an_old_run_is_read_and_reported_as_it_is(name: str, trials: int, lines:
     out, _ = old_run(name, tmp_path)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     old = load_run(out)
-    assert (len(old.summary["runs"]), len(old.metrics)) == (trials, lines)
-    assert all(row["finished"] for row in old.summary["runs"])
-    assert len(summary_rows(old.summary)) == trials
+    assert (len(old.trials), len(old.metrics)) == (trials, lines)
+    assert all(trial.finished for trial in old.trials)
+    assert len(RunReport.of(old).rows) == trials
     page = write_report(out).read_text()
-    assert all(row["algorithm"] in page for row in old.summary["runs"])
+    assert all(trial.algorithm in page for trial in old.trials)
     assert before.items() <= {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}.items()
 
 
@@ -54,13 +54,13 @@ def test_an_old_run_is_continued_and_takes_the_new_form(name: str, tmp_path: Pat
     out, experiment = old_run(name, tmp_path)
     before, listener = load_run(out), Listener()
     run(more_seeds(experiment), out, listener)
-    assert [(seed, round) for _, seed, round in listener.trials] == [(1, 0)] * len(before.summary["runs"])
+    assert [(seed, round) for _, seed, round in listener.trials] == [(1, 0)] * len(before.trials)
     after = load_run(out)
-    assert after.summary["form"] == FORM
+    assert after.head["form"] == FORM
     assert not (out / "metrics.jsonl").exists()
     assert [line for line in after.metrics if line["seed"] == 0] == before.metrics
-    assert [row for row in after.summary["runs"] if row["seed"] == 0] == before.summary["runs"]
-    assert all(row["runs"] == 2 for row in summary_rows(after.summary))
+    assert [trial for trial in after.trials if trial.seed == 0] == before.trials
+    assert all(row.runs == 2 for row in RunReport.of(after).rows)
     assert "2 of 2 runs" not in write_report(out).read_text(), "nothing is unfinished"
 
 
@@ -68,7 +68,7 @@ def test_an_old_run_that_was_cut_off_while_it_took_the_new_form(tmp_path: Path) 
     out, experiment = old_run("rounds", tmp_path)
     before = load_run(out).metrics
     (out / "metrics").mkdir()
-    (out / "metrics" / "ifca-0.jsonl").write_text(json.dumps(before[-1]) + "\n")
+    (out / "metrics" / "ifca-0.jsonl").write_text(json.dumps(before[-1].stored) + "\n")
     assert load_run(out).metrics == before
     run(experiment, out)
     assert read_metrics(out) == before

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports import report_of
 from tiny_runs import TINY
 
 from dfca.base.errors import DataError, RunError
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Sweep
-from dfca.report.rows import summary_rows
+from dfca.report.rows import RunReport
 from dfca.runs.replay import replay_run
 from dfca.runs.reuse import join
 from dfca.runs.runner import run
@@ -69,18 +70,17 @@ def test_a_sweep_takes_what_a_single_run_has_and_runs_the_rest(tmp_path: Path, s
     run(experiment(clusters=2, algorithms=["local"]), single)
     run(experiment({"clusters": [1, 2]}), taken, received, workers=1, reuse=[single])
     assert not [trial for trial in received.started if "local" in trial and "clusters=2" in trial]
-    assert [row["accuracy_mean"] for row in summary_rows(load_run(taken).summary)] == [
-        row["accuracy_mean"] for row in summary_rows(load_run(swept).summary)
-    ]
+    assert [row.score.mean for row in report_of(taken).rows] == [row.score.mean for row in report_of(swept).rows]
 
 
 def test_seeds_of_two_folders_make_one_table(tmp_path: Path) -> None:
     for name, seeds in (("a", [0]), ("b", [1]), ("both", [0, 1])):
         run(experiment(seeds=seeds), tmp_path / name)
     joined = join([load_run(tmp_path / "a"), load_run(tmp_path / "b")])
-    keys = ("algorithm", "runs", "accuracy_mean", "accuracy_std")
-    ours, theirs = summary_rows(joined.summary), summary_rows(load_run(tmp_path / "both").summary)
-    assert [[row[key] for key in keys] for row in ours] == [[row[key] for key in keys] for row in theirs]
+    ours, theirs = RunReport.of(joined).rows, report_of(tmp_path / "both").rows
+    assert [(row.algorithm, row.runs, row.score) for row in ours] == [
+        (row.algorithm, row.runs, row.score) for row in theirs
+    ]
     assert joined.trial_counts == (4, 4)
 
 

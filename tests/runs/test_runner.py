@@ -30,6 +30,7 @@ from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.trials import Cadence
+from dfca.sim.metrics_table import EvaluationRow
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_terminal_shows_both_bars(tmp_path: Path) -> None:
         bars.start_run(trials, 0)
         for trial in trials:
             bars.start_trial(trial, 0)
-            bars.finish_round(trial, 3, {"accuracy": 0.5})
+            bars.finish_round(trial, 3, EvaluationRow.of({"round": 3, "accuracy": 0.5}))
         bars._progress.refresh()
         bars.fail_trial(trials[0], "it broke")
     text = screen.getvalue()

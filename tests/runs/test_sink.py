@@ -13,6 +13,8 @@ from dfca.experiment.sweep import Point, Trial, TrialGroup
 from dfca.runs.progress import Bars
 from dfca.runs.runner import run
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, PipeSink, RunSink, deliver
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow
 
 CALLS = ("start_run", "note", "start_group", "start_trial", "finish_round", "finish_trial", "fail_trial", "end_run")
 
@@ -70,8 +72,8 @@ def test_a_pipe_repeats_every_call_with_the_same_values() -> None:
         sink.start_group(group, {"facts": {"p": 0.1}, "edges": [[0, 1]], "clusters": None})
         sink.start_trial(trial, 2, 1.5)
         sink.finish_round(trial, 3, None, 2.0)
-        sink.finish_round(trial, 4, {"accuracy": 0.1 + 0.2}, 2.5)
-        sink.finish_trial(trial, {"accuracy": 1 / 3})
+        sink.finish_round(trial, 4, EvaluationRow.of({"round": 4, "accuracy": 0.1 + 0.2}), 2.5)
+        sink.finish_trial(trial, TrialRow.of({"algorithm": "local", "seed": 3, "accuracy": 1 / 3}))
         sink.fail_trial(trial, "it broke")
     memory = [message for message in sent if message[0] == "memory"]
     assert memory[0][1] > 2**20

@@ -20,10 +20,11 @@ from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, read_stored
 from dfca.experiment.sweep import Point, Sweep, Trial
 from dfca.report.page import write_report
-from dfca.report.rows import summary_rows
+from dfca.report.rows import RunReport
 from dfca.runs.runner import make_groups, run
 from dfca.runs.signals import Interrupted
 from dfca.runs.store.reading import load_run
+from dfca.sim.metrics_table import EvaluationRow
 
 BASE = {**TINY, "algorithms": ["dfca-li", "local"], "rounds": 4}
 
@@ -199,8 +200,8 @@ def test_a_sweep_may_grow_and_shrink_and_runs_only_what_is_new(tmp_path: Path) -
     summary = run(sweep({"clients": [8]}, algorithms=["fedavg", "local"]), out, again, workers=1)
     assert again.trials == [("fedavg", 0, 0)]
     assert len(summary["runs"]) == 9, "what is no longer asked for stays in the file"
-    rows = summary_rows(load_run(out).summary)
-    assert [(row["label"], row["algorithm"], row["runs"]) for row in rows] == [
+    rows = RunReport.of(load_run(out)).rows
+    assert [(row.label, row.algorithm, row.runs) for row in rows] == [
         ("clients=8", "local", 2),
         ("clients=8", "fedavg", 1),
     ]
@@ -334,7 +335,7 @@ def test_a_signal_stores_every_trial_under_way(tmp_path: Path) -> None:
     begun: set[tuple[str, int, str]] = set()
 
     class Stopper(Listener):
-        def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
             if trial.key not in begun:
                 begun.add(trial.key)
                 if len(begun) == 2:

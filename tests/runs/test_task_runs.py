@@ -19,11 +19,12 @@ from dfca.experiment.load import Experiment, load_experiment
 from dfca.models import mlp
 from dfca.report.formats import comma_separated, markdown
 from dfca.report.page import write_report
+from dfca.report.rows import RunReport
 from dfca.runs.replay import replay_run
 from dfca.runs.runner import run
 from dfca.runs.signals import Interrupted
 from dfca.runs.sink import NullSink
-from dfca.runs.store.metric import ShownMetric, metric_of
+from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.reading import load_run
 
 SMALL = {
@@ -61,18 +62,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tables_show_the_metric_and_its_direction(folder: Path) -> None:
     found = load_run(folder)
-    rows = {row["algorithm"]: row for row in found.summary["runs"] if row["seed"] == 0}
-    assert metric_of(rows["local"]) == ShownMetric("RMSE", "rmse", False, False)
-    text = markdown(found.summary)
+    rows = {trial.algorithm: trial for trial in found.trials if trial.seed == 0}
+    assert rows["local"].metric == ShownMetric("RMSE", "rmse", False, False)
+    text = markdown(RunReport.of(found))
     assert re.search(r"\| *algorithm *\|.*\| *RMSE *\|", text)
     assert "accuracy" not in text
-    means = {name: [r["rmse"] for r in found.summary["runs"] if r["algorithm"] == name] for name in rows}
+    means = {name: [trial["rmse"] for trial in found.trials if trial.algorithm == name] for name in rows}
     best = min(("dfca-gi", "dfedavgm"), key=lambda name: sum(means[name]))
     line = next(line for line in text.splitlines() if line.startswith(f"| {best} "))
     assert "**" in line  # less is better
     assert "less RMSE is better" in text
-    assert comma_separated(found.summary).splitlines()[0].split(",")[4:6] == ["rmse_mean", "rmse_std"]
-    page = write_report(found).read_text()
+    assert comma_separated(RunReport.of(found)).splitlines()[0].split(",")[4:6] == ["rmse_mean", "rmse_std"]
+    page = write_report(found.folder).read_text()
     assert "RMSE of the model that each client would use" in page
     assert "accuracy-by-round" not in page
 
@@ -83,8 +84,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_numbers(folder: Path, tmp_pat
     run(small(seeds=2), tmp_path / "again", workers=1)
     kept = ("algorithm", "seed", "rmse", "all_models_rmse", "train_loss")
     first, second = (
-        [{key: row[key] for key in kept} for row in load_run(path).summary["runs"]]
-        for path in (folder, tmp_path / "again")
+        [{key: row[key] for key in kept} for row in load_run(path).trials] for path in (folder, tmp_path / "again")
     )
     assert first == second
 
@@ -94,14 +94,14 @@ def test_a_target_in_virtual_time_is_reached_from_above(tmp_path: Path) -> None:
     experiment = small(algorithms=["dfca-gi"], **(VIRTUAL | {"world": VIRTUAL["world"] | joiner}))
     run(experiment, tmp_path / "virtual", workers=1)
     found = load_run(tmp_path / "virtual")
-    (row,) = found.summary["runs"]
+    (row,) = found.trials
     lines = [line for line in found.metrics if line["rmse"] <= 0.79]
-    assert row["target_accuracy"] == 0.79
+    assert row.target == row["target_accuracy"] == 0.79
     assert row["time_to_target_s"] == lines[0]["time_s"] > found.metrics[0]["time_s"]
     assert "3" in row["caught_up_s"]
-    text = markdown(found.summary)
+    text = markdown(RunReport.of(found))
     assert "RMSE 0.79 after" in " ".join(text.split())
-    page = write_report(found).read_text()
+    page = write_report(found.folder).read_text()
     assert "RMSE against virtual time." in page
     assert "ccuracy against" not in page
     assert [result.difference for result in replay_run(tmp_path / "virtual")] == [""]
@@ -109,9 +109,9 @@ def test_a_target_in_virtual_time_is_reached_from_above(tmp_path: Path) -> None:
 
 def test_scores_that_are_not_finite_are_dashes(tmp_path: Path) -> None:
     run(small(algorithms=["dfedavgm"], local={"steps": 20, "learning_rate": 3.0}), tmp_path / "far", workers=1)
-    summary = load_run(tmp_path / "far").summary
-    assert summary["runs"][0]["rmse"] is None or summary["runs"][0]["rmse"] > 1
-    assert "RMSE" in markdown(summary)
+    far = load_run(tmp_path / "far")
+    assert far.trials[0].score is None or far.trials[0].score > 1
+    assert "RMSE" in markdown(RunReport.of(far))
 
 
 def test_a_start_from_a_file(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_start_from_a_file(tmp_path: Path) -> None:
     none = {"steps": 0, "learning_rate": 0.1}
     experiment = small(algorithms=["local"], rounds=1, local=none, model={"hidden": 4, "start_from": str(path)})
     run(experiment, tmp_path / "run", workers=1)
-    first = load_run(tmp_path / "run").summary["runs"][0]["rmse"]
+    first = load_run(tmp_path / "run").trials[0]["rmse"]
     run(small(algorithms=["local"], rounds=1, local=none), tmp_path / "fresh", workers=1)
-    assert first != load_run(tmp_path / "fresh").summary["runs"][0]["rmse"]
+    assert first != load_run(tmp_path / "fresh").trials[0]["rmse"]
     experiment_file = tmp_path / "file.toml"
     experiment_file.write_text(experiment.config.to_toml())
     loaded = load_experiment(experiment_file)

@@ -15,7 +15,9 @@ from dfca.experiment.sweep import Trial
 from dfca.runs.runner import run
 from dfca.runs.sink import Broadcast, CallbackSink, NullSink
 from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.rows import TrialRow
 from dfca.runs.trackers import TRACKERS, make_tracker, numbers_of
+from dfca.sim.metrics_table import EvaluationRow
 
 
 class Calls:
@@ -189,9 +191,9 @@ def test_a_tracker_that_fails_later_is_left_out(tmp_path: Path, monkeypatch: pyt
     tracker = make_tracker("wandb", tmp_path, "tiny", told.append)
     tracker.start_trial(trial(), 0)
     monkeypatch.setattr(tracker, "log", lambda *_: 1 / 0)
-    tracker.finish_round(trial(), 1, {"accuracy": 0.5})
-    tracker.finish_round(trial(), 2, {"accuracy": 0.5})
-    tracker.finish_trial(trial(), {})
+    tracker.finish_round(trial(), 1, EvaluationRow.of({"round": 1, "accuracy": 0.5}))
+    tracker.finish_round(trial(), 2, EvaluationRow.of({"round": 2, "accuracy": 0.5}))
+    tracker.finish_trial(trial(), TrialRow.of(trial().head))
     assert told == [
         "--log wandb has stopped (ZeroDivisionError: division by zero); the run goes on, and its folder has all numbers"
     ]

@@ -106,7 +106,7 @@ def test_the_command_line_chooses_rows_by_their_labels(file: Path) -> None:
 def test_rows_are_run_with_their_own_options(file: Path) -> None:
     folder = file.parent / "run"
     run(load_experiment(file), folder)
-    rows = {(row["algorithm"], row["seed"]): row for row in load_run(folder).summary["runs"]}
+    rows = {(row.algorithm, row.seed): row for row in load_run(folder).trials}
     assert len(rows) == 8
     for seed in (0, 1):
         plain, same = rows["fedavg", seed], rows["fedavg, no momentum", seed]

@@ -32,6 +32,7 @@ from dfca.runs.trials import Cadence
 from dfca.runs.virtual import Milestones, StuckError, TraceFile
 from dfca.sim.events.books import TraceRecord
 from dfca.sim.events.world import Compute, Devices, LateJoiner, Partition, World
+from dfca.sim.metrics_table import EvaluationRow
 
 
 def tiny(**values: Any) -> Experiment:
@@ -39,7 +40,7 @@ def tiny(**values: Any) -> Experiment:
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:
-    lines = read_metrics(out)
+    lines = [dict(line) for line in read_metrics(out)]
     assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for line in lines:
         line.pop("seconds", None)
@@ -131,7 +132,7 @@ class Stopper(NullSink):
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         self.places.append(time_s)
 
-    def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         if time_s >= self.at_s:
             import os
             import signal
@@ -174,7 +175,7 @@ def test_killed_between_checkpoints_is_bit_identical(
     monkeypatch.setattr(Cadence, "due", lambda self: next(due))
 
     class Killer(NullSink):
-        def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+        def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
             if time_s >= 6.0:
                 raise MemoryError("killed")
 
@@ -265,14 +266,13 @@ def test_targets_and_joiners_by_hand() -> None:
 
     def look(time_s: float, scores: list[float], sent: int) -> None:
         mean = sum(scores) / len(scores)
-        milestones.update(
-            {"time_s": time_s, "accuracy": mean, "bytes_sent": sent, "compute_s": time_s, "accuracy_by_client": scores}
-        )
+        seen = {"time_s": time_s, "bytes_sent": sent, "compute_s": time_s}
+        milestones.update(EvaluationRow.of({**seen, "accuracy": mean, "accuracy_by_client": scores}))
 
     look(1.0, [0.4, 0.9, 0.4], 10)  # client 1 has not joined
     look(3.0, [0.6, 0.5, 0.6], 20)
     look(4.0, [0.6, 0.571, 0.6], 30)
-    assert milestones.found() == {
+    assert milestones.facts() == {
         "target_accuracy": 0.5,
         "time_to_target_s": 1.0,
         "bytes_to_target": 10,

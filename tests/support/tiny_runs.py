@@ -14,6 +14,8 @@ from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Trial
 from dfca.runs.sink import NullSink
 from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow
 
 TINY = {
     "clients": 6,
@@ -50,10 +52,10 @@ class Listener(NullSink):
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         self.trials.append((trial.algorithm, trial.seed, round))
 
-    def finish_round(self, trial: Trial, round: int, metrics: dict[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         self._act(round)
 
-    def finish_trial(self, trial: Trial, row: dict[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         self.rows.append(row)
 
     def fail_trial(self, trial: Trial, sentence: str) -> None:
@@ -63,7 +65,8 @@ class Listener(NullSink):
 def numbers(out: Path) -> Any:
     """Read everything that must be equal to the bit: the metrics and the summary without the seconds, the models."""
     summary = json.loads((out / "summary.json").read_text())
-    lines = read_metrics(out, summary["runs"])
+    read = read_metrics(out, list(map(TrialRow.of, summary["runs"])))
+    lines = [dict(line) for line in read]
     assert len(lines) == sum(len(path.read_text().splitlines()) for path in (out / "metrics").iterdir()), "none twice"
     for each in (*lines, *summary["runs"]):
         assert each.pop("seconds", None) or each.get("error") or "time_s" in each

@@ -11,7 +11,8 @@ from dfca.base.errors import ConfigError
 from dfca.base.notebook import mean_and_spread, table, text_table
 from dfca.base.paired import BEYOND_CHANCE, Compared, choose_reference, compare, explanation, verdict_line
 from dfca.core.learning.task import Metric
-from dfca.runs.store.metric import metric_of
+from dfca.runs.store.metric import metric_named
+from dfca.sim.metrics_table import EvaluationRow
 from dfca.sim.notes import diverged_clients
 
 if TYPE_CHECKING:
@@ -129,19 +130,19 @@ class Comparison:
     def _higher_is_better(self) -> bool:
         result = self.results[0]
         learns: Metric | None = None if result.simulation is None else result.simulation.setting.learns.metric
-        return metric_of(result.metrics[-1]).higher_is_better if learns is None else learns.higher_is_better
+        return metric_named(result.metrics.metric).higher_is_better if learns is None else learns.higher_is_better
 
     def _scores(self) -> dict[str, dict[int, float | None]]:
         scores: dict[str, dict[int, float | None]] = {}
         for result in self.results:
-            scores.setdefault(result.algorithm, {})[result.seed] = result.metrics[-1].get(result.metrics.metric)
+            scores.setdefault(result.algorithm, {})[result.seed] = result.metrics[-1].score
         return scores
 
     def _diverged(self) -> dict[str, int]:
         """Count the seeds in which training diverged, by algorithm."""
         counts: dict[str, int] = {}
         for result in self.results:
-            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.metrics[-1]["assignments"])):
+            if diverged_clients(result.notes) >= max(1, 0.1 * len(result.metrics[-1].assignments)):
                 counts[result.algorithm] = counts.get(result.algorithm, 0) + 1
         return counts
 
@@ -158,7 +159,7 @@ class Comparison:
         return notes
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        last: dict[str, list[dict[str, Any]]] = {}
+        last: dict[str, list[EvaluationRow]] = {}
         for result in self.results:
             last.setdefault(result.algorithm, []).append(result.metrics[-1])
         key, differences, diverged = self.results[0].metrics.metric, self.differences, self._diverged()

@@ -16,7 +16,7 @@ from dfca.api.exporting import Exportable, Format, check_format, holders
 from dfca.base.errors import ConfigError
 from dfca.base.notebook import number, table
 from dfca.core.learning.params import FlatModel
-from dfca.sim.metrics_table import Metrics, plain_scores
+from dfca.sim.metrics_table import Metrics
 
 SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s", "bytes_sent")
 
@@ -64,12 +64,12 @@ class Result:
     @property
     def score(self) -> float:
         """The mean over clients of the task's metric on test data after the last round: accuracy, RMSE, ..."""
-        return float(self.metrics[-1][self.metrics.metric])
+        return float(self.metrics[-1].score)
 
     @property
     def assignments(self) -> Tensor:
         """The cluster whose model fits each client best after the last round: (N,)."""
-        return torch.tensor(self.metrics[-1]["assignments"])
+        return torch.tensor(self.metrics[-1].assignments)
 
     @cached_property
     def flat(self) -> FlatModel:
@@ -88,7 +88,7 @@ class Result:
         Raises:
             ConfigError: If there is no such client.
         """
-        client = check_client(client, len(self.metrics[-1]["assignments"]))
+        client = check_client(client, len(self.metrics[-1].assignments))
         return self.banks[:, 0 if self.banks.shape[1] == 1 else client].clone()
 
     def model(self, client: int, cluster: int | None = None) -> nn.Module:
@@ -150,7 +150,7 @@ class Result:
             ConfigError: If the format, client or cluster is unknown, or the module cannot be written as ONNX.
         """
         check_format(format)
-        own = plain_scores(self.metrics[-1], self.metrics.metric)
+        own = self.metrics[-1].plain_scores
         written = []
         for holder, j in holders(self.assignments.tolist(), client, cluster):
             bank = self.bank(holder)
@@ -164,7 +164,7 @@ class Result:
                 "client": holder,
                 "by_client": client is not None,
                 self.metrics.metric: own[holder] if deployed else None,
-                "round": self.metrics[-1]["round"],
+                "round": self.metrics[-1].round,
                 "classes": self.classes,
                 "model": str(self.module),
             }
@@ -176,10 +176,10 @@ class Result:
         return stored | {"simulation": None, "banks": self.banks.clone()}
 
     def __repr__(self) -> str:
-        last, key = self.metrics[-1], self.metrics.metric
-        clients, used = len(last["assignments"]), len(set(last["assignments"]))
+        last = self.metrics[-1]
+        clients, used = len(last.assignments), len(set(last.assignments))
         return (
-            f"Result({self.algorithm}, seed {self.seed}: {key} {number(last[key])} after {last['round']} rounds, "
+            f"Result({self.algorithm}, seed {self.seed}: {last.metric} {number(last.score)} after {last.round} rounds, "
             f"{clients} clients use {used} of {len(self.banks)} models)"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,8 @@ from dfca.models import make_factory
 from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run
 from dfca.runs.store.reading import load_run as read_run
-from dfca.sim.metrics_table import Metrics, frame_of, plain_scores
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow, flat_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +74,7 @@ class StoredRun:
         return self.run.folder
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The complete config; of a sweep its base, with the tables of the sweep."""
         return self.run.config
 
@@ -90,26 +91,24 @@ class StoredRun:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Every evaluated round of every trial: algorithm, seed, the keys that a sweep varies, round, accuracy, ..."""
-        return frame_of([_flat_point(line) for line in self.run.metrics])
+        return _frame(self.run.metrics)
 
     @cached_property
     def results(self) -> pd.DataFrame:
         """A row per trial: its last scores, what it sent, how long it took, whether it is finished."""
-        return frame_of([_flat_point(row) for row in self.run.summary["runs"]])
+        return _frame(self.run.trials)
 
     @cached_property
     def assignments(self) -> pd.DataFrame:
-        """The last cluster of each client of each trial, and its true one (None where it is unknown)."""
-        last: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for line in self.run.metrics:
-            last[line["algorithm"], line["seed"], line.get("digest")] = line
+        """The last cluster of each client of each trial, and its true one (None where it is not known)."""
+        last = {line.key(swept=True): line for line in self.run.metrics}
         rows = []
         for line in last.values():
             true = self._true_clusters(line)
-            head = {"algorithm": line["algorithm"], "seed": line["seed"], **(line.get("point") or {})}
-            for client, cluster in enumerate(line["assignments"]):
+            head = {"algorithm": line.algorithm, "seed": line.seed, **line.point, "round": line.round}
+            for client, cluster in enumerate(line.assignments):
                 own = None if true is None else true[client]
-                rows.append({**head, "round": line["round"], "client": client, "cluster": cluster, "true_cluster": own})
+                rows.append({**head, "client": client, "cluster": cluster, "true_cluster": own})
         import pandas as pd
 
         return pd.DataFrame(rows)
@@ -196,23 +195,22 @@ class StoredRun:
         row = self._row(algorithm, seed, point)
         stored = self._models(row)
         flat, line = self._flat(stored), self._last_line(row)
-        key = Metrics([line]).metric
-        own, shape = plain_scores(line, key), self._shape(stored)
+        own, shape = line.plain_scores, self._shape(stored)
         written = []
-        for holder, j in holders(line["assignments"], client, cluster):
-            deployed = line["assignments"][holder] == j and len(own) > holder and not _is_personal(row["algorithm"])
+        for holder, j in holders(line.assignments, client, cluster):
+            deployed = line.assignments[holder] == j and len(own) > holder and not _is_personal(row.algorithm)
             facts = {
-                "algorithm": row["algorithm"],
-                "seed": row["seed"],
+                "algorithm": row.algorithm,
+                "seed": row.seed,
                 "cluster": j,
                 "client": holder,
                 "by_client": client is not None,
-                key: own[holder] if deployed else None,
-                "round": line["round"],
+                line.metric: own[holder] if deployed else None,
+                "round": line.round,
                 "classes": self._classes(stored),
                 "model": self._model_options(stored),
-                "point": label_of(row["point"]) if row.get("point") else None,
-                "experiment": self.run.summary.get("experiment"),
+                "point": label_of(row.point) if row.point else None,
+                "experiment": self.run.experiment or None,
             }
             vector = stored.vector(holder, j)
             written.append(Exportable(flat, vector, facts, shape).write(Path(folder), format))
@@ -220,39 +218,39 @@ class StoredRun:
 
     def __repr__(self) -> str:
         finished, asked = self.run.trial_counts
-        name = self.run.summary.get("experiment", self.folder.name)
+        name = self.run.experiment or self.folder.name
         head = f"StoredRun({name}, {self.folder}: {finished} of {asked} trials finished)"
         columns, rows = self._cells()
         return f"{head}\n{text_table(columns, rows)}" if rows else head
 
     def _repr_html_(self) -> str:
         finished, asked = self.run.trial_counts
-        title = f"{self.run.summary.get('experiment', self.folder.name)}: {finished} of {asked} trials finished"
+        title = f"{self.run.experiment or self.folder.name}: {finished} of {asked} trials finished"
         return table(title, *self._cells(), notes=(str(self.folder),))
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """Make a row per algorithm (and point): mean and spread over seeds."""
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for row in self.run.summary["runs"]:
-            groups.setdefault((label_of(row["point"]) if row.get("point") else "", row["algorithm"]), []).append(row)
-        key = Metrics([{**(self.run.metrics[0] if self.run.metrics else {})}]).metric
-        swept = [["point"]] if self.run.swept else []
-        columns = [*(name for part in swept for name in part), "algorithm", "seeds", key, "right cluster"]
+        groups: dict[tuple[str, str], list[TrialRow]] = {}
+        for trial in self.run.trials:
+            groups.setdefault((label_of(trial.point) if trial.point else "", trial.algorithm), []).append(trial)
+        swept = self.run.swept
+        key = self.run.metrics[0].metric if self.run.metrics else "accuracy"
+        columns = [*(["point"] if swept else []), "algorithm", "seeds", key, "right cluster"]
         rows = [
             [
-                *([point or "base"] if self.run.swept else []),
+                *([point or "base"] if swept else []),
                 name,
-                number(len(some)),
-                mean_and_spread([row.get(key) for row in some]),
-                mean_and_spread([row.get("cluster_accuracy") for row in some]),
+                number(len(trials)),
+                mean_and_spread([trial.score for trial in trials]),
+                mean_and_spread([trial.cluster_accuracy for trial in trials]),
             ]
-            for (point, name), some in groups.items()
+            for (point, name), trials in groups.items()
         ]
         return columns, rows
 
-    def _row(self, algorithm: str | None, seed: int | None, point: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _row(self, algorithm: str | None, seed: int | None, point: Mapping[str, Any] | None) -> TrialRow:
         """Find the row of a trial; the first of those that fit."""
-        rows = self.run.summary["runs"]
+        rows = self.run.trials
         if not rows:
             raise RunError(f"{self.folder} has no trial yet; wait for the first evaluation")
         if algorithm is not None and algorithm not in self.algorithms:
@@ -260,27 +258,24 @@ class StoredRun:
             raise unknown("algorithm of this run", algorithm, self.algorithms)
         wanted = dict(point or {})
         for row in rows:
-            here = row.get("point") or {}
-            if algorithm not in (None, row["algorithm"]) or seed not in (None, row["seed"]):
+            if algorithm not in (None, row.algorithm) or seed not in (None, row.seed):
                 continue
-            if all(here.get(name) == value for name, value in wanted.items()):
-                return dict(row)
+            if all(row.point.get(name) == value for name, value in wanted.items()):
+                return row
         known = "; ".join(
-            f"{row['algorithm']}, seed {row['seed']}" + (f", {label_of(row['point'])}" if row.get("point") else "")
-            for row in rows[:8]
+            f"{row.algorithm}, seed {row.seed}" + (f", {label_of(row.point)}" if row.point else "") for row in rows[:8]
         )
         asked = [algorithm or "", "" if seed is None else f"seed {seed}", label_of(wanted) if wanted else ""]
         more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
         raise ConfigError(f"{self.folder} has no trial of {', '.join(filter(None, asked))}; it has {known}{more}")
 
-    def _models(self, row: Mapping[str, Any]) -> StoredModels:
-        shared = False
-        if (name_ := algorithms.base_of(row["algorithm"])) in algorithms.ALGORITHMS:
-            shared = algorithms.get(name_).exchange == "server"
+    def _models(self, row: TrialRow) -> StoredModels:
+        name = algorithms.base_of(row.algorithm)
+        shared = name in algorithms.ALGORITHMS and algorithms.get(name).exchange == "server"
         return StoredModels.open(self.run.file_of(row, FOLDER, ".safetensors"), shared)
 
     def _flat(self, stored: StoredModels) -> FlatModel:
-        if (place := self.run.summary.get("modules")) and Path(place).is_dir():
+        if (place := self.run.head.get("modules")) and Path(place).is_dir():
             look_in(place)
         options = ModelOptions.model_validate(self._model_options(stored))
         shape = self._shape(stored)
@@ -295,9 +290,9 @@ class StoredRun:
             )
         return flat
 
-    def _model_options(self, stored: StoredModels) -> dict[str, Any]:
+    def _model_options(self, stored: StoredModels) -> JsonObject:
         if stored.facts:
-            options: dict[str, Any] = stored.facts["model"]
+            options: JsonObject = stored.facts["model"]
             return options
         return {key: value for key, value in (self.config.get("model") or {}).items() if key in ARCHITECTURE}
 
@@ -316,33 +311,35 @@ class StoredRun:
             raise RunError(f"the models of {self.folder} do not say what samples they take; run it again")
         return SOURCES[name]
 
-    def _last_line(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        digest = row.get("digest") if self.run.swept else None
-        lines = [
-            line
-            for line in self.run.metrics
-            if (line["algorithm"], line["seed"]) == (row["algorithm"], row["seed"]) and line.get("digest") == digest
-        ]
+    def _last_line(self, row: TrialRow) -> EvaluationRow:
+        swept = self.run.swept
+        lines = [line for line in self.run.metrics if line.key(swept) == row.key(swept)]
         if not lines:
-            raise RunError(f"{self.folder} has no metrics of {row['algorithm']}, seed {row['seed']}; run it again")
+            raise RunError(f"{self.folder} has no metrics of {row.algorithm}, seed {row.seed}; run it again")
         return lines[-1]
 
-    def _assignment(self, row: Mapping[str, Any], client: int) -> int:
-        own = self._last_line(row)["assignments"]
+    def _assignment(self, row: TrialRow, client: int) -> int:
+        own = self._last_line(row).assignments
         return int(own[check_client(client, len(own))])
 
-    def _true_clusters(self, line: Mapping[str, Any]) -> list[int] | None:
-        graphs = self.run.topology
-        name = f"{label_of(line['point'])}/{line['seed']}" if line.get("point") is not None else str(line["seed"])
-        true: list[int] | None = (graphs.get(name) or {}).get("clusters")
-        return true
+    def _true_clusters(self, line: EvaluationRow) -> list[int] | None:
+        name = f"{label_of(line.point)}/{line.seed}" if "point" in line else str(line.seed)
+        graph = self.run.topology.get(name)
+        return None if graph is None else graph.get("clusters")
 
 
-def _flat_point(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the keys that a sweep varies beside the others, and leave the digest out."""
-    rest = {key: value for key, value in record.items() if key not in ("point", "digest", "algorithm", "seed")}
-    head = {key: record[key] for key in ("algorithm", "seed") if key in record}
-    return {**head, **(record.get("point") or {}), **rest}
+def _frame(rows: Iterable[StoredRow]) -> pd.DataFrame:
+    """Make a table of the numbers of rows, with a column for each key that a sweep varies."""
+    import pandas as pd
+
+    head = ("point", "digest", "algorithm", "seed")
+    return pd.DataFrame(
+        [
+            {"algorithm": row.algorithm, "seed": row.seed, **row.point}
+            | flat_numbers({key: value for key, value in row.items() if key not in head})
+            for row in rows
+        ]
+    )
 
 
 def _is_personal(algorithm: str) -> bool:

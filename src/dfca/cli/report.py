@@ -14,6 +14,7 @@ from dfca.cli.console import make_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dfca.report.rows import RunReport
     from dfca.runs.store.reading import Run
 
 commands = typer.Typer()
@@ -54,6 +55,7 @@ def report(
     """
     from dfca.report.formats import FORMATS
     from dfca.report.results import save_results
+    from dfca.report.rows import RunReport
     from dfca.runs.store.reading import understood
 
     if format_ not in ("terminal", *FORMATS):
@@ -63,37 +65,48 @@ def report(
     loaded = iter([_load_together(runs)]) if together else map(_load, runs)
     for path, run in zip(runs, loaded, strict=False):
         with understood(path):
+            results = RunReport.of(run)
             if save is not None:
-                save_results(run, save)
+                save_results(results, save)
             if figures is not None:
                 _save_figures(run, figures)
         if format_ != "terminal":
             with understood(path):
-                text = FORMATS[format_](run.summary)
+                text = FORMATS[format_](results)
             print(text, end="" if together or path == runs[-1] else "\n")
             if path.is_dir() and (missing := _unfinished(run)):
                 print(missing, file=sys.stderr)
             continue
-        name, places = escape(str(run.summary.get("experiment", path.name))), runs if together else [path]
+        name, places = escape(run.experiment or path.name), runs if together else [path]
         console.print(f"[bold]{name}[/bold] [dim]{escape(' '.join(map(str, places)))}[/dim]")
-        print_run(console, run, page=path.is_dir() and not together)
+        print_report(console, results, page=path.is_dir() and not together)
 
 
-def print_run(console: "Console", run: "Run", page: bool = True) -> None:
-    """Print the tables and notes of a run; with `page`, write its report.html too."""
+def print_run(console: "Console", run: "Run") -> None:
+    """Print the tables and notes of a run and write its report.html."""
+    from dfca.report.rows import RunReport
+    from dfca.runs.store.reading import understood
+
+    with understood(run.folder):
+        report = RunReport.of(run)
+    print_report(console, report)
+
+
+def print_report(console: "Console", report: "RunReport", page: bool = True) -> None:
+    """Print the tables and notes of a report; with `page`, write its report.html too."""
     from dfca.report.formats import all_notes, terminal_tables
     from dfca.report.page import write_report
     from dfca.runs.store.reading import understood
 
-    with understood(run.folder):
-        for table in terminal_tables(run.summary, width=console.width):
+    with understood(report.run.folder):
+        for table in terminal_tables(report, width=console.width):
             console.print()
             console.print(table)
-        console.print("\n".join(all_notes(run.summary)), style="dim", highlight=False, markup=False)
-    if page and (missing := _unfinished(run)):
+        console.print("\n".join(all_notes(report)), style="dim", highlight=False, markup=False)
+    if page and (missing := _unfinished(report.run)):
         console.print(missing, highlight=False)
     if page:
-        console.print(f"\nreport: {write_report(run)}", highlight=False, soft_wrap=True)
+        console.print(f"\nreport: {write_report(report)}", highlight=False, soft_wrap=True)
 
 
 def _unfinished(run: "Run") -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dfca.base.paired import BEYOND_CHANCE
 from dfca.experiment.sweep import write
+from dfca.report.rows import AlgorithmRow, metric_of_rows
 from dfca.report.statistics import verdicts
-from dfca.report.tables import metric_of_rows
 from dfca.runs.store.metric import ShownMetric
-
-Row = Mapping[str, Any]
 
 
 class Effect(NamedTuple):
@@ -26,47 +25,47 @@ class Effect(NamedTuple):
     worst_mean: float
 
 
-def findings_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def findings_of(rows: Sequence[AlgorithmRow]) -> dict[str, object]:
     """Choose the rows that the page names in short: the best, the bounds, and those that lost a cluster."""
-    servers = [r for r in rows if r["via"] == "server" and not r["informed"] and r["accuracy_mean"] is not None]
-    known = [row for row in rows if row["accuracy_mean"] is not None and not row["partial"]]
-    alone = [row for row in known if row["via"] == "nobody"]
-    gossip = [row["accuracy_mean"] for row in known if row["via"] == "neighbours"]
+    servers = [row for row in rows if row.via == "server" and not row.informed and row.score.mean is not None]
+    known = [row for row in rows if row.score.mean is not None and not row.partial]
+    alone = [row for row in known if row.via == "nobody"]
+    gossip = [_score(row) for row in known if row.via == "neighbours"]
     metric = metric_of_rows(rows)
     return {
         "metric": metric,
-        "best": [row for row in rows if "accuracy" in row["best"]],
+        "best": [row for row in rows if "score" in row.best],
         "best_server": _best(servers, metric),
-        "informed": [row for row in known if row["informed"]],
+        "informed": [row for row in known if row.informed],
         "alone": alone,
-        "alone_wins": bool(gossip) and any(metric.beats(row["accuracy_mean"], metric.best(gossip)) for row in alone),
-        "lost": [row for row in rows if row["lost_runs"] and not row["informed"]],
+        "alone_wins": bool(gossip) and any(metric.beats(_score(row), metric.best(gossip)) for row in alone),
+        "lost": [row for row in rows if row.lost_runs and not row.informed],
         "verdict": _without_mark(verdicts(rows)) if rows else None,
-        "diverged": [row for row in rows if row["diverged_runs"]],
-        "none_lost": any(row["lost_runs"] == 0 and not row["informed"] for row in rows),
+        "diverged": [row for row in rows if row.diverged_runs],
+        "none_lost": any(row.lost_runs == 0 and not row.informed for row in rows),
     }
 
 
-def sweep_findings(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
+def sweep_findings(rows: Sequence[AlgorithmRow], keys: Sequence[str]) -> dict[str, object]:
     """Choose what the page of a sweep says in short.
 
     winner: the row with the best score among those that talk to neighbours and are finished; wins: at how many of
     the points each of these was best; effects: of each key on the mean over algorithms and the other keys, the largest
     first; lost: in how many of its runs an algorithm lost a cluster.
     """
-    known = [row for row in rows if row["accuracy_mean"] is not None and not row["partial"]]
-    rivals = [row for row in known if row["via"] == "neighbours" and not row["informed"]]
-    several = len({row["algorithm"] for row in rivals}) > 1
-    points = list(dict.fromkeys(row["label"] for row in rivals))
+    known = [row for row in rows if row.score.mean is not None and not row.partial]
+    rivals = [row for row in known if row.via == "neighbours" and not row.informed]
+    several = len({row.algorithm for row in rivals}) > 1
+    points = list(dict.fromkeys(row.label for row in rivals))
     metric = metric_of_rows(rows)
-    winners = [_best([row for row in rivals if row["label"] == at], metric) for at in points]
-    best = Counter(row["algorithm"] for row in winners if row is not None)
+    winners = [_best([row for row in rivals if row.label == at], metric) for at in points]
+    best = Counter(row.algorithm for row in winners if row is not None)
     lost: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     for row in known:
-        if row["lost_runs"] is not None and not row["informed"]:
-            lost[row["algorithm"]] += row["lost_runs"]
-            runs[row["algorithm"]] += row["runs"]
+        if row.lost_runs is not None and not row.informed:
+            lost[row.algorithm] += row.lost_runs
+            runs[row.algorithm] += row.runs
     effects = [effect for key in keys if (effect := _effect(known, key, metric)) is not None]
     return {
         "metric": metric,
@@ -84,17 +83,17 @@ def _without_mark(line: str | None) -> str | None:
     return None if line is None else "B" + line.removeprefix(BEYOND_CHANCE + " b") + "."
 
 
-def _effect(rows: Sequence[Row], key: str, metric: ShownMetric) -> Effect | None:
+def _effect(rows: Sequence[AlgorithmRow], key: str, metric: ShownMetric) -> Effect | None:
     """Compare the values of a key by the mean score of all algorithms that every one of the values has."""
-    by_value: dict[str, list[Row]] = {}
+    by_value: dict[str, list[AlgorithmRow]] = {}
     for row in rows:
-        if key in row["point"]:
-            by_value.setdefault(write(row["point"][key]), []).append(row)
+        if key in row.point:
+            by_value.setdefault(write(row.point[key]), []).append(row)
     if len(by_value) < 2:
         return None
-    everywhere = set.intersection(*({row["algorithm"] for row in group} for group in by_value.values()))
+    everywhere = set.intersection(*({row.algorithm for row in group} for group in by_value.values()))
     means = {
-        value: fmean(_accuracy(row) for row in group if row["algorithm"] in everywhere)
+        value: fmean(_score(row) for row in group if row.algorithm in everywhere)
         for value, group in by_value.items()
         if everywhere
     }
@@ -105,9 +104,9 @@ def _effect(rows: Sequence[Row], key: str, metric: ShownMetric) -> Effect | None
     return Effect(key, best, means[best], worst, means[worst])
 
 
-def _best(rows: Sequence[Row], metric: ShownMetric) -> Row | None:
-    return min(rows, key=lambda row: _accuracy(row) * (-1) ** metric.higher_is_better, default=None)
+def _best(rows: Sequence[AlgorithmRow], metric: ShownMetric) -> AlgorithmRow | None:
+    return min(rows, key=lambda row: _score(row) * (-1) ** metric.higher_is_better, default=None)
 
 
-def _accuracy(row: Row) -> float:
-    return float(row["accuracy_mean"])
+def _score(row: AlgorithmRow) -> float:
+    return math.nan if row.score.mean is None else row.score.mean

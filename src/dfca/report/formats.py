@@ -4,87 +4,90 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from dfca.report.paper.connectivity import connectivity_tables
 from dfca.report.paper.theory import theory_notes, theory_tables
-from dfca.report.rows import named, summary_rows, varying
+from dfca.report.rows import RunReport
 from dfca.report.tables import TextTable, notes, result_tables
 from dfca.report.virtual.tables import virtual_tables
 from dfca.report.wording import DASH, one_line
 
 
-def all_tables(summary: Mapping[str, Any], width: int | None = None) -> list[TextTable]:
+def all_tables(report: RunReport, width: int | None = None) -> list[TextTable]:
     """Make the tables of a run: results and what the graphs do to them; of a run that measures it, the theory."""
-    results = [*result_tables(summary, width), *virtual_tables(summary, width), *connectivity_tables(summary)]
-    return theory_tables(summary) or results
+    run = report.run
+    return theory_tables(run) or [
+        *result_tables(report, width),
+        *virtual_tables(run, width),
+        *connectivity_tables(run),
+    ]
 
 
-def all_notes(summary: Mapping[str, Any]) -> list[str]:
+def all_notes(report: RunReport) -> list[str]:
     """Return what the reader of these tables must know, line by line."""
-    return theory_notes(summary) or notes(summary)
+    return theory_notes(report.run) or notes(report)
 
 
-def terminal_tables(summary: Mapping[str, Any], width: int = 100) -> list[Table]:
+def terminal_tables(report: RunReport, width: int = 100) -> list[Table]:
     """Make the tables that end a run: percent with one decimal, the best of the decentralised in bold.
 
     On a narrow terminal the columns that matter least are left out, not cut.
     """
     made = []
-    for each in all_tables(summary, width):
+    for source in all_tables(report, width):
         table = Table(
             box=None,
             padding=(0, 1),
             header_style="dim",
-            title=each.title or None,
+            title=source.title or None,
             title_justify="left",
             title_style="bold",
-            min_width=min(len(each.title) + 2, width),
+            min_width=min(len(source.title) + 2, width),
         )
-        for title, words in zip(each.columns, each.words, strict=True):
+        for title, words in zip(source.columns, source.words, strict=True):
             table.add_column(title, justify="left" if words else "right", vertical="bottom", no_wrap=True)
-        for row, partial, _ in each.lines:
+        for row, partial, _ in source.lines:
             cells = [Text(cell.text, style="bold" if cell.bold else "") for cell in row]
             table.add_row(*cells, style="dim" if partial else "")
         made.append(table)
     return made
 
 
-def markdown(summary: Mapping[str, Any]) -> str:
+def markdown(report: RunReport) -> str:
     """Write the tables in Markdown, with their notes below."""
     lines: list[str] = []
-    for each in all_tables(summary):
-        lines += [f"**{each.title}**", ""] if each.title else []
-        lines.append(_pipes([one_line(title) for title in each.columns]))
-        lines.append(_pipes(["---" if words else "---:" for words in each.words]))
-        lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in each.rows]
+    for table in all_tables(report):
+        lines += [f"**{table.title}**", ""] if table.title else []
+        lines.append(_pipes([one_line(title) for title in table.columns]))
+        lines.append(_pipes(["---" if words else "---:" for words in table.words]))
+        lines += [_pipes([f"**{text}**" if bold else text for text, bold in row]) for row in table.rows]
         lines.append("")
-    lines += [note.replace("*", r"\*") + "  " for note in all_notes(summary)]
+    lines += [note.replace("*", r"\*") + "  " for note in all_notes(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def latex(summary: Mapping[str, Any]) -> str:
+def latex(report: RunReport) -> str:
     """Write the tables in LaTeX, for \\usepackage{booktabs}, with their notes as comments."""
     lines: list[str] = []
-    for each in all_tables(summary):
-        lines += [f"% {each.title}"] if each.title else []
-        lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in each.words)}}}")
-        lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in each.columns]), r"\midrule"]
-        for row in each.rows:
+    for table in all_tables(report):
+        lines += [f"% {table.title}"] if table.title else []
+        lines.append(rf"\begin{{tabular}}{{{''.join('l' if words else 'r' for words in table.words)}}}")
+        lines += [r"\toprule", _ampersands([_tex(one_line(title)) for title in table.columns]), r"\midrule"]
+        for row in table.rows:
             lines.append(_ampersands([rf"\textbf{{{_tex(text)}}}" if bold else _tex(text) for text, bold in row]))
         lines += [r"\bottomrule", r"\end{tabular}", ""]
-    lines += [f"% {note}" for note in all_notes(summary)]
+    lines += [f"% {note}" for note in all_notes(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def comma_separated(summary: Mapping[str, Any]) -> str:
+def comma_separated(report: RunReport) -> str:
     """Write the numbers themselves, one line per algorithm, in a sweep per point and algorithm; empty: not known."""
-    rows, keys = [named(row) for row in summary_rows(summary)], varying(summary)
-    dropped = ("point", "label", "best", "informed", "partial", "found", "lost", "via")
+    rows, keys = [row.stored() for row in report.rows], report.run.varying
+    dropped = ("point", "informed", "partial", "found", "lost", "via")
     names = [name for name in rows[0] if name not in dropped] if rows else ["algorithm"]
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -95,7 +98,7 @@ def comma_separated(summary: Mapping[str, Any]) -> str:
     return file.getvalue()
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], str]] = {"markdown": markdown, "csv": comma_separated, "latex": latex}
+FORMATS: dict[str, Callable[[RunReport], str]] = {"markdown": markdown, "csv": comma_separated, "latex": latex}
 
 
 def _pipes(cells: Sequence[str]) -> str:
@@ -122,5 +125,5 @@ def _tex(text: str) -> str:
         DASH: "--",
     }
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
-    special |= {each: "\\" + each for each in "&%$#_{}"}
+    special |= {letter: "\\" + letter for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

@@ -9,7 +9,7 @@ page of what there is, and the page says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,15 +28,15 @@ from dfca.report.drawing.plots import NamedFigure
 from dfca.report.findings import findings_of, sweep_findings
 from dfca.report.paper import figures
 from dfca.report.paper.cluster_map import ClusterMap, map_clusters
-from dfca.report.rows import mean_std, summary_rows, varying
+from dfca.report.rows import MeanStd, RunReport
 from dfca.report.setting import about_algorithm, changes_of, flat, setting_of, size_of
 from dfca.report.virtual.figures import virtual_drawings
 from dfca.report.virtual.plots import standalone
 from dfca.report.virtual.summary import VirtualResults, finished, is_virtual, rows_of, variants
 from dfca.report.virtual.tables import ratio_to_batch
 from dfca.report.wording import megabytes, percent
-from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run, load_run, understood
+from dfca.runs.store.rows import PointRow
 
 LARGE = 100  # clients: beyond, the pictures of a graph are larger
 Values = dict[str, Any]
@@ -51,17 +51,21 @@ class Picture(NamedTuple):
     width_rem: int | None = None  # where it would be too large over the whole width of the page
 
 
-def write_report(run: Run | str | Path) -> Path:
+def write_report(report: RunReport | str | Path) -> Path:
     """Write `report.html` into a run folder, as a whole or not at all, and return its path.
 
-    A run that was read already is not read again. Of a run in virtual time the figures are also written as files.
+    Of a run in virtual time the figures are also written as files.
+
+    Args:
+        report: the report of a run folder, or the folder, which is read then.
 
     Raises:
         RunError: if a file of the folder is missing or damaged, or the page cannot be written.
     """
-    run = run if isinstance(run, Run) else load_run(run)
+    report = report if isinstance(report, RunReport) else RunReport.of(load_run(report))
+    run = report.run
     with understood(run.folder):
-        values = _values_of(run)
+        values = _values_of(report)
         page = _templates().get_template(values["template"]).render(values)
     for name, svg in values.get("files", {}).items():
         atomic_write(run.folder / "figures" / f"{name}.svg", standalone(svg))
@@ -103,27 +107,27 @@ def _limited(drawing: NamedFigure | None) -> Picture | None:
 # --- what every page has
 
 
-def _values_of(run: Run) -> Values:
+def _values_of(report: RunReport) -> Values:
     """Prepare everything that the template of this run shows."""
-    if is_virtual(run.summary):
+    run, virtual = report.run, is_virtual(report.run)
+    if virtual:
         own = _virtual(run)
     else:
-        own = _sweep(run) if run.swept else _single(run)
-    begun = bool(run.summary["runs"])
+        own = _sweep(report) if run.swept else _single(report)
     done, asked = run.trial_counts
     return own | {
-        "heading": str(run.config.get("title") or run.summary.get("experiment") or "dfca run"),
+        "heading": str(run.config.get("title") or run.experiment or "dfca run"),
         "size": size_of(run),
-        "data_name": None if "data.name" in varying(run.summary) else (run.config.get("data") or {}).get("name", ""),
+        "data_name": None if "data.name" in run.varying else (run.config.get("data") or {}).get("name", ""),
         "changes": changes_of(run),
         "description": str(run.config.get("description") or "").strip(),
         "finished": done,
         "asked": asked,
         "under_way": _under_way(run),
-        "tables": formats.all_tables(run.summary) if begun else [],
-        "notes": formats.all_notes(run.summary) if begun else [],
+        "tables": formats.all_tables(report) if run.trials else [],
+        "notes": formats.all_notes(report) if run.trials else [],
         "swept": run.swept,
-        "virtual": is_virtual(run.summary),
+        "virtual": virtual,
         "about": {name: about_algorithm(run, name) for name in run.algorithms},
         "setting": setting_of(run),
         "config_text": run.config_text,
@@ -135,47 +139,48 @@ def _values_of(run: Run) -> Values:
 
 def _under_way(run: Run) -> list[str]:
     return [
-        f"{row['algorithm']} seed {row['seed']} at round {row['rounds']}"
-        for row in run.summary["runs"]
-        if not row["finished"] and not row.get("error")
+        f"{trial.algorithm} seed {trial.seed} at round {trial.rounds}"
+        for trial in run.trials
+        if not trial.finished and not trial.error
     ]
 
 
 # --- a run by rounds
 
 
-def _single(run: Run) -> Values:
-    rows, clusters = summary_rows(run.summary), map_clusters(run)
+def _single(report: RunReport) -> Values:
+    run, clusters = report.run, map_clusters(report.run)
     return {
         "template": "run.html",
-        **findings_of(rows),
+        **findings_of(report.rows),
         "by_round": _pictures(figures.by_round_drawings(run)),
         "banded": len(run.seeds) > 1,
         "sample_picture": _limited(figures.sample_drawing(run)),
         "graph": None if clusters is None else _graph(clusters),
         "confusion": _limited(figures.confusion_drawing(run, clusters)),
-        "costs": _pictures(_costs(run, rows)),
+        "costs": _pictures(_costs(report)),
     }
 
 
 def _graph(clusters: ClusterMap) -> Values:
     drawn = plots.networks(clusters.positions, clusters.edges, [(c.clusters, c.wrong) for c in clusters.colourings])
-    number = max(max(each.clusters) for each in clusters.colourings) + 1
+    number = max(max(colouring.clusters) for colouring in clusters.colourings) + 1
     return {
         "seed": clusters.seed,
         "about": topology.summary(clusters.facts),
         "true": bool(clusters.true),
-        "large": clusters.facts["nodes"] > LARGE,
+        "large": len(clusters.positions) > LARGE,
         "colours": [cluster_colour(j) for j in range(number)],
         "pictures": [
-            Picture(Markup(svg), each.outcome, each.title) for svg, each in zip(drawn, clusters.colourings, strict=True)
+            Picture(Markup(svg), colouring.outcome, colouring.title)
+            for svg, colouring in zip(drawn, clusters.colourings, strict=True)
         ],
     }
 
 
-def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[NamedFigure]:
+def _costs(report: RunReport) -> Iterator[NamedFigure]:
     """Draw how far the copies of a model are apart, and what a client sent."""
-    style = figures.style_of(run)
+    run, style = report.run, figures.style_of(report.run)
     spread = curves_of(run, "disagreement")
     if apart := {name: curve for name, curve in spread.items() if any(curve.mean)}:
         none = [name for name in spread if name not in apart]
@@ -185,11 +190,11 @@ def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[NamedFigure]
         caption += f" None with a server: {', '.join(none)}." if none else ""
         figure = plots.draw_curves(apart, style, "disagreement (squared distance)", scale="log")
         yield NamedFigure("disagreement", caption, figure)
-    sent = {row["algorithm"]: value for row in rows if (value := row["megabytes_per_client"]) is not None}
+    sent = {row.algorithm: value for row in report.rows if (value := row.megabytes_per_client) is not None}
     if any(sent.values()):
         texts = {name: megabytes(value) for name, value in sent.items()}
         caption = "What a client sent in the whole run; the mean over clients and seeds."
-        if any(row.get("server_bytes_sent") for row in run.summary["runs"]):
+        if any(trial.server_bytes_sent for trial in run.trials):
             caption += " What a server sends back is not counted."
         yield NamedFigure("sent", caption, plots.draw_bars(sent, style, "MB sent per client", texts))
 
@@ -197,19 +202,20 @@ def _costs(run: Run, rows: Sequence[Mapping[str, Any]]) -> Iterator[NamedFigure]
 # --- a sweep by rounds
 
 
-def _sweep(run: Run) -> Values:
-    theory = _pictures(figures.theory_drawings(run.summary))
+def _sweep(report: RunReport) -> Values:
+    run = report.run
+    theory = _pictures(figures.theory_drawings(run))
     points = [] if theory else [_point(run, point) for point in figures.few_points(run)]
-    graphs = None if theory else figures.graph_drawing(run.summary)
+    graphs = None if theory else figures.graph_drawing(run)
     style = figures.style_of(run)
     return {
         "template": "sweep.html",
-        **sweep_findings(summary_rows(run.summary), varying(run.summary)),
+        **sweep_findings(report.rows, run.varying),
         "theory": theory,
-        "legend": [(name, each.colour, DASH_ARRAYS.get(each.dash, "")) for name, each in style.items()],
+        "legend": [(name, line.colour, DASH_ARRAYS.get(line.dash, "")) for name, line in style.items()],
         "against": {} if theory else _against(run, style),
         "graphs": None if graphs is None else _picture(graphs),
-        "by_round": [] if theory else [_multiple(each) for each in by_round_multiples(run, style)],
+        "by_round": [] if theory else list(map(_multiple, by_round_multiples(run, style))),
         "points": [point for point in points if point["confusion"]],
         "sample_picture": _limited(figures.sample_drawing(run)),
     }
@@ -221,7 +227,7 @@ def _against(run: Run, style: Mapping[str, Style]) -> dict[str, Values]:
     for key, group in grouped(comparisons(run)).items():
         alone = all(len(same) == 1 for same in group.values())
         single = [_picture(figures.against_drawing(same[0], style)) for same in group.values() if alone]
-        small = [_multiple(each) for each in against_multiples(key, group, style)] if not alone else []
+        small = [] if alone else list(map(_multiple, against_multiples(key, group, style)))
         made[key] = {"pictures": single, "multiples": small}
     return made
 
@@ -230,23 +236,26 @@ def _multiple(multiple: Multiple) -> Values:
     return {"label": multiple.label, "caption": multiple.caption, "panels": _pictures(multiple.panels)}
 
 
-def _point(run: Run, point: Mapping[str, Any]) -> Values:
+def _point(run: Run, point: PointRow) -> Values:
     part = run.at(point)
-    return {"label": point["label"], "confusion": _limited(figures.confusion_drawing(part, map_clusters(part)))}
+    return {"label": point.label, "confusion": _limited(figures.confusion_drawing(part, map_clusters(part)))}
 
 
 # --- virtual time
 
 
 def _virtual(run: Run) -> Values:
-    results = VirtualResults.of_run(run)
-    axis, rows, metric = results.axis, finished(run.summary), metric_of_run(run.summary)
+    results = VirtualResults.of(run)
+    axis, rows, metric = results.axis, finished(run), run.metric
     drawings = virtual_drawings(results)
     drawn = {section: _pictures(made) for section, made in drawings.items()}
-    names = [each.name for made in drawings.values() for each in made]
+    names = [drawing.name for made in drawings.values() for drawing in made]
     svgs = [str(picture.svg) for made in drawn.values() for picture in made]
     first, last = (
-        {name: mean_std(rows_of(rows, axis, value, name), metric.key)[0] for name in variants(rows, axis)}
+        {
+            name: MeanStd.of(trial.score for trial in rows_of(rows, axis, value, name)).mean
+            for name in variants(rows, axis)
+        }
         for value in (axis.values[0], axis.values[-1])
     )
     ends = [{"name": name, "first": first[name], "last": last[name]} for name in first]
@@ -265,10 +274,10 @@ def _virtual(run: Run) -> Values:
 
 def _sooner(results: VirtualResults) -> Iterator[Values]:
     """Compare each variant with `batch` at the last value of the axis."""
-    axis, rows = results.axis, finished(results.summary)
+    axis, rows = results.axis, finished(results.run)
     for name in variants(rows, axis):
         group = rows_of(rows, axis, axis.values[-1], name)
         compared = ratio_to_batch(rows, group) if group else None
         if compared is not None:
             ratio, at_least = compared
-            yield {"name": name, "target": group[0]["target_accuracy"], "ratio": ratio, "at_least": at_least}
+            yield {"name": name, "target": group[0].target, "ratio": ratio, "at_least": at_least}

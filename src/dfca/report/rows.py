@@ -1,39 +1,189 @@
 """The results of a run as numbers: one row per algorithm, in a sweep per point and algorithm.
 
-    summary.json, or a file of saved results -> rows -> tables, figures, the findings of a page
+    run folder, or a file of results -> Run -> RunReport -> tables, figures, pages
 
-Means are over the finished runs of an algorithm (at a point, in a sweep); where none is finished, over what there is so
-far, and the row is marked as partial. Deviations are sample standard deviations over seeds.
+Means are over the finished runs of an algorithm at a point; where none is finished, over what there is so far, and the
+row is marked as partial. Deviations are sample standard deviations over seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from dfca.algorithms import ALGORITHMS, about, base_of
-from dfca.report.paper import published
-from dfca.report.statistics import compare_rows_, diverged
+from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare
+from dfca.report.paper.published import Published, published
 from dfca.report.wording import DASH, span
-from dfca.runs.store.metric import ShownMetric, metric_of_run
-
-MEASURES = ("accuracy", "all_models_accuracy", "cluster_accuracy")
-"""The first two stand for the task's metric, whatever it is."""
+from dfca.runs.store.metric import ACCURACY, ShownMetric
+from dfca.runs.store.reading import Run, metric_of_trials
+from dfca.runs.store.rows import PointRow, TrialRow
+from dfca.sim.metrics_table import JsonObject
 
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
-PARTNERS: dict[str, Literal["neighbours", "server", "nobody"]] = {"gossip": "neighbours", "server": "server"}
+DIVERGED_SHARE = 0.1  # of the clients, from which on a run has diverged
+HIGH_LOSS = 50.0  # cross-entropy of runs before version 0.3, whose rows do not count the clients: 10 ln(150)
+Partner = Literal["neighbours", "server", "nobody"]
+PARTNERS: dict[str, Partner] = {"gossip": "neighbours", "server": "server"}
+Measure = Literal["score", "all_models", "cluster_accuracy"]
 
 
 class Kind(NamedTuple):
     """What the reader of a table has to know of an algorithm."""
 
-    via: Literal["neighbours", "server", "nobody"]
+    via: Partner
     informed: bool  # knows the true clusters: a ceiling, no method
     about: str
     models: Literal["clusters", "one"] | None = None
     elects: bool = False  # its clients elect the start, and find k where it is not given
+
+
+class MeanStd(NamedTuple):
+    """The mean and the sample standard deviation over seeds, None where there are none, or one."""
+
+    mean: float | None = None
+    std: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self:
+        """Average what is known."""
+        known = [float(value) for value in values if value is not None]
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else cls()
+
+
+@dataclass(frozen=True)
+class AlgorithmRow:
+    """One algorithm, at one point of a sweep, over its seeds. What is not known is None."""
+
+    point: Mapping[str, Any]  # the keys that vary, with their values
+    label: str  # of the point
+    algorithm: str
+    kind: Kind
+    runs: int  # finished
+    unfinished: int
+    failed: int
+    metric: ShownMetric
+    score: MeanStd
+    all_models: MeanStd  # score of all models on every distribution
+    cluster_accuracy: MeanStd
+    before_personal: MeanStd  # score without the personal last step, where there is one
+    scores: Scores  # by seed
+    scores_before_personal: Scores
+    diverged_runs: int
+    momentum: float | None  # of the local steps
+    lost_runs: int | None  # that lost a cluster; None where one model cannot lose one
+    lost_of: int
+    found_runs: int | None  # that put every client into its cluster
+    found_of: int | None
+    k: str  # that the clients found
+    k_right: str
+    seconds: float | None
+    megabytes_per_client: float | None
+    start_megabytes_per_client: float | None
+    score_per_gigabyte: float | None
+    published: Published | None = None
+    best: tuple[Measure, ...] = ()  # in which no other algorithm that talks to neighbours is better
+    reference: str | None = None  # the algorithm that others are compared with
+    compared: Compared | None = None  # with the reference, paired by seed
+
+    @property
+    def partial(self) -> bool:
+        """Whether no run is finished."""
+        return self.runs == 0
+
+    @property
+    def via(self) -> Partner:
+        """Whom its clients talk to."""
+        return self.kind.via
+
+    @property
+    def informed(self) -> bool:
+        """Whether it knows the true clusters."""
+        return self.kind.informed
+
+    @property
+    def lost(self) -> str:
+        """In how many runs a cluster was lost: "3 of 6"."""
+        return DASH if self.lost_runs is None else f"{self.lost_runs} of {self.lost_of}"
+
+    @property
+    def found(self) -> str:
+        """In how many runs every client was put into its cluster: "19 of 20"."""
+        return DASH if self.found_runs is None else f"{self.found_runs} of {self.found_of}"
+
+    @property
+    def difference_points(self) -> float | None:
+        """Our score minus the paper's, in points."""
+        known = self.published is not None and self.score.mean is not None
+        return 100 * (self.score.mean - self.published.mean) if known else None  # type: ignore[operator,union-attr]
+
+    def stored(self) -> JsonObject:
+        """Return the row for files, of plain values; the score has the name of the metric.
+
+        paired_difference is to `reference`, over paired_seeds seeds, with half of its 95 % interval, its p-value before
+        correction, and the verdict after it.
+        """
+        key = self.metric.key
+        means = {
+            key: self.score,
+            self.metric.all_models: self.all_models,
+            "cluster_accuracy": self.cluster_accuracy,
+            "before_personal": self.before_personal,
+        }
+        theirs = self.published or MeanStd()
+        mean, half, p, seeds = (None,) * 4 if self.compared is None else self.compared.difference
+        return {
+            "point": self.point,
+            "algorithm": self.algorithm,
+            "via": self.via,
+            "informed": self.informed,
+            "runs": self.runs,
+            "unfinished": self.unfinished,
+            "failed": self.failed,
+            "partial": self.partial,
+            **{f"{name}_{end}": number for name, pair in means.items() for end, number in pair._asdict().items()},
+            **{name: getattr(self, name) for name in ("diverged_runs", "momentum", "lost_runs", "lost")},
+            **{name: getattr(self, name) for name in ("found_runs", "found_of", "found", "k", "k_right", "seconds")},
+            "megabytes_per_client": self.megabytes_per_client,
+            "start_megabytes_per_client": self.start_megabytes_per_client,
+            "accuracy_per_gigabyte": self.score_per_gigabyte,
+            "published_mean": theirs.mean,
+            "published_std": theirs.std,
+            "difference_points": self.difference_points,
+            "reference": self.reference,
+            "paired_difference": mean,
+            "paired_half_interval": half,
+            "paired_p": p,
+            "paired_seeds": seeds,
+            "verdict": None if self.compared is None else self.compared.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run with its rows, made once: tables, figures and pages are made of it."""
+
+    run: Run
+    rows: tuple[AlgorithmRow, ...]  # in the order of the points and algorithms
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Average the trials of a run, and compare its algorithms."""
+        rows = [row for point in run.points for row in _rows_of(run, point)]
+        return cls(run, tuple(_compared(rows)))
+
+    @property
+    def metric(self) -> ShownMetric:
+        """What the rows are scored by."""
+        return metric_of_rows(self.rows)
+
+
+def metric_of_rows(rows: Sequence[AlgorithmRow]) -> ShownMetric:
+    """Return the metric that rows show."""
+    return rows[0].metric if rows else ACCURACY
 
 
 def kind_of(algorithm: str) -> Kind:
@@ -47,161 +197,133 @@ def kind_of(algorithm: str) -> Kind:
     return Kind(via, record.informed, about(make), record.models, elects=record.start == "elected")
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Make one row per algorithm, in a sweep per point and algorithm, in the order of the points and runs.
-
-    Keys: point (what varies, with its value), label, algorithm, via, informed, runs (finished), unfinished, failed,
-    partial (no run is finished), accuracy_mean, accuracy_std and so on for all_models_accuracy and cluster_accuracy,
-    before_personal_mean, before_personal_std (accuracy without the personal last step, where there is one),
-    found ("19 of 20" runs put every client into its cluster), found_runs, found_of, lost ("3 of 6", or a dash where one
-    model cannot lose a cluster), lost_runs, k and k_right (where the clients find k), seconds, megabytes_per_client,
-    start_megabytes_per_client, accuracy_per_gigabyte, published_mean, published_std (accuracies of the paper, 0..1),
-    difference_points (ours minus the paper's), best (the measures in which no other algorithm that talks to neighbours
-    is better), metric (whose values `accuracy` and `all_models_accuracy` then are), scores and scores_before_personal
-    (by seed), one_model (for everybody), reference, compared (with the reference, paired by seed), diverged_runs,
-    momentum (of the local steps). What is not known is None.
-    """
-    if "points" not in summary:
-        rows = _rows_of_point(summary["runs"], summary, summary)
-        compare_rows_(rows)
-        return rows
-    groups = [[run for run in summary["runs"] if run.get("digest") == point["digest"]] for point in summary["points"]]
-    rows = [
-        row
-        for point, group in zip(summary["points"], groups, strict=True)
-        for row in _rows_of_point(group, point, summary)
-    ]
-    compare_rows_(rows)
-    return rows
+def all_found(trial: TrialRow) -> bool:
+    """Return whether a trial put every client into its cluster."""
+    return trial.cluster_accuracy is not None and trial.cluster_accuracy >= ALL_FOUND
 
 
-def named(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for files, of plain values: what it calls accuracy has the name of the metric, if that is another.
-
-    paired_difference is to `reference`, over paired_seeds seeds, with half of its 95 % interval, its p-value before
-    correction, and the verdict after it.
-    """
-    metric, compared = row["metric"], row["compared"]
-    hidden = ("compared", "scores", "scores_before_personal", "one_model")
-    mean, half, p, seeds = (None,) * 4 if compared is None else compared.difference
-    row = {key: value for key, value in row.items() if key not in hidden} | {
-        "paired_difference": mean,
-        "paired_half_interval": half,
-        "paired_p": p,
-        "paired_seeds": seeds,
-        "verdict": None if compared is None else compared.verdict,
-    }
-    renamed = {f"{name}_{end}": f"{key}_{end}" for name, key in _names(metric) for end in ("mean", "std")}
-    return {renamed.get(key, key): value for key, value in row.items() if key != "metric"}
+def models_of(trial: TrialRow) -> int:
+    """Count the models that a client keeps in a trial; where the row does not say, the algorithm does."""
+    if trial.models is not None:
+        return int(trial.models)
+    models = kind_of(trial.algorithm).models or ("one" if trial.cluster_accuracy is None else "clusters")
+    return int(trial.clusters or 1) if models == "clusters" else 1
 
 
-def _names(metric: ShownMetric) -> tuple[tuple[str, str], ...]:
-    return (("accuracy", metric.key), ("all_models_accuracy", metric.all_models))
+def diverged(trial: TrialRow, clients: int | None) -> bool:
+    """Return whether training diverged: at a tenth of its clients an update was not finite, or the training loss was
+    above ten times that of guessing."""
+    if trial.diverged_clients is not None:
+        return trial.diverged_clients > 0 and trial.diverged_clients >= DIVERGED_SHARE * (clients or 1)
+    if "accuracy" not in trial or "train_loss" not in trial or not trial.finished:
+        return False
+    loss = trial.train_loss  # None: it was not finite
+    return loss is None or not math.isfinite(loss) or loss > HIGH_LOSS
 
 
-def varying(summary: Mapping[str, Any]) -> list[str]:
-    """Return the keys that vary in a sweep, in the order in which the points name them; those of the grid last."""
-    points = [point["point"] for point in summary.get("points", ())]
-    return sorted(dict.fromkeys(key for at in points for key in at), key=lambda key: all(key in at for at in points))
-
-
-def all_found(run: Mapping[str, Any]) -> bool:
-    """Return whether a run put every client into its cluster."""
-    return float(run["cluster_accuracy"]) >= ALL_FOUND
-
-
-def models_of(run: Mapping[str, Any]) -> int:
-    """Count the models that a client keeps in a run; where the run does not say, the algorithm does."""
-    if run.get("models") is not None:
-        return int(run["models"])
-    models = kind_of(run["algorithm"]).models or ("one" if run.get("cluster_accuracy") is None else "clusters")
-    return int(run.get("clusters") or 1) if models == "clusters" else 1
-
-
-def mean_std(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float | None, float | None]:
-    """Return the mean and the sample standard deviation over runs, None where there are none, or one."""
-    values = [float(run[key]) for run in runs if run.get(key) is not None]
-    if not values:
-        return None, None
-    return fmean(values), stdev(values) if len(values) > 1 else None
-
-
-def _rows_of_point(
-    runs: Sequence[Mapping[str, Any]], point: Mapping[str, Any], summary: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    groups: dict[str, list[Mapping[str, Any]]] = {name: [] for name in point.get("algorithms", ())}
-    for run in runs:
-        groups.setdefault(run["algorithm"], []).append(run)
-    rows = [_row(algorithm, group, point) for algorithm, group in groups.items() if group]
-    known = published.published(str(summary.get("experiment", "")), point.get("point", {}))
+def by_point(rows: Sequence[AlgorithmRow]) -> list[list[AlgorithmRow]]:
+    """Group rows by their point, in their order."""
+    groups: dict[str, list[AlgorithmRow]] = {}
     for row in rows:
-        theirs, ours = known.get(row["algorithm"]), row["accuracy_mean"]
-        row["published_mean"], row["published_std"] = theirs or (None, None)
-        row["difference_points"] = None if theirs is None or ours is None else 100 * (ours - theirs.mean)
-    _mark_best(rows)
-    return rows
+        groups.setdefault(row.label, []).append(row)
+    return list(groups.values())
 
 
-def _row(algorithm: str, runs: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> dict[str, Any]:
-    kind = kind_of(algorithm)
-    finished = [run for run in runs if run.get("finished")]
-    metric = metric_of_run({"runs": runs})
-    counted = finished or [run for run in runs if run.get(metric.key) is not None]
-    row: dict[str, Any] = {
-        "point": point.get("point", {}),
-        "label": point.get("label", ""),
-        "algorithm": algorithm,
-        "via": kind.via,
-        "informed": kind.informed,
-        "runs": len(finished),
-        "unfinished": len(runs) - len(finished),
-        "failed": sum(bool(run.get("error")) for run in runs),
-        "partial": not finished,
-        "metric": metric,
-    }
-    for measure, key in zip(MEASURES, (metric.key, metric.all_models, "cluster_accuracy"), strict=True):
-        row[f"{measure}_mean"], row[f"{measure}_std"] = mean_std(counted, key)
-    row["before_personal_mean"], row["before_personal_std"] = mean_std(counted, f"{metric.key}_before_personal")
-    row["scores"] = {int(run["seed"]): run.get(metric.key) for run in finished}
-    before = f"{metric.key}_before_personal"
-    row["scores_before_personal"] = {int(run["seed"]): run[before] for run in finished if before in run}
-    row["one_model"] = kind.models == "one"
-    row["diverged_runs"] = sum(diverged(run, point.get("clients")) for run in counted)
-    momenta = {run.get("momentum") for run in counted}
-    row["momentum"] = momenta.pop() if len(momenta) == 1 else None
-    keepers = [run for run in counted if models_of(run) > 1 and run.get("live_clusters") is not None]
-    lost = sum(run["live_clusters"] < run["clusters"] for run in keepers)
-    row["lost_runs"] = lost if keepers else None
-    row["lost"] = f"{lost} of {len(keepers)}" if keepers else DASH
-    scored = [run for run in counted if run.get("cluster_accuracy") is not None]
-    row["found_runs"], row["found_of"] = (sum(map(all_found, scored)), len(scored)) if scored else (None, None)
-    row["found"] = f"{row['found_runs']} of {len(scored)}" if scored else DASH
-    guesses = [models_of(run) for run in counted] if point.get("auto") and kind.elects else []
-    right = sum(models_of(run) == run.get("clusters") for run in counted)
-    row["k"] = span(guesses) if guesses else DASH
-    row["k_right"] = f"{right} of {len(guesses)}" if guesses and scored else DASH
-    row["seconds"] = mean_std(counted, "seconds")[0]
-    clients = point.get("clients")
-    for key, name in (("bytes_sent", "megabytes_per_client"), ("start_bytes", "start_megabytes_per_client")):
-        sent = mean_std(counted, key)[0]
-        row[name] = sent / clients / 1e6 if sent is not None and clients else None
-    row["accuracy_per_gigabyte"] = mean_std(counted, "accuracy_per_gigabyte")[0]
-    row["best"] = ()
-    return row
+def _rows_of(run: Run, point: PointRow) -> list[AlgorithmRow]:
+    groups: dict[str, list[TrialRow]] = {name: [] for name in point.algorithms}
+    for trial in run.trials_at(point):
+        groups.setdefault(trial.algorithm, []).append(trial)
+    theirs = published(run.experiment, point.at)
+    rows = [_row(name, trials, point, theirs.get(name)) for name, trials in groups.items() if trials]
+    return _with_best(rows)
 
 
-def _mark_best(rows: list[dict[str, Any]]) -> None:
+def _row(algorithm: str, trials: Sequence[TrialRow], point: PointRow, theirs: Published | None) -> AlgorithmRow:
+    kind, metric = kind_of(algorithm), metric_of_trials(trials)
+    finished = [trial for trial in trials if trial.finished]
+    counted = finished or [trial for trial in trials if trial.score is not None]
+    keepers = [trial for trial in counted if models_of(trial) > 1 and trial.live_clusters is not None]
+    lost = sum((trial.live_clusters or 0) < (trial.clusters or 0) for trial in keepers)
+    scored = [trial for trial in counted if trial.cluster_accuracy is not None]
+    guesses = [models_of(trial) for trial in counted] if point.auto and kind.elects else []
+    right = sum(models_of(trial) == trial.clusters for trial in counted)
+    momenta = {trial.momentum for trial in counted}
+
+    def megabytes(sent: Iterable[float | None]) -> float | None:
+        mean = MeanStd.of(sent).mean
+        return mean / point.clients / 1e6 if mean is not None and point.clients else None
+
+    return AlgorithmRow(
+        point=point.at,
+        label=point.label,
+        algorithm=algorithm,
+        kind=kind,
+        runs=len(finished),
+        unfinished=len(trials) - len(finished),
+        failed=sum(bool(trial.error) for trial in trials),
+        metric=metric,
+        score=MeanStd.of(trial.score for trial in counted),
+        all_models=MeanStd.of(trial.all_models_score for trial in counted),
+        cluster_accuracy=MeanStd.of(trial.cluster_accuracy for trial in counted),
+        before_personal=MeanStd.of(trial.score_before_personal for trial in counted),
+        scores={trial.seed: trial.score for trial in finished},
+        scores_before_personal={
+            trial.seed: trial.score_before_personal for trial in finished if f"{metric.key}_before_personal" in trial
+        },
+        diverged_runs=sum(diverged(trial, point.clients) for trial in counted),
+        momentum=momenta.pop() if len(momenta) == 1 else None,
+        lost_runs=lost if keepers else None,
+        lost_of=len(keepers),
+        found_runs=sum(map(all_found, scored)) if scored else None,
+        found_of=len(scored) if scored else None,
+        k=span(guesses) if guesses else DASH,
+        k_right=f"{right} of {len(guesses)}" if guesses and scored else DASH,
+        seconds=MeanStd.of(trial.seconds for trial in counted).mean,
+        megabytes_per_client=megabytes(trial.bytes_sent for trial in counted),
+        start_megabytes_per_client=megabytes(trial.start_bytes for trial in counted),
+        score_per_gigabyte=MeanStd.of(trial.score_per_gigabyte for trial in counted).mean,
+        published=theirs,
+    )
+
+
+def _with_best(rows: Sequence[AlgorithmRow]) -> list[AlgorithmRow]:
     """Mark the best mean of each measure, to the digit shown, among the finished algorithms that gossip.
 
     An algorithm that knows the true clusters or talks to nobody is a bound, not a rival.
     """
-    rivals = [row for row in rows if row["via"] == "neighbours" and not row["informed"] and not row["partial"]]
-    for measure in MEASURES:
-        metric = ShownMetric() if measure == "cluster_accuracy" or not rows else rows[0]["metric"]
-        known = {id(row): row[f"{measure}_mean"] for row in rivals if row[f"{measure}_mean"] is not None}
-        shown = {place: metric.shown(mean) for place, mean in known.items() if isfinite(mean)}
-        if len(shown) < 2:
-            continue
-        for row in rivals:
-            if shown.get(id(row)) == metric.best(shown.values()):
-                row["best"] = (*row["best"], measure)
+    best: dict[str, tuple[Measure, ...]] = {row.algorithm: () for row in rows}
+    rivals = [row for row in rows if row.via == "neighbours" and not row.informed and not row.partial]
+    measures: tuple[Measure, ...] = ("score", "all_models", "cluster_accuracy")
+    for measure in measures:
+        metric = ACCURACY if measure == "cluster_accuracy" else metric_of_rows(rows)
+        means = {row.algorithm: getattr(row, measure).mean for row in rivals}
+        shown = {name: metric.shown(mean) for name, mean in means.items() if mean is not None and math.isfinite(mean)}
+        if len(shown) > 1:
+            top = metric.best(shown.values())
+            best |= {name: (*best[name], measure) for name, mean in shown.items() if mean == top}
+    return [replace(row, best=best[row.algorithm]) for row in rows]
+
+
+def _compared(rows: Sequence[AlgorithmRow]) -> list[AlgorithmRow]:
+    """Compare each row with the reference at its point; one reference for all points."""
+    reference, made = _reference_of(rows), []
+    for group in by_point(rows):
+        scores = {row.algorithm: row.scores for row in group if row.scores}
+        known = reference is not None and reference in scores
+        verdicts = compare(scores, reference or "", group[0].metric.higher_is_better) if known else {}
+        made += [replace(row, reference=reference, compared=verdicts.get(row.algorithm)) for row in group]
+    return made
+
+
+def _reference_of(rows: Sequence[AlgorithmRow]) -> str | None:
+    """Choose the first choice, or else the best mean over the points among the algorithms that most points have."""
+    if not rows:
+        return None
+    means: dict[str, dict[int, float | None]] = {}
+    for number, row in enumerate(rows):
+        if row.scores:
+            means.setdefault(row.algorithm, {})[number] = row.score.mean
+    most = max(map(len, means.values()), default=0)
+    everywhere = {name: known for name, known in means.items() if len(known) == most or name == FIRST_CHOICE}
+    bounds = {row.algorithm for row in rows if row.informed}
+    return choose_reference(everywhere, metric_of_rows(rows).higher_is_better, bounds)

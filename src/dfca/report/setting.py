@@ -10,15 +10,15 @@ from dfca.algorithms import base_of
 from dfca.data.options import DataOptions
 from dfca.experiment.sweep import write
 from dfca.model_options import ModelOptions
-from dfca.report.rows import kind_of, varying
-from dfca.report.virtual.summary import virtual_heads
+from dfca.report.rows import kind_of
+from dfca.report.virtual.summary import virtual_points
 from dfca.report.wording import count, world_in_words
 from dfca.runs.store.reading import Run
 
 
 def size_of(run: Run) -> list[str]:
     """Describe how large the run is: "4 points (clients)", "12 to 24 clients", ..."""
-    points = f"{count(len(run.summary['points']), 'point')} ({', '.join(varying(run.summary))})" if run.swept else ""
+    points = f"{count(len(run.points), 'point')} ({', '.join(run.varying)})" if run.swept else ""
     true = any(graph.get("clusters") for graph in run.topology.values())
     auto = run.config.get("clusters") == "auto"
     groups = _amount(run, "clusters", "hidden group" if true else "model") if true or not auto else ""
@@ -36,7 +36,7 @@ def size_of(run: Run) -> list[str]:
 
 def _amount(run: Run, key: str, noun: str) -> str:
     """Count something of the config, "12 to 24 clients" where a sweep varies it."""
-    values = sorted({point[key] for point in run.summary["points"]}) if run.swept else [_number(run, key)]
+    values = sorted({point.stored[key] for point in run.points}) if run.swept else [_number(run, key)]
     if len(values) > 1:
         return f"{values[0]:,} to {values[-1]:,} {noun}s"
     return count(values[0], noun)
@@ -54,7 +54,7 @@ def setting_of(run: Run) -> list[tuple[str, str]]:
     graph = config.get("topology") or {}
     auto = config.get("clusters") == "auto"
     facts = {
-        "experiment": f"{run.summary.get('experiment', '')}, {run.summary.get('scale', 'default')} scale",
+        "experiment": f"{run.experiment}, {run.head.get('scale', 'default')} scale",
         "clients": f"{_amount(run, 'clients', 'client')}, {100 * config.get('participation', 1.0):g} % of them in "
         "every round",
         "clusters": f"{_number(run, 'clusters')}, k found by the clients" if auto else f"{config.get('clusters')}",
@@ -66,15 +66,15 @@ def setting_of(run: Run) -> list[tuple[str, str]]:
         "mixing": _options(config.get("mixing"), ("weights",)),
         "graph": _options(graph, topology.USES.get(graph.get("name", ""), ())),
     }
-    if heads := virtual_heads(run.summary):
-        mixed = run.swept and len(heads) < len(run.summary["points"])
+    if points := virtual_points(run):
+        mixed = run.swept and len(points) < len(run.points)
         where = " (at the first point with one; the points without a world ran in rounds)" if mixed else ""
         where = where or (" (at the first point)" if run.swept else "")
-        facts["world"] = world_in_words(heads[0]["world"]) + where
-        facts["clock"] = _options(heads[0]["clock"], tuple(heads[0]["clock"]))
+        facts["world"] = world_in_words(points[0].world or {}) + where
+        facts["clock"] = _options(points[0].clock, tuple(points[0].clock))
     if run.swept:
-        for key in varying(run.summary):
-            values = dict.fromkeys(write(point["point"].get(key, "the base's")) for point in run.summary["points"])
+        for key in run.varying:
+            values = dict.fromkeys(write(point.at.get(key, "the base's")) for point in run.points)
             facts[f"varied: {key}"] = ", ".join(values)
     else:
         for seed, entry in run.topology.items():
@@ -102,10 +102,10 @@ def in_words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        known = [f"{key.replace('_', ' ')} {in_words(each)}" for key, each in value.items() if each is not None]
+        known = [f"{key.replace('_', ' ')} {in_words(inner)}" for key, inner in value.items() if inner is not None]
         return f"({', '.join(known)})"
     if isinstance(value, list | tuple):
-        nested = any(isinstance(each, list | tuple) for each in value)
+        nested = any(isinstance(inner, list | tuple) for inner in value)
         return (", " if nested else " ").join(map(in_words, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -114,9 +114,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key} ")
-        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-            for number, each in enumerate(value, start=1):
-                yield from flat(each if isinstance(each, Mapping) else {"": each}, f"{prefix}{key} {number}: ")
+        elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+            for number, inner in enumerate(value, start=1):
+                yield from flat(inner if isinstance(inner, Mapping) else {"": inner}, f"{prefix}{key} {number}: ")
         elif value is not None:
             yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -136,6 +136,6 @@ def changes_of(run: Run) -> list[tuple[str, str]]:
     """List what the command line changed (`--set`): keys, and their values with what the experiment itself says."""
     return [
         (change["key"], in_words(change["value"]) + (f" (instead of {in_words(was)})" if was is not None else ""))
-        for change in run.summary.get("changes", ())
+        for change in run.head.get("changes", ())
         for was in (change.get("instead_of"),)
     ]

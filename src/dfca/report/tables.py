@@ -7,24 +7,24 @@ per point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 from dfca.experiment.sweep import write
 from dfca.report.paper import published
-from dfca.report.rows import summary_rows, varying
+from dfca.report.rows import AlgorithmRow, Measure, RunReport, by_point, metric_of_rows
 from dfca.report.statistics import DIVERGED, difference_title, statistics_notes, write_difference
 from dfca.report.wording import DASH, duration, folded, megabytes, one_line, percent, span
 from dfca.runs.store.metric import ShownMetric
-from dfca.runs.store.reading import count_trials
+from dfca.runs.store.rows import TrialRow
 
 DISPENSABLE = (
     *("talks to", "MB per client", "time per run", "runs", "difference"),
     *("all models", "k right", "all clusters found", "lost a cluster"),
 )
-Row = Mapping[str, Any]
+Write = Callable[[AlgorithmRow], str]
 
 
 class TableCell(NamedTuple):
@@ -55,7 +55,7 @@ class TextTable(NamedTuple):
         partial = self.partial or [False] * len(self.rows)
         last = sum(self.words) - 1  # the last column of words names what is compared, those before it the point
         keys = [[cell.text for cell, words in zip(row, self.words, strict=True) if words][:last] for row in self.rows]
-        continues = [bool(each) and not any(each) for each in keys]
+        continues = [bool(texts) and not any(texts) for texts in keys]
         return list(zip(self.rows, partial, continues, strict=True))
 
     def without(self, column: str) -> TextTable:
@@ -80,79 +80,73 @@ class Column(NamedTuple):
     """A column of the table with a row per algorithm."""
 
     title: str
-    write: Callable[[Row], str]
-    measure: str = ""  # the best of the decentralised is set in bold
+    write: Write
+    measure: Measure | None = None  # the best of the decentralised is set in bold
     words: bool = False  # set to the left
-    shown: Callable[[Row], bool] | None = None  # the column is left out where this holds for no row
+    shown: Callable[[AlgorithmRow], bool] | None = None  # the column is left out where this holds for no row
 
 
-def result_tables(summary: Row, width: int | None = None) -> list[TextTable]:
-    """Make the tables of accuracies and costs, no wider than `width` characters as far as possible."""
-    rows, keys, swept = summary_rows(summary), varying(summary), "points" in summary
-    if swept and len(keys) == 1 and len({row["algorithm"] for row in rows}) > 1:
+def result_tables(report: RunReport, width: int | None = None) -> list[TextTable]:
+    """Make the tables of scores and costs, no wider than `width` characters as far as possible."""
+    rows, keys, swept = report.rows, report.run.varying, report.run.swept
+    if swept and len(keys) == 1 and len({row.algorithm for row in rows}) > 1:
         crossed = _crossed(rows, keys[0])
         if width is None or all(table.width <= width for table in crossed):
             return crossed
     whole = _listed(rows, keys, swept).fitted(width, DISPENSABLE)
     if not keys or width is None or whole.width <= width:
         return [whole]
-    labels = dict.fromkeys(row["label"] for row in rows)
-    groups = {label: [row for row in rows if row["label"] == label] for label in labels}
     return [
-        _listed(group, (), True).fitted(width, DISPENSABLE)._replace(title=label) for label, group in groups.items()
+        _listed(group, (), True).fitted(width, DISPENSABLE)._replace(title=group[0].label) for group in by_point(rows)
     ]
 
 
-def notes(summary: Row) -> list[str]:
+def notes(report: RunReport) -> list[str]:
     """Return what the reader of the tables must know, line by line."""
-    rows = summary_rows(summary)
+    rows, run = report.rows, report.run
     first = []
-    if any(row["runs"] > 1 for row in rows):
-        first.append("mean ± standard deviation over seeds")
-        if "points" in summary:
-            first[0] += f" ({span([row['runs'] for row in rows if not row['partial']])} runs)"
-    if any(row["best"] for row in rows):
-        less = "" if metric_of_rows(rows).higher_is_better else f" (less {metric_of_rows(rows).name} is better)"
+    if any(row.runs > 1 for row in rows):
+        runs = f" ({span([row.runs for row in rows if not row.partial])} runs)" if run.swept else ""
+        first.append(f"mean ± standard deviation over seeds{runs}")
+    if any(row.best for row in rows):
+        less = "" if report.metric.higher_is_better else f" (less {report.metric.name} is better)"
         first.append(f"bold: the best of those that talk to neighbours{less}")
     lines = ["; ".join(first)] if first else []
-    if any(row["published_mean"] is not None for row in rows):
-        experiment = str(summary.get("experiment", ""))
-        scale = "" if summary.get("scale") == "paper" else "; this run is smaller, so look at the order"
-        lines.append(f"published: {published.where(experiment)} of the paper, five seeds, its own size{scale}")
-        lines += [f"a slip of the paper: {slip}" for slip in published.slips(experiment)]
+    if any(row.published is not None for row in rows):
+        scale = "" if run.head.get("scale") == "paper" else "; this run is smaller, so look at the order"
+        lines.append(f"published: {published.where(run.experiment)} of the paper, five seeds, its own size{scale}")
+        lines += [f"a slip of the paper: {slip}" for slip in published.slips(run.experiment)]
     lines += statistics_notes(rows)
-    for name in dict.fromkeys(row["algorithm"] for row in rows if row["informed"]):
+    for name in dict.fromkeys(row.algorithm for row in rows if row.informed):
         lines.append(f"{name} knows the true clusters: the ceiling, not a method")
-    if any(row["partial"] for row in rows):
+    if any(row.partial for row in rows):
         lines.append("* not finished: the numbers so far")
-    if any(row["unfinished"] and not row["partial"] for row in rows):
+    if any(row.unfinished and not row.partial for row in rows):
         lines.append("runs: finished + unfinished; the unfinished ones are not in the means")
-    if "points" in summary:
-        finished, asked = count_trials(summary)
-        if finished < asked:
-            lines.append(f"{finished} of {asked} runs are finished")
-    return lines + _failures(summary)
+    finished, asked = run.trial_counts
+    if run.swept and finished < asked:
+        lines.append(f"{finished} of {asked} runs are finished")
+    return lines + _failures(run.trials)
 
 
-def _failures(summary: Row) -> list[str]:
-    failed = sorted((run["error"], run["algorithm"], run["seed"]) for run in summary["runs"] if run.get("error"))
+def _failures(trials: Sequence[TrialRow]) -> list[str]:
+    failed = sorted((trial.error, trial.algorithm, trial.seed) for trial in trials if trial.error)
     lines = []
-    for error, group in groupby(failed, key=itemgetter(0)):  # in which order they failed is up to the workers
+    for error, group in groupby(failed, key=lambda failure: failure[0]):  # the order of failures is up to the workers
         (_, name, seed), *others = group
         more = f"; and {len(others)} more" if others else ""
         lines.append(f"failed: {name}, seed {seed}: {error}{more}")
     return lines
 
 
-def _crossed(rows: Sequence[Row], key: str) -> list[TextTable]:
+def _crossed(rows: Sequence[AlgorithmRow], key: str) -> list[TextTable]:
     """Make a table per measure: values of the key down, algorithms across."""
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    at: dict[str, dict[str, Row]] = {}
+    names = list(dict.fromkeys(row.algorithm for row in rows))
+    at: dict[str, dict[str, AlgorithmRow]] = {}
     for row in rows:
-        at.setdefault(write(row["point"].get(key, DASH)), {})[row["algorithm"]] = row
+        at.setdefault(write(row.point.get(key, DASH)), {})[row.algorithm] = row
     made = []
-    metric = metric_of_rows(rows)
-    for title, text_of, measure in _crossed_columns(metric, one_line(difference_title(rows))):
+    for title, text_of, measure in _crossed_columns(metric_of_rows(rows), one_line(difference_title(rows))):
         shown = [name for name in names if any(text_of(r[name]) not in (DASH, "0") for r in at.values() if name in r)]
         if not shown:
             continue
@@ -164,116 +158,117 @@ def _crossed(rows: Sequence[Row], key: str) -> list[TextTable]:
     return made
 
 
-def _crossing(row: Row | None, text_of: Callable[[Row], str], measure: str) -> TableCell:
+def _crossing(row: AlgorithmRow | None, text_of: Write, measure: Measure | None) -> TableCell:
     if row is None:
         return TableCell(DASH)
-    diverged = f" {DIVERGED}" if row["diverged_runs"] and measure == "accuracy" else ""
-    return TableCell(text_of(row) + ("*" if row["partial"] else "") + diverged, measure in row["best"])
+    diverged = f" {DIVERGED}" if row.diverged_runs and measure == "score" else ""
+    return TableCell(text_of(row) + ("*" if row.partial else "") + diverged, measure in row.best)
 
 
-def _listed(rows: Sequence[Row], keys: Sequence[str], swept: bool) -> TextTable:
+def _listed(rows: Sequence[AlgorithmRow], keys: Sequence[str], swept: bool) -> TextTable:
     """Make a table of one line per row; what a line shares with the one above is not repeated."""
     columns = [
-        each
-        for each in _columns(keys, swept, metric_of_rows(rows), difference_title(rows))
-        if each.shown is None or any(map(each.shown, rows))
+        column
+        for column in _columns(keys, swept, metric_of_rows(rows), difference_title(rows))
+        if column.shown is None or any(map(column.shown, rows))
     ]
     body: list[list[TableCell]] = []
     before = None
     for row in rows:
-        line = [TableCell(column.write(row), column.measure in row["best"]) for column in columns]
-        if keys and row["label"] == before:
+        line = [TableCell(column.write(row), column.measure in row.best) for column in columns]
+        if keys and row.label == before:
             line[: len(keys)] = [TableCell("")] * len(keys)
-        before = row["label"]
+        before = row.label
         body.append(line)
-    partial = [bool(row["partial"]) for row in rows]
+    partial = [row.partial for row in rows]
     return TextTable("", [column.title for column in columns], [column.words for column in columns], body, partial)
 
 
-def metric_of_rows(rows: Sequence[Row]) -> ShownMetric:
-    """Return the metric that rows show."""
-    return rows[0]["metric"] if rows else ShownMetric()
-
-
 def _columns(keys: Sequence[str], swept: bool, metric: ShownMetric, difference: str) -> list[Column]:
-    def at(key: str) -> Callable[[Row], str]:
-        return lambda row: write(row["point"][key]) if key in row["point"] else ""
+    def at(key: str) -> Write:
+        return lambda row: write(row.point[key]) if key in row.point else ""
 
-    def known(key: str) -> Callable[[Row], bool]:
-        return lambda row: row[key] is not None
-
-    partners = [] if swept else [Column("talks to", itemgetter("via"), words=True)]
-    found = Column("all clusters\nfound", itemgetter("found"), shown=known("found_of"))
-    lost = Column("lost a\ncluster", itemgetter("lost"))
+    partners = [] if swept else [Column("talks to", attrgetter("via"), words=True)]
+    found = Column("all clusters\nfound", attrgetter("found"), shown=lambda row: row.found_of is not None)
+    lost = Column("lost a\ncluster", attrgetter("lost"))
+    sign = metric.sign
     return [
         *(Column(folded(key), at(key), words=True) for key in keys),
         Column("algorithm", _name, words=True),
         *partners,
-        Column(f"{metric.name}\n{metric.sign}".rstrip(), _measure("accuracy"), "accuracy"),
+        Column(f"{metric.name}\n{sign}".rstrip(), _score, "score"),
         Column(
-            f"no last\nstep {metric.sign}".rstrip(), _measure("before_personal"), shown=known("before_personal_mean")
+            f"no last\nstep {sign}".rstrip(),
+            lambda row: row.metric.write(*row.before_personal),
+            shown=lambda row: row.before_personal.mean is not None,
         ),
-        Column(difference, write_difference, shown=known("compared")),
-        Column("published\n%", _published, shown=known("published_mean")),
-        Column("differ-\nence", _difference, shown=known("published_mean")),
+        Column(difference, write_difference, shown=lambda row: row.compared is not None),
+        Column("published\n%", _published, shown=lambda row: row.published is not None),
+        Column("differ-\nence", _difference, shown=lambda row: row.published is not None),
         Column(
-            f"all models\n{metric.sign}".rstrip(),
-            _measure("all_models_accuracy"),
-            "all_models_accuracy",
-            shown=known("all_models_accuracy_mean"),
+            f"all models\n{sign}".rstrip(),
+            _all_models,
+            "all_models",
+            shown=lambda row: row.all_models.mean is not None,
         ),
-        Column("right\ncluster %", _right_cluster, "cluster_accuracy", shown=known("cluster_accuracy_mean")),
+        Column(
+            "right\ncluster %",
+            _right_cluster,
+            "cluster_accuracy",
+            shown=lambda row: row.cluster_accuracy.mean is not None,
+        ),
         found if swept else lost,
-        Column("k found", itemgetter("k"), shown=lambda row: row["k"] != DASH),
-        Column("k right", itemgetter("k_right"), shown=lambda row: row["k_right"] != DASH),
+        Column("k found", attrgetter("k"), shown=lambda row: row.k != DASH),
+        Column("k right", attrgetter("k_right"), shown=lambda row: row.k_right != DASH),
         Column("runs", _runs),
-        Column("time\nper run", lambda row: duration(row["seconds"])),
-        Column("MB per\nclient", _megabytes, shown=known("megabytes_per_client")),
+        Column("time\nper run", lambda row: duration(row.seconds)),
+        Column("MB per\nclient", _megabytes, shown=lambda row: row.megabytes_per_client is not None),
     ]
 
 
-def _name(row: Row) -> str:
-    return str(row["algorithm"]) + ("*" if row["partial"] else "") + (f" {DIVERGED}" if row["diverged_runs"] else "")
+def _name(row: AlgorithmRow) -> str:
+    return row.algorithm + ("*" if row.partial else "") + (f" {DIVERGED}" if row.diverged_runs else "")
 
 
-def _measure(name: str) -> Callable[[Row], str]:
-    return lambda row: row["metric"].write(row[f"{name}_mean"], row[f"{name}_std"])
+def _score(row: AlgorithmRow) -> str:
+    return row.metric.write(*row.score)
 
 
-def _right_cluster(row: Row) -> str:
-    return percent(row["cluster_accuracy_mean"], row["cluster_accuracy_std"])
+def _all_models(row: AlgorithmRow) -> str:
+    return row.metric.write(*row.all_models)
 
 
-def _published(row: Row) -> str:
-    if row["published_mean"] is None:
-        return DASH
-    return f"{100 * row['published_mean']:.1f} ± {100 * row['published_std']:.2f}"
+def _right_cluster(row: AlgorithmRow) -> str:
+    return percent(*row.cluster_accuracy)
 
 
-def _difference(row: Row) -> str:
-    return DASH if row["difference_points"] is None else f"{row['difference_points']:+.1f}".replace("-", "−")
+def _published(row: AlgorithmRow) -> str:
+    theirs = row.published
+    return DASH if theirs is None else f"{100 * theirs.mean:.1f} ± {100 * theirs.std:.2f}"
 
 
-def _runs(row: Row) -> str:
-    if row["partial"]:
-        return f"0 + {row['unfinished']}"
-    return f"{row['runs']}" + (f" + {row['unfinished']}" if row["unfinished"] else "")
+def _difference(row: AlgorithmRow) -> str:
+    return DASH if row.difference_points is None else f"{row.difference_points:+.1f}".replace("-", "−")
 
 
-def _megabytes(row: Row) -> str:
-    return megabytes(row["megabytes_per_client"])
+def _runs(row: AlgorithmRow) -> str:
+    return f"{row.runs}" + (f" + {row.unfinished}" if row.unfinished else "")
 
 
-def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, Callable[[Row], str], str], ...]:
+def _megabytes(row: AlgorithmRow) -> str:
+    return megabytes(row.megabytes_per_client)
+
+
+def _crossed_columns(metric: ShownMetric, difference: str) -> tuple[tuple[str, Write, Measure | None], ...]:
     return (
-        (metric.title, _measure("accuracy"), "accuracy"),
-        (f"{metric.title}: {difference}", write_difference, ""),
-        ("accuracy %, published", _published, ""),
-        ("difference in points", _difference, ""),
-        (f"all models {metric.sign}".rstrip(), _measure("all_models_accuracy"), "all_models_accuracy"),
+        (metric.title, _score, "score"),
+        (f"{metric.title}: {difference}", write_difference, None),
+        ("accuracy %, published", _published, None),
+        ("difference in points", _difference, None),
+        (f"all models {metric.sign}".rstrip(), _all_models, "all_models"),
         ("right cluster %", _right_cluster, "cluster_accuracy"),
-        ("all clusters found", itemgetter("found"), ""),
-        ("k found", itemgetter("k"), ""),
-        ("runs with the right k", itemgetter("k_right"), ""),
-        ("MB per client", _megabytes, ""),
+        ("all clusters found", attrgetter("found"), None),
+        ("k found", attrgetter("k"), None),
+        ("runs with the right k", attrgetter("k_right"), None),
+        ("MB per client", _megabytes, None),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -11,7 +10,9 @@ from rich.text import Text
 
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
-from dfca.runs.store.metric import DASH, metric_of
+from dfca.runs.store.metric import DASH, ShownMetric, metric_named
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow
 
 
 class Bars(NullSink):
@@ -63,22 +64,22 @@ class Bars(NullSink):
         self._tasks[trial.key] = (task, done)
         self._progress.advance(self._all, done)
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
-        """Move both bars; say the accuracy where it is known."""
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
+        """Move both bars; show the score where it is known."""
         task, before = self._tasks[trial.key]
         done, count = _place(trial, round, time_s)
         self._tasks[trial.key] = (task, done)
         self._progress.update(task, completed=done, count=count)
         if metrics:
-            self._progress.update(task, detail=_score(metrics))
+            self._progress.update(task, detail=_score(metric_named(metrics.metric), metrics.score))
         self._progress.advance(self._all, done - before)
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         """Count the trial; without bars, print its result."""
-        found = _score(row)
-        if row.get("cluster_accuracy") is not None:
-            found += f", cluster accuracy {row['cluster_accuracy']:.3f}"
-        self._end(trial, f"{found}, {row['seconds']:.1f} s", self._live)
+        result = _score(row.metric, row.score)
+        if row.cluster_accuracy is not None:
+            result += f", cluster accuracy {row.cluster_accuracy:.3f}"
+        self._end(trial, f"{result}, {row.seconds:.1f} s", self._live)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
         """Count the trial and print why it failed."""
@@ -123,7 +124,5 @@ class _Remaining(ProgressColumn):
         return Text(f"{clock} left", style="cyan")
 
 
-def _score(row: Mapping[str, Any]) -> str:
-    metric = metric_of(row)
-    value = row.get(metric.key)
-    return f"{metric.name} {DASH if value is None else f'{value:.3f}'}"
+def _score(metric: ShownMetric, score: float | None) -> str:
+    return f"{metric.name} {DASH if score is None else f'{score:.3f}'}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from dfca.runs.store.metrics import read_metrics, without_nan
 from dfca.runs.trials import Workload
 from dfca.runs.virtual import simulation_of
 from dfca.sim.events.replay import read_trace
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.shards import Alone
 
 MOST_THREADS = 1024
@@ -49,7 +50,7 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     folder.check_form()
     if threads := folder.recorded_threads():  # another number of threads rounds in another way
         torch.set_num_threads(min(threads, MOST_THREADS))
-    finished, lines, found = folder.finished(), read_metrics(path), False
+    finished, lines, traces = folder.finished(), read_metrics(path), 0
     for point in experiment.points:
         for seed in point.config.seeds:
             trials = [Trial(name, seed, point) for name in point.config.algorithms]
@@ -58,7 +59,7 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
             ]
             if not traced:
                 continue
-            found = True
+            traces += len(traced)
             workload = Workload.of(
                 TrialGroup(point, seed, tuple(trial.algorithm for trial in traced)),
                 NullSink(),
@@ -68,9 +69,9 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
                 records = read_trace(trace_of(path, trial))
                 result = simulation_of(trial, workload.setting(trial), trace=False, replay=records).run()
                 rows = [json.loads(json.dumps(without_nan(row))) for row in result.metrics]
-                written = [line for line in lines if folder.key_of(line) == trial.key]
+                written = [line for line in lines if line.key(bool(sweep)) == trial.key]
                 yield ReplayResult(trial, len(records), len(rows), _difference(written, rows))
-    if not found:
+    if not traces:
         raise RunError(
             f"{path} has no trace of a finished trial; run it with --set world.trace=true (and --no-resume, or --out)"
         )
@@ -81,7 +82,7 @@ def trace_of(folder: Path, trial: Trial) -> Path:
     return trial.file(folder / "trace", ".jsonl")
 
 
-def _difference(written: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+def _difference(written: Sequence[EvaluationRow], rows: Sequence[JsonObject]) -> str:
     if len(written) != len(rows):
         return f"the run has {len(written)} rows of metrics and the replay {len(rows)}"
     for line, row in zip(written, rows, strict=True):

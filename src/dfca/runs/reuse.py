@@ -1,4 +1,4 @@
-"""Finished trials of other run folders: take them over instead of running them again, or show several runs together.
+"""Finished trials of other run folders: copy them instead of running them again, or show several runs together.
 
 A trial is known by its algorithm, its seed and the digest of its complete config, so a table and a figure of the same
 runs share them, and seeds that were run on several machines make one table.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dfca.base.errors import RunError
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import Trial
 from dfca.runs.store.folder import RunFolder
-from dfca.runs.store.metric import metric_key
 from dfca.runs.store.reading import Run, load_run
+from dfca.runs.store.rows import GraphTable
+from dfca.sim.metrics_table import JsonObject, StoredRow
 
 HEAD = ("algorithm", "seed", "point", "digest")
 
@@ -28,19 +28,19 @@ def adopt(folder: RunFolder, other: Path, trials: Sequence[Trial]) -> int:
         RunError: if the other is not a run folder, or damaged.
     """
     there, finished = load_run(other), folder.finished()
-    rows = {(row["algorithm"], row["seed"], row.get("digest")): row for row in there.summary["runs"] if row["finished"]}
+    rows = {row.key(swept=True): row for row in there.trials if row.finished}
     count = 0
     for trial in trials:
-        row = rows.get((trial.algorithm, trial.seed, trial.point.digest))
+        digest = trial.point.digest
+        row = rows.get((trial.algorithm, trial.seed, digest))
         if row is None or trial.key in finished:
             continue
-        digest = trial.point.digest
         for name, graph in there.topology.items():
             if graph.get("digest", digest) == digest and name.rpartition("/")[2] == str(trial.seed):
-                stored = {key: value for key, value in graph.items() if key != "digest"}
+                stored = GraphTable(facts=graph["facts"], edges=graph["edges"], clusters=graph.get("clusters"))
                 folder.store_topology(trial.point, trial.seed, stored)
-        key = trial.algorithm, trial.seed, digest
-        lines = (each for each in there.metrics if (each["algorithm"], each["seed"], each.get("digest", digest)) == key)
+        key = trial.algorithm, trial.seed
+        lines = (line for line in there.metrics if (line.algorithm, line.seed) == key and line.digest in ("", digest))
         folder.metrics.put(trial, map(_without_head, lines))
         folder.finish(trial, trial.head | {"digest": digest} | _without_head(row))
         count += 1
@@ -61,7 +61,7 @@ def join(runs: Sequence[Run]) -> Run:
 
 def _join(first: Run, second: Run) -> Run:
     (config, sweep), (other, other_sweep) = read_stored(first.config_text), read_stored(second.config_text)
-    varied = {key for each in (sweep, other_sweep) for table in (each.grid, *each.points) for key in table}
+    varied = {key for part in (sweep, other_sweep) for table in (part.grid, *part.points) for key in table}
     differences = config.differences(other, leave_out=varied)
     if bool(sweep) != bool(other_sweep):
         differences = [f"only {'there' if sweep else 'here'} {', '.join(sorted(varied))} is varied"]
@@ -70,41 +70,41 @@ def _join(first: Run, second: Run) -> Run:
             f"{first.folder} (there) and {second.folder} (here) cannot be averaged: {', '.join(differences)}; "
             "report them one by one"
         )
-    rows = {_key(row): row for row in first.summary["runs"]}
-    for row in second.summary["runs"]:
-        mine = rows.get(_key(row))
-        both = mine is not None and mine.get("finished") and row.get("finished")
-        key = metric_key(row)
-        if both and mine is not None and mine.get(key) != row[key]:
+    trials = {row.key(swept=True): row for row in first.trials}
+    for row in second.trials:
+        mine = trials.get(row.key(swept=True))
+        if mine is not None and mine.finished and row.finished and mine.score != row.score:
             raise RunError(
-                f"{first.folder} and {second.folder} cannot be averaged: both hold {row['algorithm']}, seed "
-                f"{row['seed']}, with {key} {mine.get(key)} and {row[key]}; report them one by one"
+                f"{first.folder} and {second.folder} cannot be averaged: both hold {row.algorithm}, seed {row.seed}, "
+                f"with {row.metric.key} {mine.score} and {row.score}; report them one by one"
             )
-        if mine is None or not mine.get("finished"):
-            rows[_key(row)] = row
-    points = {point["digest"]: dict(point) for point in first.summary.get("points", ())}
-    for point in second.summary.get("points", ()):
-        known = points.setdefault(point["digest"], dict(point))
-        for key in ("algorithms", "seeds"):
-            known[key] = list(dict.fromkeys([*known[key], *point[key]]))
+        if mine is None or not mine.finished:
+            trials[row.key(swept=True)] = row
     lists = {key: list(dict.fromkeys([*getattr(config, key), *getattr(other, key)])) for key in ("algorithms", "seeds")}
-    summary = first.summary | {"runs": list(rows.values())} | ({"points": list(points.values())} if points else {})
-    for key in ("histories", "graphs"):
-        known = {_key(each): each for each in (*second.summary[key], *first.summary[key])}
-        summary[key] = list(known.values())
-    lines = {(*_key(line), line["round"]): line for line in (*second.metrics, *first.metrics)}
+    lines = {(*row.key(swept=True), row.round): row for row in (*second.metrics, *first.metrics)}
+    curves = {(row.algorithm, row.seed, row.digest): row for row in (*second.histories, *first.histories)}
+    graphs = {(graph.seed, graph.digest): graph for graph in (*second.graphs, *first.graphs)}
     return replace(
         first,
         config=first.config | lists,
-        summary=summary,
+        head=first.head | ({"points": _join_points(first, second)} if first.swept else {}),
+        trials=list(trials.values()),
         metrics=list(lines.values()),
         topology=second.topology | first.topology,
+        histories=list(curves.values()),
+        graphs=list(graphs.values()),
     )
 
 
-def _key(record: dict[str, Any]) -> tuple[Any, ...]:
-    return record.get("algorithm"), record["seed"], record.get("digest")
+def _join_points(first: Run, second: Run) -> list[JsonObject]:
+    """Return the points of two sweeps; a point of both has the algorithms and seeds of both."""
+    points = {point["digest"]: dict(point) for point in first.head["points"]}
+    for point in second.head.get("points", ()):
+        known = points.setdefault(point["digest"], dict(point))
+        for key in ("algorithms", "seeds"):
+            known[key] = list(dict.fromkeys([*known[key], *point[key]]))
+    return list(points.values())
 
 
-def _without_head(record: dict[str, Any]) -> dict[str, Any]:
+def _without_head(record: StoredRow) -> JsonObject:
     return {key: value for key, value in record.items() if key not in HEAD}

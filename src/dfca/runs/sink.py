@@ -1,24 +1,26 @@
-"""What happens in a run, as one stream of calls: `RunSink`, and who receives it.
+"""What happens in a run, as one stream of calls: `RunSink`, and its receivers.
 
     FolderSink   summary.json and topology.json of the run folder
     Bars         the terminal (`runs.progress`)
     PipeSink     from a worker process to its parent, which calls its own sinks (`deliver`)
     Tracker      TensorBoard, Weights & Biases, MLflow (`runs.trackers`)
     CallbackSink a function that takes the record of every evaluated round
-    NullSink     nobody; also the base of a sink that needs only some of the calls
+    NullSink     no one; also the base of a sink that needs only some of the calls
     Broadcast    several of these
 
-A live page is one more sink: `run(experiment, out, sink)`.
+`run(experiment, out, sink)` takes a sink of your own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dfca.base.memory import peak_bytes
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.rows import GraphTable, TrialRow
+from dfca.sim.metrics_table import EvaluationRow
 
 
 class RunSink(Protocol):
@@ -33,8 +35,8 @@ class RunSink(Protocol):
         end_run                              once, also after an error or a signal
 
     Calls come one at a time and from one thread, but those of different trials may alternate: with several workers
-    their trials run at the same time. What is passed is read only; rows, graphs and metrics are what JSON knows, with
-    NaN. A sink that raises ends the run as an error does; what is stored is kept.
+    their trials run at the same time. What is passed is read only; numbers may be NaN. A sink that raises ends the run
+    as an error does; what is stored is kept.
     """
 
     def start_run(self, trials: Sequence[Trial], finished: int) -> None:
@@ -43,7 +45,7 @@ class RunSink(Protocol):
     def note(self, text: str, group: TrialGroup | None = None) -> None:
         """Receive a sentence that the user should read once; `group` where it depends on the point and the seed."""
 
-    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
         """Receive the graph of a point and seed: its `facts`, `edges` and the true `clusters` of the clients (or None).
 
         Called again where several groups have the same point and seed.
@@ -55,14 +57,14 @@ class RunSink(Protocol):
         What a sink knows of the trial beyond that is void: it is computed again, to the same numbers.
         """
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         """Receive how many rounds are done (in virtual time: on average), and the metrics where it was evaluated."""
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         """Receive the row of a finished trial, as the summary holds it."""
 
     def fail_trial(self, trial: Trial, error: str) -> None:
-        """Receive in one sentence why a trial failed; the others go on."""
+        """Receive in one sentence why a trial failed; the others continue."""
 
     def end_run(self) -> None:
         """Receive that nothing follows."""
@@ -73,12 +75,10 @@ class NullSink:
 
     def start_run(self, trials: Sequence[Trial], finished: int) -> None: ...
     def note(self, text: str, group: TrialGroup | None = None) -> None: ...
-    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None: ...
+    def start_group(self, group: TrialGroup, graph: GraphTable) -> None: ...
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None: ...
-    def finish_round(
-        self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0
-    ) -> None: ...
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None: ...
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None: ...
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None: ...
     def fail_trial(self, trial: Trial, error: str) -> None: ...
     def end_run(self) -> None: ...
 
@@ -92,7 +92,7 @@ class CallbackSink(NullSink):
     def __init__(self, callback: Callable[[dict[str, Any]], object]) -> None:
         self._callback = callback
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         """Call it where the round was evaluated."""
         if metrics is not None:
             self._callback({**trial.head, **metrics})
@@ -107,13 +107,13 @@ class FolderSink(NullSink):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
-    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
         """Store the graph."""
         self._folder.store_topology(group.point, group.seed, graph)
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         """Put the row into the summary."""
-        self._folder.finish(trial, row)
+        self._folder.finish(trial, row.stored)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
         """Put the error into the summary."""
@@ -147,7 +147,7 @@ class Broadcast:
         for sink in self._sinks:
             sink.note(f"{', '.join(where)}: {text}" if where else text)
 
-    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
         for sink in self._sinks:
             sink.start_group(group, graph)
 
@@ -155,11 +155,11 @@ class Broadcast:
         for sink in self._sinks:
             sink.start_trial(trial, round, time_s)
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         for sink in self._sinks:
             sink.finish_round(trial, round, metrics, time_s)
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         for sink in self._sinks:
             sink.finish_trial(trial, row)
 
@@ -185,20 +185,20 @@ class PipeSink(NullSink):
     def note(self, text: str, group: TrialGroup | None = None) -> None:
         self._send("note", text, group is not None)
 
-    def start_group(self, group: TrialGroup, graph: Mapping[str, Any]) -> None:
+    def start_group(self, group: TrialGroup, graph: GraphTable) -> None:
         self._send("start_group", graph)
 
     def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None:
         self._send("start_trial", trial.algorithm, round, time_s)
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         if (peak := peak_bytes()) > self._peak:
             self._peak = peak
             self._send("memory", peak)
-        self._send("finish_round", trial.algorithm, round, metrics, time_s)
+        self._send("finish_round", trial.algorithm, round, None if metrics is None else metrics.stored, time_s)
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
-        self._send("finish_trial", trial.algorithm, row)
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
+        self._send("finish_trial", trial.algorithm, row.stored)
 
     def fail_trial(self, trial: Trial, error: str) -> None:
         self._send("fail_trial", trial.algorithm, error)
@@ -215,9 +215,11 @@ def deliver(message: Sequence[Any], group: TrialGroup, sink: RunSink) -> None:
         case "start_trial":
             sink.start_trial(group.trial(content[0]), *content[1:])
         case "finish_round":
-            sink.finish_round(group.trial(content[0]), *content[1:])
+            algorithm, done, line, time_s = content
+            metrics = None if line is None else EvaluationRow.of(line)
+            sink.finish_round(group.trial(algorithm), done, metrics, time_s)
         case "finish_trial":
-            sink.finish_trial(group.trial(content[0]), content[1])
+            sink.finish_trial(group.trial(content[0]), TrialRow.of(content[1]))
         case "fail_trial":
             sink.fail_trial(group.trial(content[0]), content[1])
         case _:

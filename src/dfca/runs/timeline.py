@@ -11,7 +11,7 @@ A timeline is a small table of its own (`timeline/<trial>.json`), so a report ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
@@ -20,6 +20,7 @@ from dfca.core.algorithm import Algorithm
 from dfca.experiment.world import TimelineConfig
 from dfca.sim.events.books import Line, TraceRecord
 from dfca.sim.events.world import SERVER, World
+from dfca.sim.metrics_table import JsonObject
 
 ROUNDS = 10  # of an undisturbed client, where the config does not say how long the window is
 MAX_ARROWS = 1500  # beyond, a picture is a scribble
@@ -36,7 +37,7 @@ def choose_lanes(options: TimelineConfig, world: World, graph: nx.Graph, seed: i
         return sorted(options.clients)
     slowdowns = world.compute.slowdowns(seed, clients)
     slow = sorted((i for i in range(clients) if slowdowns[i] > 1), key=lambda i: (-slowdowns[i], i))
-    chosen = [each.client for each in world.late_joiners][: options.lanes // 2] + slow[: max(1, options.lanes // 4)]
+    chosen = [joiner.client for joiner in world.late_joiners][: options.lanes // 2] + slow[: max(1, options.lanes // 4)]
     if world.partitions:  # as many of each side
         sides = world.partitions[0].sides(clients)
         groups = [[i for i in range(clients) if sides[i] == side] for side in sorted(set(sides))]
@@ -120,7 +121,7 @@ class Timeline:
         if end > self.begin_s:
             self._spans.append([client, what, max(begin, self.begin_s), min(end, self.end_s)])
 
-    def table(self, slowdowns: Sequence[float], joins: dict[int, float]) -> dict[str, Any]:
+    def table(self, slowdowns: Sequence[float], joins: Mapping[int, float]) -> JsonObject:
         """Make the table; what is open at its end lasts to it."""
         spans = list(self._spans)
         for key, begin in self._open.items():
@@ -130,7 +131,7 @@ class Timeline:
 
         def note(i: int) -> str:
             slow = f"{slowdowns[i]:g}x slower" if slowdowns[i] != 1 else ""
-            return ", ".join(each for each in (slow, f"joins at {joins[i]:g} s" if i in joins else "") if each)
+            return ", ".join(part for part in (slow, f"joins at {joins[i]:g} s" if i in joins else "") if part)
 
         lanes = [{"client": i, "note": note(i)} for i in self.lanes]
         lanes += [{"client": SERVER, "note": ""}] if self._server else []
@@ -138,7 +139,7 @@ class Timeline:
         arrows = [[i, j, round(b, 6), round(e, 6), fate] for i, j, b, e, fate in self._arrows]
         return {"begin_s": self.begin_s, "end_s": self.end_s, "lanes": lanes, "spans": spans, "arrows": arrows}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return everything that a checkpoint needs."""
         return {
             "spans": self._spans,
@@ -149,8 +150,8 @@ class Timeline:
             "over": self.over,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; what it lacks is as at the start."""
+    def restore(self, state: JsonObject) -> None:
+        """Continue from `state`; what it lacks is as at the start."""
         self._spans = list(state.get("spans", ()))
         self._arrows = list(state.get("arrows", ()))
         self._open = dict(state.get("open", {}))
@@ -161,4 +162,4 @@ class Timeline:
 
 def uplink_seconds(world: World, clients: int, model_bytes: int) -> list[float]:
     """Compute how long each client's uplink needs for one model: (N,)."""
-    return [0.0 if math.isinf(each) else model_bytes / each for each in world.link.bandwidths(clients)]
+    return [0.0 if math.isinf(rate) else model_bytes / rate for rate in world.link.bandwidths(clients)]

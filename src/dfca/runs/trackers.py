@@ -21,6 +21,8 @@ from dfca.base.errors import ConfigError, unknown
 from dfca.experiment.config import flatten
 from dfca.experiment.sweep import Trial
 from dfca.runs.sink import NullSink
+from dfca.runs.store.rows import TrialRow
+from dfca.sim.metrics_table import EvaluationRow
 
 PROJECT = "dfca"
 MOST_PARAMETERS = 100  # of MLflow in one call
@@ -74,12 +76,12 @@ class Tracker(NullSink):
             raise ConfigError(f"--log {self.name} cannot begin: {_line(error)}; set it up, or leave it out") from error
         self._opened = True
 
-    def finish_round(self, trial: Trial, round: int, metrics: Mapping[str, Any] | None, time_s: float = 0.0) -> None:
+    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:
         """Store the numbers of an evaluated round."""
         if metrics is not None and trial.key in self._open:
             self._try(lambda: self.log(self._open[trial.key], round, numbers_of(metrics)))
 
-    def finish_trial(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def finish_trial(self, trial: Trial, row: TrialRow) -> None:
         """Close the run of the trial."""
         self._close(trial.key, failed=False)
 
@@ -150,7 +152,7 @@ class Wandb(Tracker):
             "reinit": "create_new",
         }
         known = inspect.signature(self.library.init).parameters
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
             wanted = {key: value for key, value in wanted.items() if key in known}
         return self.library.init(**wanted)
 
@@ -187,8 +189,8 @@ class Mlflow(Tracker):
         """Create a run by the client, which knows no "current" run: several may be open."""
         if self._client is None:
             self._client = self.library.MlflowClient()
-            found = self._client.get_experiment_by_name(PROJECT)
-            self._place = found.experiment_id if found is not None else self._client.create_experiment(PROJECT)
+            known = self._client.get_experiment_by_name(PROJECT)
+            self._place = known.experiment_id if known is not None else self._client.create_experiment(PROJECT)
         tags = {"experiment": self.experiment, "folder": str(self.folder)}
         run = self._client.create_run(self._place, run_name=trial.name, tags=tags).info.run_id
         values = {**flatten(trial.point.config.values()), "algorithm": trial.algorithm, "seed": trial.seed}
@@ -221,20 +223,20 @@ def make_tracker(name: str, folder: Path, experiment: str, report: Callable[[str
     return TRACKERS[name](folder, experiment, report)
 
 
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(record: Mapping[str, object]) -> dict[str, float]:
     """Keep the finite numbers of a record, those of inner tables as "table/name".
 
     >>> numbers_of({"round": 2, "accuracy": 0.5, "assignments": [0, 1], "seconds": {"train": 1.5}})
     {'accuracy': 0.5, 'seconds/train': 1.5}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": each for inner, each in numbers_of(value).items()}
+            numbers |= {f"{name}/{inner}": number for inner, number in numbers_of(value).items()}
         elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found[name] = float(value)
-    found.pop("round", None)  # it is the step
-    return found
+            numbers[name] = float(value)
+    numbers.pop("round", None)  # it is the step
+    return numbers
 
 
 def _import(module: str, name: str, extra: str) -> Any:

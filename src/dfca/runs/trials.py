@@ -28,7 +28,9 @@ from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.store.models import describe, named
+from dfca.runs.store.rows import GraphTable, TrialRow
 from dfca.runs.virtual import VirtualTrial
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.notes import diverged_clients
 from dfca.sim.rounds.ranks import my_device
 from dfca.sim.rounds.simulation import Simulation
@@ -140,7 +142,7 @@ class RoundsTrial:
         """Return the banks of all ranks."""
         return Stream(self.simulation.bank_shape(), self.simulation.banks.dtype, self.simulation.rows())
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonObject:
         """Return what else the row of the finished trial has."""
         return {}
 
@@ -189,14 +191,14 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
         row |= {"clusters": true, "rounds": config.rounds, "seconds": round(clock.seconds, 3)}
         row["momentum"] = effective(setting.local, setting.algorithm).momentum
         row["diverged_clients"] = diverged_clients(driven.simulation.notes)
-        sink.finish_trial(trial, row | driven.finish() | {"finished": True})
+        sink.finish_trial(trial, TrialRow.of(row | driven.finish() | {"finished": True}))
 
 
 def _step_to_the_end(
     trial: Trial, driven: RoundsTrial | VirtualTrial, context: RunContext, shards: Shards, clock: Stopwatch
-) -> dict[str, Any]:
+) -> EvaluationRow:
     """Run all rounds, with checkpoints on the way, and return the last metrics."""
-    folder, last = context.folder, {}
+    folder, last = context.folder, EvaluationRow.of({"round": driven.simulation.round})
     cadence = Cadence(trial.point.config.checkpoint.every_s)
     while not driven.simulation.done:
         with clock.running():
@@ -204,7 +206,7 @@ def _step_to_the_end(
         if metrics is not None:
             last = metrics
             if folder:
-                folder.metrics.append(trial, metrics)
+                folder.metrics.append(trial, metrics.stored)
         context.sink.finish_round(trial, driven.simulation.round, metrics, driven.time_s)
         due = context.stop.requested or (shards.rank == 0 and cadence.due())
         if driven.simulation.done or not shards.either(due):
@@ -259,7 +261,7 @@ class Workload:
         edges = sorted([i, j] for i, j in graph.edges)
         ends = split if drift is None else drift[1]  # reports compare with what the clients hold at the end
         true = None if ends.clusters is None else ends.clusters.tolist()
-        sink.start_group(group, {"facts": facts, "edges": edges, "clusters": true})
+        sink.start_group(group, GraphTable(facts=facts, edges=edges, clusters=true))
         if group.point.at is None:  # a sweep has hundreds
             sink.note(f"graph: {topology.summary(facts)}", group)
         _pass_on(split.notes, sink, group)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from dfca.runs.timeline import Timeline, choose_lanes, uplink_seconds, usual_spa
 from dfca.sim.events.books import Line
 from dfca.sim.events.replay import to_line
 from dfca.sim.events.simulation import EventSimulation
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.setting import Setting
 from dfca.sim.shards import pieces
 
@@ -95,8 +95,8 @@ class VirtualTrial:
         banks = self.simulation.banks
         return Stream(tuple(banks.shape), banks.dtype, pieces(banks))
 
-    def step(self) -> dict[str, Any] | None:
-        """Go on to the next evaluation, and return its metrics, or by a round."""
+    def step(self) -> EvaluationRow | None:
+        """Advance to the next evaluation, and return its metrics, or by a round."""
         try:
             row = self.simulation.step()
         except RunError as error:  # for the runner those are of the disk, and end all trials
@@ -112,7 +112,7 @@ class VirtualTrial:
             self._milestones.update(row)
         return row
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Return everything that a checkpoint needs; the trace so far is on the disk."""
         tensors, facts = self.simulation.state()
         return tensors, {
@@ -122,8 +122,8 @@ class VirtualTrial:
             "timeline": self._timeline.state() if self._timeline else {},
         }
 
-    def restore(self, tensors: Mapping[str, Tensor] | None, facts: dict[str, Any] | None) -> None:
-        """Go on from `state`."""
+    def restore(self, tensors: Mapping[str, Tensor] | None, facts: JsonObject | None) -> None:
+        """Continue from `state`."""
         assert tensors is not None
         assert facts is not None
         self.simulation.restore(tensors, facts["simulation"])
@@ -133,7 +133,7 @@ class VirtualTrial:
         if self._timeline is not None:
             self._timeline.restore(facts.get("timeline", {}))
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonObject:
         """Write the trace and the timeline, and return what else the row of the finished trial has.
 
         time_s: virtual; time_to_target_s, bytes_to_target: None if never; idle_share: the mean over clients of the part
@@ -143,7 +143,7 @@ class VirtualTrial:
         if self._trace is not None:
             self._trace.close()
         if self._timeline is not None:
-            joins = {each.client: each.at_s for each in self._world.late_joiners}
+            joins = {joiner.client: joiner.at_s for joiner in self._world.late_joiners}
             atomic_write(self._lanes_file, json.dumps(self._timeline.table(self._slowdowns, joins)) + "\n")
         result = self.simulation.result()
         ages = result.staleness
@@ -151,7 +151,7 @@ class VirtualTrial:
         return {
             "time_s": result.time_s,
             "client_rounds": {"min": min(result.rounds), "mean": fmean(result.rounds), "max": max(result.rounds)},
-            **self._milestones.found(),
+            **self._milestones.facts(),
             "idle_share": fmean(result.idle_shares),
             "idle_share_max": max(result.idle_shares),
             "compute_s": sum(result.compute_s),
@@ -168,33 +168,31 @@ class Milestones:
     def __init__(self, clock: ClockConfig, joins: dict[int, float], metric: Metric = ACCURACY) -> None:
         self.target = clock.target if clock.target_accuracy is None else clock.target_accuracy
         self.joins, self.metric = joins, metric
-        self.seen: dict[str, Any] = {}
+        self.seen: dict[str, float | None] = {}
 
-    def update(self, row: dict[str, Any]) -> None:
-        """Take in the metrics of an evaluation."""
-        key, score = self.metric.key, row[self.metric.key]
-        reached = self.target is not None and score is not None and self.metric.reached(score, self.target)
+    def update(self, row: EvaluationRow) -> None:
+        """Take in an evaluation."""
+        reached = self.target is not None and row.score is not None and self.metric.reached(row.score, self.target)
         if reached and "time_to_target_s" not in self.seen:
             sent = row["bytes_sent"] + (row.get("server_bytes_sent") or 0)
-            self.seen |= {"time_to_target_s": row["time_s"], "bytes_to_target": sent}
+            self.seen |= {"time_to_target_s": row.time_s, "bytes_to_target": sent}
             self.seen |= {"compute_to_target_s": row["compute_s"]}
-        scores = row[f"{key}_by_client"]
         for client, at_s in self.joins.items():
-            others = [score for i, score in enumerate(scores) if i not in self.joins]
+            others = [score for i, score in enumerate(row.scores) if i not in self.joins]
             goal = fmean(others) * CAUGHT_UP if self.metric.higher_is_better else fmean(others) / CAUGHT_UP
-            near = row["time_s"] > at_s and self.metric.reached(scores[client], goal)
-            if near and str(client) not in self.seen:
-                self.seen[str(client)] = row["time_s"] - at_s
+            joined_s = (row.time_s or 0.0) - at_s
+            if joined_s > 0 and str(client) not in self.seen and self.metric.reached(row.scores[client], goal):
+                self.seen[str(client)] = joined_s
 
-    def found(self) -> dict[str, Any]:
-        """Return what was asked for; None: it never happened."""
-        found: dict[str, Any] = {}
+    def facts(self) -> JsonObject:
+        """Return what the row of the trial says of it; None: it never happened."""
+        facts: JsonObject = {}
         if self.target is not None:
             names = ("time_to_target_s", "bytes_to_target", "compute_to_target_s")
-            found = {"target_accuracy": self.target, **{name: self.seen.get(name) for name in names}}
+            facts = {"target_accuracy": self.target, **{name: self.seen.get(name) for name in names}}
         if self.joins:
-            found["caught_up_s"] = {str(client): self.seen.get(str(client)) for client in self.joins}
-        return found
+            facts["caught_up_s"] = {str(client): self.seen.get(str(client)) for client in self.joins}
+        return facts
 
 
 class TraceFile:

@@ -1,39 +1,134 @@
-"""The metrics of a run as a table: one row per evaluated round."""
+"""Evaluated rounds as typed records, and as a table: one row per evaluated round."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     import pandas as pd
 
+JsonObject = dict[str, Any]
+"""An object of a JSON file, or a table of a TOML file, as it is on the disk."""
+ALL_MODELS = "all_models_"  # stands before the key of the metric: the score of all models
+HEAD = ("algorithm", "seed", "round", "time_s")
 _COLUMNS = ("cluster_accuracy", "live_clusters", "train_loss", "bytes_sent")
 
 
-class Metrics(list[dict[str, Any]]):
+def metric_key(names: Iterable[str]) -> str:
+    """Return what a row of metrics calls the score, given its keys.
+
+    >>> metric_key(["rmse", "all_models_rmse"]), metric_key([])
+    ('rmse', 'accuracy')
+    """
+    return next((name.removeprefix(ALL_MODELS) for name in names if name.startswith(ALL_MODELS)), "accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRow(Mapping[str, Any]):
+    """A record that remembers the JSON object of a run folder that it stands for.
+
+    Code reads the typed attributes. As a mapping, a record has the keys of the file, which has no key `score`: the
+    score of a classification is under "accuracy", that of a regression under "rmse".
+    """
+
+    stored: JsonObject  # as the file holds it
+    algorithm: str
+    seed: int
+    digest: str  # of the complete config of its point, "" where the file does not say
+    point: Mapping[str, Any]  # the keys that a sweep varies, with their values here
+
+    def key(self, swept: bool) -> tuple[str, int, str]:
+        """Identify the trial in its run folder."""
+        return self.algorithm, self.seed, self.digest if swept else ""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.stored[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationRow(StoredRow):
+    """One evaluated round of a trial, or moment in virtual time."""
+
+    round: int
+    time_s: float | None  # virtual; None by rounds
+    metric: str  # the key of the metric: "accuracy", "rmse", ...
+    score: float | None  # the mean over clients of what they deploy, on test data like their own
+    all_models_score: float | None  # of all models on every distribution
+    cluster_accuracy: float | None
+    bytes_sent: float | None
+    assignments: list[int]  # (N,); empty where the file does not say
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Parse a line of metrics, or what a simulator has measured, which names no trial.
+
+        Raises:
+            TypeError, ValueError: if it is not a line of metrics.
+        """
+        key = metric_key(values)
+        return cls(
+            stored=dict(values),
+            algorithm=str(values.get("algorithm", "")),
+            seed=int(values.get("seed", 0)),
+            digest=values.get("digest") or "",
+            point=values.get("point") or {},
+            round=values.get("round", 0),  # a dry run counts none
+            time_s=values.get("time_s"),
+            metric=key,
+            score=values.get(key),
+            all_models_score=values.get(ALL_MODELS + key),
+            cluster_accuracy=values.get("cluster_accuracy"),
+            bytes_sent=values.get("bytes_sent"),
+            assignments=values.get("assignments") or [],
+        )
+
+    @property
+    def scores(self) -> list[float]:
+        """The score of each client, (N,); empty where it is not known."""
+        return self.get(f"{self.metric}_by_client") or []
+
+    @property
+    def plain_scores(self) -> list[float]:
+        """The score of each client without a personal last step, (N,); empty where it is not known."""
+        return self.get(f"{self.metric}_before_personal_by_client") or self.scores
+
+
+class Metrics(list[EvaluationRow]):
     """One row per evaluated round.
 
-    `metrics["accuracy"]` is a column, `print(metrics)` a table, `to_pandas` a DataFrame, `to_csv` a file.
+    `metrics["score"]` is a column, `print(metrics)` a table, `to_pandas` a DataFrame, `to_csv` a file. The score also
+    has the name of its metric: `metrics["accuracy"]`.
 
     Example:
         >>> import dfca
         >>> metrics = dfca.Metrics([{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.75}])
-        >>> metrics["accuracy"], list(metrics.to_pandas().columns)
+        >>> metrics["score"], list(metrics.to_pandas().columns)
         ([0.5, 0.75], ['round', 'accuracy'])
     """
 
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        super().__init__(row if isinstance(row, EvaluationRow) else EvaluationRow.of(row) for row in rows)
+
     def __getitem__(self, key: Any) -> Any:
+        if key == "score":
+            return [row.score for row in self]
         return [row.get(key) for row in self] if isinstance(key, str) else super().__getitem__(key)
 
     def __str__(self) -> str:
-        key = self.metric
         shown = [
             column
-            for column in ("round", key, f"all_models_{key}", *_COLUMNS)
+            for column in ("round", self.metric, ALL_MODELS + self.metric, *_COLUMNS)
             if any(row.get(column) is not None for row in self)
         ]
         lines = [" ".join(f"{column:>19}" for column in shown)]
@@ -44,9 +139,8 @@ class Metrics(list[dict[str, Any]]):
 
     @property
     def metric(self) -> str:
-        """The column with the score that the task is about: "accuracy", "rmse", ..."""
-        names = (name for row in self[:1] for name in row if name.startswith("all_models_"))
-        return next(names, "all_models_accuracy").removeprefix("all_models_")
+        """The metric of the task: "accuracy", "rmse", ..."""
+        return super().__getitem__(0).metric if self else "accuracy"
 
     def to_pandas(self, by: Literal["round", "client"] = "round") -> pd.DataFrame:
         """Make a DataFrame.
@@ -76,7 +170,8 @@ class Metrics(list[dict[str, Any]]):
         Returns:
             The text.
         """
-        names = [name for name, value in self[0].items() if not isinstance(value, list | dict)] if self else []
+        first: Mapping[str, Any] = super().__getitem__(0) if self else {}
+        names = [name for name, value in first.items() if not isinstance(value, list | dict)]
         text = io.StringIO()
         writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -86,47 +181,36 @@ class Metrics(list[dict[str, Any]]):
         return text.getvalue()
 
 
-def frame_of(rows: list[dict[str, Any]], by: Literal["round", "client"] = "round") -> pd.DataFrame:
-    """Make a DataFrame of rows of metrics, as `Metrics.to_pandas` says.
-
-    Raises ValueError for another `by`.
-    """
+def frame_of(rows: Iterable[EvaluationRow], by: Literal["round", "client"] = "round") -> pd.DataFrame:
+    """Make a DataFrame of rows of metrics, as `Metrics.to_pandas` says."""
     import pandas as pd  # late: it takes half a second, and nodes and commands do without
 
     if by == "round":
-        return pd.DataFrame([_numbers(row) for row in rows])
+        return pd.DataFrame([flat_numbers(row) for row in rows])
     if by != "client":
         raise ValueError(f'by must be "round" or "client", got {by!r}')
-    found: list[dict[str, Any]] = []
+    lines = []
     for row in rows:
-        clients = len(row["assignments"])
+        clients = len(row.assignments)
         head = {name: row[name] for name in HEAD if name in row}
-        columns = {name: list(value) for name, value in row.items() if _is_by_client(name, value, clients)}
-        found += [
-            {**head, "client": i, **{name.removesuffix("_by_client"): each[i] for name, each in columns.items()}}
-            for i in range(clients)
-        ]
-    return pd.DataFrame(found).rename(columns={"assignments": "cluster"})
+        columns = {name: value for name, value in row.items() if _is_by_client(name, value, clients)}
+        for i in range(clients):
+            own = {name.removesuffix("_by_client"): values[i] for name, values in columns.items()}
+            lines.append({**head, "client": i, **own})
+    return pd.DataFrame(lines).rename(columns={"assignments": "cluster"})
 
 
-def plain_scores(row: Mapping[str, Any], key: str) -> list[float]:
-    """Return the scores of every client's model in the last row, without a personal last step; [] where not known."""
-    return row.get(f"{key}_before_personal_by_client") or row.get(f"{key}_by_client") or []
-
-
-HEAD = ("algorithm", "seed", "round", "time_s")
-
-
-def _is_by_client(name: str, value: Any, clients: int) -> bool:
-    named = name == "assignments" or name.endswith("_by_client")
-    return named and isinstance(value, list) and len(value) == clients
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat_numbers(row: Mapping[str, Any]) -> JsonObject:
+    """Return what is no list, inner tables as "table_name"."""
+    flat: JsonObject = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}_{inner}": each for inner, each in value.items() if not isinstance(each, list | dict)}
+            flat |= {f"{name}_{key}": inner for key, inner in value.items() if not isinstance(inner, list | dict)}
         elif not isinstance(value, list):
             flat[name] = value
     return flat
+
+
+def _is_by_client(name: str, value: object, clients: int) -> bool:
+    named = name == "assignments" or name.endswith("_by_client")
+    return named and isinstance(value, list) and len(value) == clients

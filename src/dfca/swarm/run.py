@@ -24,7 +24,9 @@ from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import Broadcast, FolderSink, NullSink, RunSink
 from dfca.runs.store.environment import environment
 from dfca.runs.store.folder import RunFolder
+from dfca.runs.store.rows import TrialRow
 from dfca.runs.trials import IN_SUMMARY
+from dfca.sim.metrics_table import EvaluationRow
 from dfca.swarm.faults import FaultOptions, FaultPlan
 from dfca.swarm.fleet import Fleet, NodeStatus
 from dfca.swarm.plan import SwarmPlan, make_plan
@@ -86,7 +88,7 @@ def run_swarm(
             listener.end_run()
         if row is None:
             raise Interrupted(f"interrupted; all nodes have ended; to begin again, remove {out} or use another --out")
-        listener.finish_trial(plan.trial, row)
+        listener.finish_trial(plan.trial, TrialRow.of(row))
         return folder.summary()
 
 
@@ -205,7 +207,7 @@ class _Run:
         row |= {"staleness": sum(ages) / len(ages) if ages else None}
         self.folder.metrics.append(self.plan.trial, row)
         self.row = row
-        self.sink.finish_round(self.plan.trial, row["round"], row)
+        self.sink.finish_round(self.plan.trial, row["round"], EvaluationRow.of(row))
 
     def _check(self, snapshot: Snapshot) -> None:
         """Raise RunError where a node ended without models, or before its last round."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dfca.runs.store.metric import BEFORE, ShownMetric, metric_key, metric_of
+from dfca.runs.store.metric import ShownMetric, metric_named
+from dfca.sim.metrics_table import metric_key
 from dfca.watch.reading import text
 
 MOST_LETTERS = 40
@@ -38,7 +39,7 @@ def read_metric(summary: Mapping[str, Any], config: Mapping[str, Any], keys: Ite
                 text(facts.get("unit"), MOST_LETTERS),
             )
     key = next((key for key in keys if key != "accuracy"), "accuracy")
-    found, task = metric_of({BEFORE + key: None}), config.get("task")
+    found, task = metric_named(key), config.get("task")
     unit = text(task.get("unit"), MOST_LETTERS) if isinstance(task, Mapping) else ""
     return found._replace(name=text(found.name, MOST_LETTERS), unit="" if found.percent else unit)
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dfca.report.rows import all_found, mean_std, varying
-from dfca.runs.store.histories import mean_of
-from dfca.runs.store.metric import ShownMetric, metric_of_run
+from dfca.report.rows import MeanStd, all_found
+from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import PointRow, TrialRow, mean_of
 
 Scale = Literal["percent", "number"]
 
@@ -58,7 +58,7 @@ class ScoreCurve(NamedTuple):
 class Measure(NamedTuple):
     """What a finished run gives for a figure against a key of the config."""
 
-    value: Callable[[Mapping[str, Any]], float | None]
+    value: Callable[[TrialRow], float | None]
     label: str
     caption: str
     banded: bool = True  # a band over yes and no would say nothing
@@ -74,16 +74,16 @@ class CurveComparison(NamedTuple):
     curves: dict[str, ScoreCurve]
 
 
-def _share_found(row: Mapping[str, Any]) -> float | None:
-    return None if row.get("cluster_accuracy") is None else float(all_found(row))
+def _share_found(trial: TrialRow) -> float | None:
+    return None if trial.cluster_accuracy is None else float(all_found(trial))
 
 
 def measures(metric: ShownMetric) -> tuple[Measure, ...]:
     """List the measures that a sweep is compared in."""
     return (
-        Measure(lambda row: row.get(metric.key), metric.label, own_caption(metric), scale=scale_of(metric)),
+        Measure(lambda trial: trial.score, metric.label, own_caption(metric), scale=scale_of(metric)),
         Measure(
-            lambda row: row.get(metric.all_models),
+            lambda trial: trial.all_models_score,
             f"all-models {metric.label}",
             f"{metric.capitalised} of each client's models on test data of every group.",
             scale=scale_of(metric),
@@ -109,13 +109,13 @@ def curve_of(run: Run, algorithm: str, measure: str) -> ScoreCurve | None:
     Of a list (one value per cluster) the mean counts. As in the table: over the finished runs where there are any,
     else over the rounds that all runs so far have.
     """
-    finished = {row["seed"] for row in run.summary["runs"] if row["algorithm"] == algorithm and row["finished"]}
+    finished = {trial.seed for trial in run.trials if trial.algorithm == algorithm and trial.finished}
     by_seed: dict[int, dict[int, float]] = {}
     for line in run.metrics:
-        if line["algorithm"] == algorithm and (not finished or line["seed"] in finished):
+        if line.algorithm == algorithm and (not finished or line.seed in finished):
             value = mean_of(line.get(measure))
             if value is not None:
-                by_seed.setdefault(line["seed"], {})[line["round"]] = value
+                by_seed.setdefault(line.seed, {})[line.round] = value
     rounds = sorted(set.intersection(*map(set, by_seed.values()))) if by_seed else []
     if not rounds:
         return None
@@ -126,20 +126,20 @@ def curve_of(run: Run, algorithm: str, measure: str) -> ScoreCurve | None:
 
 def comparisons(run: Run) -> Iterator[CurveComparison]:
     """Compare the algorithms of a sweep in every measure against every number that varies."""
-    for key in varying(run.summary):
+    for key in run.varying:
         if len(_numbers(run, key)) < 2:
             continue
         for others in _choices(run, key):
-            for measure in measures(metric_of_run(run.summary)):
-                found = {name: _curve_against(run, name, key, others, measure) for name in run.algorithms}
-                curves = {name: curve for name, curve in found.items() if curve is not None}
+            for measure in measures(run.metric):
+                drawn = {name: _curve_against(run, name, key, others, measure) for name in run.algorithms}
+                curves = {name: curve for name, curve in drawn.items() if curve is not None}
                 if any(len(curve.x) > 1 for curve in curves.values()):
                     yield CurveComparison(key, others, measure, curves)
 
 
 def _numbers(run: Run, key: str) -> list[float]:
     """Return the numbers that a key has in the sweep, ascending; none if it has other values too."""
-    values = [point["point"][key] for point in run.summary["points"] if key in point["point"]]
+    values = [point.at[key] for point in run.points if key in point.at]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         return []  # a list among them cannot be in a set
     return sorted(set(values))
@@ -148,33 +148,31 @@ def _numbers(run: Run, key: str) -> list[float]:
 def _choices(run: Run, key: str) -> list[dict[str, Any]]:
     """Return the different settings of the other keys at the points that set this one."""
     choices: list[dict[str, Any]] = []
-    for point in run.summary["points"]:
+    for point in run.points:
         others = _others(point, key)
         if others is not None and others not in choices:
             choices.append(others)
     return choices
 
 
-def _others(point: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    at = point["point"]
-    return {name: value for name, value in at.items() if name != key} if key in at else None
+def _others(point: PointRow, key: str) -> dict[str, Any] | None:
+    return {name: value for name, value in point.at.items() if name != key} if key in point.at else None
 
 
 def _curve_against(
     run: Run, algorithm: str, key: str, others: Mapping[str, Any], measure: Measure
 ) -> ScoreCurve | None:
     """Return the mean and deviation over seeds of a measure against a key, at the points that agree in the others."""
-    found: dict[float, tuple[float, float | None]] = {}
-    for point in run.summary["points"]:
+    means: dict[float, tuple[float, float | None]] = {}
+    for point in run.points:
         if _others(point, key) == others:
-            rows = [row for row in run.summary["runs"] if row.get("digest") == point["digest"] and row["finished"]]
-            values = [{"value": measure.value(row)} for row in rows if row["algorithm"] == algorithm]
-            mean, std = mean_std(values, "value")
+            trials = [trial for trial in run.trials_at(point) if trial.finished and trial.algorithm == algorithm]
+            mean, std = MeanStd.of(map(measure.value, trials))
             if mean is not None:
-                found[point["point"][key]] = mean, std
-    if not found:
+                means[point.at[key]] = mean, std
+    if not means:
         return None
-    x = sorted(found)
-    stds = [found[value][1] for value in x]
+    x = sorted(means)
+    stds = [means[value][1] for value in x]
     banded = measure.banded and any(std is not None for std in stds)
-    return ScoreCurve(x, [found[value][0] for value in x], [std or 0.0 for std in stds] if banded else None)
+    return ScoreCurve(x, [means[value][0] for value in x], [std or 0.0 for std in stds] if banded else None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dfca.experiment.sweep import label_of
 from dfca.report.drawing import plots
 from dfca.report.drawing.axes import Dash, Style
 from dfca.report.drawing.curves import ByRound, CurveComparison, Scale, ScoreCurve, by_round, curves_of
 from dfca.report.drawing.plots import NamedFigure
-from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run
 
 MOST = 24  # panels: beyond, nobody looks at each
@@ -29,8 +28,8 @@ class Multiple(NamedTuple):
 def grouped(comparisons: Iterable[CurveComparison]) -> dict[str, dict[str, list[CurveComparison]]]:
     """Group comparisons by the key that they are drawn against, then by the measure."""
     made: dict[str, dict[str, list[CurveComparison]]] = {}
-    for each in comparisons:
-        made.setdefault(each.key, {}).setdefault(each.measure.label, []).append(each)
+    for comparison in comparisons:
+        made.setdefault(comparison.key, {}).setdefault(comparison.measure.label, []).append(comparison)
     return made
 
 
@@ -41,7 +40,7 @@ def against_multiples(
     return [
         _multiple(
             ByRound("", label, same[0].measure.caption, same[0].measure.scale),
-            [(label_of(each.others), each.curves) for each in same],
+            [(label_of(comparison.others), comparison.curves) for comparison in same],
             style,
             key,
         )
@@ -51,10 +50,9 @@ def against_multiples(
 
 def by_round_multiples(run: Run, style: Mapping[str, Style]) -> list[Multiple]:
     """Draw the measures by round, one panel per point; none where there are too many points, or one evaluation each."""
-    points: Sequence[Mapping[str, Any]] = run.summary["points"]
     made = []
-    for measure in by_round(metric_of_run(run.summary)) if len(points) <= MOST else ():
-        panels = [(str(point["label"]), curves_of(run.at(point), measure.key)) for point in points]
+    for measure in by_round(run.metric) if len(run.points) <= MOST else ():
+        panels = [(point.label, curves_of(run.at(point), measure.key)) for point in run.points]
         if shown := [(title, series) for title, series in panels if series]:
             made.append(_multiple(measure, shown, style, "round"))
     return made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -14,6 +14,7 @@ from dfca import topology
 from dfca.metrics import confusion
 from dfca.report.rows import kind_of, models_of
 from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import GraphNumbers, TrialRow
 
 
 class Colouring(NamedTuple):
@@ -29,7 +30,7 @@ class ClusterMap(NamedTuple):
     """The graph of one seed, where its clients are drawn (N, 2), and a colouring for the truth and each algorithm."""
 
     seed: int
-    facts: dict[str, Any]
+    facts: GraphNumbers
     edges: list[list[int]]
     true: list[int] | None
     positions: np.ndarray
@@ -50,14 +51,14 @@ def map_clusters(run: Run) -> ClusterMap | None:
     true = entry.get("clusters") or None
     colourings = [Colouring("true groups", "unknown to the clients", true)] if true else []
     for name in run.algorithms:
-        found = last_assignments(run, name, int(seed))
-        row = next((row for row in run.summary["runs"] if row["algorithm"] == name and row["seed"] == int(seed)), None)
-        if found is None or row is None or models_of(row) < 2 or kind_of(name).informed:
+        clusters = last_assignments(run, name, int(seed))
+        trial = next((trial for trial in run.trials if trial.algorithm == name and trial.seed == int(seed)), None)
+        if clusters is None or trial is None or models_of(trial) < 2 or kind_of(name).informed:
             continue
-        # Where nobody knows the truth, the first algorithm gives the colours.
-        renamed = match_clusters(found, colourings[0].clusters).tolist() if colourings else found
+        # Without true clusters, the first algorithm gives the colours.
+        renamed = match_clusters(clusters, colourings[0].clusters).tolist() if colourings else clusters
         wrong = [a != b for a, b in zip(renamed, true, strict=True)] if true else None
-        colourings.append(Colouring(name, _outcome(row, wrong), renamed, wrong))
+        colourings.append(Colouring(name, _outcome(trial, wrong), renamed, wrong))
     if not colourings:
         return None
     graph = nx.empty_graph(entry["facts"]["nodes"])
@@ -81,8 +82,8 @@ def match_clusters(found: Sequence[int], true: Sequence[int]) -> np.ndarray:
 
 def last_assignments(run: Run, algorithm: str, seed: int) -> list[int] | None:
     """Return the clusters in which a run's clients were when it was last evaluated, (N,)."""
-    lines = (line for line in reversed(run.metrics) if line["algorithm"] == algorithm and line["seed"] == seed)
-    return next((line["assignments"] for line in lines if line.get("assignments")), None)
+    lines = (line for line in reversed(run.metrics) if line.algorithm == algorithm and line.seed == seed)
+    return next((line.assignments for line in lines if line.assignments), None)
 
 
 def confusions(run: Run, clusters: ClusterMap) -> dict[str, np.ndarray]:
@@ -105,12 +106,12 @@ def confusions(run: Run, clusters: ClusterMap) -> dict[str, np.ndarray]:
     return counts
 
 
-def _outcome(row: Mapping[str, Any], wrong: Sequence[bool] | None) -> str:
+def _outcome(trial: TrialRow, wrong: Sequence[bool] | None) -> str:
     """Write what came out: "23 of 24 right, 1 cluster lost"."""
     parts = [f"{len(wrong) - sum(wrong):,} of {len(wrong):,} right"] if wrong is not None else []
-    lost = (row["clusters"] or 0) - (row["live_clusters"] or 0)
+    lost = (trial.clusters or 0) - (trial.live_clusters or 0)
     if lost > 0:
         parts.append(f"{lost} cluster{'' if lost == 1 else 's'} lost")
-    if not row["finished"]:
-        parts.append(f"at round {row['rounds']}")
+    if not trial.finished:
+        parts.append(f"at round {trial.rounds}")
     return ", ".join(parts)

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from dfca.report.tables import TableCell, TextTable
+from dfca.runs.store.reading import Run
 
 
 class Fact(NamedTuple):
@@ -19,7 +20,7 @@ class Fact(NamedTuple):
 
     name: str
     title: str
-    share: Callable[[Mapping[str, Any]], float]
+    share: Callable[[Mapping[str, float]], float]
 
 
 FACTS = (
@@ -43,26 +44,29 @@ FACTS = (
 )
 
 
-def graph_key(summary: Mapping[str, Any]) -> str | None:
+def graph_key(run: Run) -> str | None:
     """Return the one key that varies in a sweep if it makes the graphs (topology.p), else None."""
-    keys = {key for point in summary.get("points", ()) for key in point["point"]}
-    return next(iter(keys)) if len(keys) == 1 and next(iter(keys)).startswith("topology.") else None
+    keys = run.varying
+    return keys[0] if len(keys) == 1 and keys[0].startswith("topology.") else None
 
 
-def shares(summary: Mapping[str, Any], fact: Fact) -> dict[Any, float]:
+def shares(run: Run, fact: Fact) -> dict[Any, float]:
     """Return the mean over seeds of a fact at each value of the key; only where the true clusters are known."""
-    key, found = graph_key(summary), {}
-    for point in summary.get("points", ()) if key else ():
-        graphs = _graphs_of(summary, point["digest"])
-        if graphs:
-            found[point["point"][key]] = fmean(fact.share(graph) for graph in graphs)
-    return found
+    key, means = graph_key(run), {}
+    if key is None:
+        return {}
+    for point in run.points:
+        graphs = [graph.facts for graph in run.graphs if graph.digest == point.digest]
+        known = [facts for facts in graphs if "connected_clusters" in facts]
+        if known:
+            means[point.at[key]] = fmean(map(fact.share, known))
+    return means
 
 
-def connectivity_tables(summary: Mapping[str, Any]) -> list[TextTable]:
+def connectivity_tables(run: Run) -> list[TextTable]:
     """Make the table of a sweep over graphs: what each does to the clusters; none for other experiments."""
-    key = graph_key(summary)
-    by_fact = [shares(summary, fact) for fact in FACTS]
+    key = graph_key(run)
+    by_fact = [shares(run, fact) for fact in FACTS]
     if key is None or not by_fact[0]:
         return []
     body = [
@@ -71,7 +75,3 @@ def connectivity_tables(summary: Mapping[str, Any]) -> list[TextTable]:
     columns = [key, *(fact.title for fact in FACTS)]
     title = "what the graphs do to clusters, their clients, and pairs of a client and a model (means over seeds)"
     return [TextTable(title, columns, [True, *[False] * len(FACTS)], body)]
-
-
-def _graphs_of(summary: Mapping[str, Any], digest: str) -> list[Mapping[str, Any]]:
-    return [g for g in summary.get("graphs", ()) if g.get("digest") == digest and "connected_clusters" in g]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +22,8 @@ from dfca.report.drawing.plots import NamedFigure
 from dfca.report.paper import connectivity, drawings, theory
 from dfca.report.paper.cluster_map import ClusterMap, confusions, map_clusters
 from dfca.report.rows import kind_of
-from dfca.runs.store.metric import metric_of_run
 from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import PointRow
 
 FEW = 6  # points of a sweep: beyond, figures of single points would fill pages and show nothing
 SAMPLES = 10
@@ -38,7 +37,7 @@ def save_figures(run: Run, folder: Path) -> list[Path]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [path for each in draw_all(run) for path in plots.save(each.figure, folder / each.name)]
+        return [path for drawing in draw_all(run) for path in plots.save(drawing.figure, folder / drawing.name)]
     except OSError as error:
         raise RunError(f"{error.filename or folder} cannot be written: {error.strerror}; use another folder") from error
 
@@ -47,16 +46,16 @@ def draw_all(run: Run) -> Iterator[NamedFigure]:
     """Draw everything that this run can show."""
     if not run.swept:
         yield from _of_point(run, "")
-    elif theory.mixing(run.summary):
-        yield from theory_drawings(run.summary)
+    elif theory.mixing(run):
+        yield from theory_drawings(run)
     else:
-        if (graphs := graph_drawing(run.summary)) is not None:
+        if (graphs := graph_drawing(run)) is not None:
             yield graphs
         style = style_of(run)
         for comparison in comparisons(run):
             yield against_drawing(comparison, style)
         for point in few_points(run):
-            yield from _of_point(run.at(point), f"-{_slug(point['label'])}")
+            yield from _of_point(run.at(point), f"-{_slug(point.label)}")
     if (samples := sample_drawing(run)) is not None:
         yield samples
 
@@ -69,16 +68,15 @@ def style_of(run: Run) -> dict[str, Style]:
     )
 
 
-def few_points(run: Run) -> list[Mapping[str, Any]]:
+def few_points(run: Run) -> list[PointRow]:
     """Return the points of a sweep if they are few enough to be shown one by one, else none."""
-    points = run.summary["points"]
-    return points if len(points) <= FEW else []
+    return run.points if len(run.points) <= FEW else []
 
 
 def by_round_drawings(run: Run, suffix: str = "") -> Iterator[NamedFigure]:
     """Draw accuracy and cluster accuracy by round."""
     style = style_of(run)
-    for measure, label, caption, scale in by_round(metric_of_run(run.summary)):
+    for measure, label, caption, scale in by_round(run.metric):
         if series := curves_of(run, measure):
             name = f"{measure.replace('_', '-')}-by-round{suffix}"
             yield NamedFigure(name, caption, plots.draw_curves(series, style, label, scale))
@@ -95,9 +93,9 @@ def against_drawing(comparison: CurveComparison, style: Mapping[str, Style]) -> 
     return NamedFigure(name, measure.caption, plots.draw_curves(curves, style, measure.label, measure.scale, key))
 
 
-def theory_drawings(summary: Mapping[str, Any]) -> Iterator[NamedFigure]:
+def theory_drawings(run: Run) -> Iterator[NamedFigure]:
     """Draw Lemma 3 where the run measures it."""
-    if not (measured := theory.mixing(summary)):
+    if not (measured := theory.mixing(run)):
         return
     yield NamedFigure(
         "contraction",
@@ -110,18 +108,18 @@ def theory_drawings(summary: Mapping[str, Any]) -> Iterator[NamedFigure]:
         "drift",
         "How far each round of mixing moves the average of all clients' models. Lemma 3 says: not at all. It holds for "
         "metropolis weights where everybody mixes, up to rounding.",
-        drawings.draw_drift(theory.drifts(summary)),
+        drawings.draw_drift(theory.drifts(run)),
     )
 
 
-def graph_drawing(summary: Mapping[str, Any]) -> NamedFigure | None:
+def graph_drawing(run: Run) -> NamedFigure | None:
     """Draw what the graphs do to the clusters against the key that makes them."""
-    key = connectivity.graph_key(summary)
-    found = {fact.name: connectivity.shares(summary, fact) for fact in connectivity.FACTS if fact.name != "together"}
-    if key is None or len(found["connected"]) < 2:
+    key = connectivity.graph_key(run)
+    shares = {fact.name: connectivity.shares(run, fact) for fact in connectivity.FACTS if fact.name != "together"}
+    if key is None or len(shares["connected"]) < 2:
         return None
-    style = {name: Style(colour, "-") for name, colour in zip(found, CLUSTERS, strict=False)}
-    lines = {name: ScoreCurve(list(values), list(values.values())) for name, values in found.items()}
+    style = {name: Style(colour, "-") for name, colour in zip(shares, CLUSTERS, strict=False)}
+    lines = {name: ScoreCurve(list(values), list(values.values())) for name, values in shares.items()}
     return NamedFigure(
         f"graphs-against-{_slug(key)}",
         "What the graphs do to the clusters, means over seeds. whole: graphs in one piece; connected: clusters whose "
@@ -148,7 +146,7 @@ def confusion_drawing(run: Run, clusters: ClusterMap | None) -> NamedFigure | No
 def sample_drawing(run: Run) -> NamedFigure | None:
     """Draw samples of each true group or, where nobody knows these, of each found cluster; None without the data."""
     try:
-        groups = _samples(run.at(run.summary["points"][0]) if run.swept else run)
+        groups = _samples(run.at(run.points[0]) if run.swept else run)
     except DfcaError:
         return None  # the data is not on this machine, or its options have changed
     if not groups:
@@ -170,10 +168,10 @@ def _samples(run: Run) -> list[tuple[str, np.ndarray]]:
     clusters = map_clusters(run) if owned else None
     if clusters is None:
         return []
-    found = np.asarray(clusters.colourings[0].clusters)
+    colours = np.asarray(clusters.colourings[0].clusters)
     groups = []
-    for cluster in np.unique(found).tolist():
-        members = np.flatnonzero(found == cluster)
+    for cluster in np.unique(colours).tolist():
+        members = np.flatnonzero(colours == cluster)
         picked = [split.train.of(int(client))[0][:2].numpy() for client in members[: SAMPLES // 2]]
         if len(picked) == SAMPLES // 2:
             groups.append((f"cluster {cluster + 1}", np.concatenate(picked)))

@@ -9,13 +9,15 @@ Lemma 1: sum_i min_j F(θ_ij, D_i) <= sum_i F(θ_i,c(i), D_i), c(i) what client 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
 from dfca.report.tables import TableCell, TextTable
 from dfca.report.wording import DASH, span
+from dfca.runs.store.reading import Run
+from dfca.runs.store.rows import History, PointRow
 
 ROUNDING = 1e-9
 """The share of the first disagreement below which float32 rounding, not mixing, makes the ratios."""
@@ -26,7 +28,7 @@ SLACK = 1e-4
 class Mixing(NamedTuple):
     """Mixing alone at one point, over all seeds: bound λ² and ratios Disp'/Disp; drift: relative, of the average."""
 
-    point: dict[str, Any]
+    point: Mapping[str, Any]
     label: str
     models: int
     gaps: list[float]
@@ -47,88 +49,86 @@ class AssignmentDescent(NamedTuple):
     descent: float
 
 
-def mixing(summary: Mapping[str, Any]) -> list[Mixing]:
+def mixing(run: Run) -> list[Mixing]:
     """Measure the points of a sweep where clients mix and do not train; none without such points."""
-    found = []
-    for point, records in _points(summary):
-        if point["point"].get("local.steps") != 0:
+    measured = []
+    for point, curves in _points(run):
+        if point.at.get("local.steps") != 0:
             continue
-        gap_of = {g["seed"]: g["spectral_gap"] for g in summary["graphs"] if g.get("digest") == point["digest"]}
-        seeds = [(gap_of[r["seed"]], ratios(r["disagreement"]), r) for r in records if r["seed"] in gap_of]
-        seeds = [each for each in seeds if each[1]]
+        gap_of = {graph.seed: graph.facts["spectral_gap"] for graph in run.graphs if graph.digest == point.digest}
+        known = [(gap_of[c.seed], ratios(c.curve("disagreement")), c) for c in curves if c.seed in gap_of]
+        seeds = [(gap, values, curve) for gap, values, curve in known if values]
         if not seeds:
             continue
         bounds = [(1 - gap) ** 2 for gap, _, _ in seeds]
         worst = [max(values) for _, values, _ in seeds]
-        found.append(
+        measured.append(
             Mixing(
-                {key: value for key, value in point["point"].items() if key != "local.steps"},
-                point["label"],
-                int(point["point"].get("clusters", 1)),
+                {key: value for key, value in point.at.items() if key != "local.steps"},
+                point.label,
+                int(point.at.get("clusters", 1)),
                 [gap for gap, _, _ in seeds],
                 bounds,
                 worst,
                 [prod(values) ** (1 / len(values)) for _, values, _ in seeds],
                 sum(ratio <= bound * (1 + SLACK) for ratio, bound in zip(worst, bounds, strict=True)),
-                sum(record["mixing_drift"][0] for *_, record in seeds) / len(seeds),
+                sum(curve.curve("mixing_drift")[0] for *_, curve in seeds) / len(seeds),
             )
         )
-    return found
+    return measured
 
 
-def descents(summary: Mapping[str, Any]) -> list[AssignmentDescent]:
+def descents(run: Run) -> list[AssignmentDescent]:
     """Measure what assignment did to F_global where clients train and choose among models; only in such sweeps."""
-    if not mixing(summary):
+    if not mixing(run):
         return []
-    found = []
-    for point, records in _points(summary):
-        for name in dict.fromkeys(record["algorithm"] for record in records):
+    measured = []
+    for point, curves in _points(run):
+        for name in dict.fromkeys(curve.algorithm for curve in curves):
             pairs = [
                 pair
-                for record in records
-                if record["algorithm"] == name and "F_before_assignment" in record
-                for pair in zip(record["F_before_assignment"], record["F_global"], strict=True)
+                for curve in curves
+                if curve.algorithm == name and "F_before_assignment" in curve.measures
+                for pair in zip(curve.curve("F_before_assignment"), curve.curve("F_global"), strict=True)
             ]
-            if pairs and point["point"].get("local.steps") != 0:
+            if pairs and point.at.get("local.steps") != 0:
                 raised = sum(after > before * (1 + 1e-6) for before, after in pairs)
                 mean = 100 * sum(1 - after / before for before, after in pairs) / len(pairs)
-                found.append(AssignmentDescent(_name(point["point"]), name, len(pairs), raised, mean))
-    return found
+                measured.append(AssignmentDescent(_name(point.at), name, len(pairs), raised, mean))
+    return measured
 
 
-def ratios(disagreement: list[float]) -> list[float]:
+def ratios(disagreement: Sequence[float]) -> list[float]:
     """Return Disp(t+1) / Disp(t) for the rounds in which it is more than rounding.
 
     >>> ratios([1.0, 0.5, 0.1])
     [0.5, 0.2]
     """
-    floor = ROUNDING * disagreement[0]
+    floor = ROUNDING * disagreement[0] if disagreement else 0.0
     return [after / before for before, after in pairwise(disagreement) if after > floor]
 
 
-def theory_tables(summary: Mapping[str, Any]) -> list[TextTable]:
+def theory_tables(run: Run) -> list[TextTable]:
     """Make the tables of both lemmas; none for other experiments."""
-    if not summary.get("histories"):
-        return []
     made = []
-    if measured := mixing(summary):
+    if measured := mixing(run):
         columns = ["graph", "models", "weights", "spectral gap", "bound λ²", "worst\nratio", "mean\nratio"]
         columns += ["within\nthe bound", "drift of the\naverage %"]
         texts = [
             [
-                _graph(each.point),
-                f"{each.models}",
-                str(each.point.get("mixing.weights", DASH)),
-                *(span(values, ".3f") for values in (each.gaps, each.bounds, each.worst, each.typical)),
-                f"{each.within} of {len(each.worst)}",
-                f"{100 * each.drift:.2g}",
+                _graph(at.point),
+                f"{at.models}",
+                str(at.point.get("mixing.weights", DASH)),
+                *(span(values, ".3f") for values in (at.gaps, at.bounds, at.worst, at.typical)),
+                f"{at.within} of {len(at.worst)}",
+                f"{100 * at.drift:.2g}",
             ]
-            for each in measured
+            for at in measured
         ]
         words = [True, False, True, *[False] * 6]
         title = "mixing alone: disagreement per round (Lemma 3)"
         made.append(TextTable(title, columns, words, [list(map(TableCell, line)) for line in texts]))
-    if assigned := descents(summary):
+    if assigned := descents(run):
         columns = ["graph, weights", "algorithm", "rounds", "rounds in which\nF_global rose"]
         columns += ["mean descent\nby assignment %"]
         texts = [[d.label, d.algorithm, f"{d.rounds}", f"{d.raised}", f"{d.descent:.2g}"] for d in assigned]
@@ -138,9 +138,9 @@ def theory_tables(summary: Mapping[str, Any]) -> list[TextTable]:
     return made
 
 
-def theory_notes(summary: Mapping[str, Any]) -> list[str]:
+def theory_notes(run: Run) -> list[str]:
     """Return what the reader of these tables must know, line by line."""
-    if not theory_tables(summary):
+    if not theory_tables(run):
         return []
     return [
         "ratio: the disagreement after a round of mixing over that before it; a span is over seeds and graphs",
@@ -150,31 +150,24 @@ def theory_notes(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def drifts(summary: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+def drifts(run: Run) -> dict[str, list[list[float]]]:
     """Return by rule and number of models how far each round of mixing alone moved the average: a list per run."""
-    found: dict[str, list[list[float]]] = {}
-    for point, records in _points(summary):
-        at = point["point"]
+    by_rule: dict[str, list[list[float]]] = {}
+    for point, curves in _points(run):
+        at = point.at
         if at.get("local.steps") == 0 and at.get("topology.name", "erdos-renyi") == "erdos-renyi":
             models = "everybody mixes" if at.get("clusters") == 1 else f"{at.get('clusters')} models"
             name = f"{at.get('mixing.weights', '')}, {models}"
-            found.setdefault(name, []).extend(record["mixing_drift"] for record in records)
-    return {name: lines for name, lines in found.items() if lines}
+            by_rule.setdefault(name, []).extend(curve.curve("mixing_drift") for curve in curves)
+    return {name: lines for name, lines in by_rule.items() if lines}
 
 
-def _points(summary: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Yield every point with the histories of its finished trials."""
-    done = {(run.get("digest"), run["algorithm"], run["seed"]) for run in summary["runs"] if run.get("finished")}
-    for point in summary.get("points", ()):
-        yield (
-            point,
-            [
-                record
-                for record in summary.get("histories", ())
-                if record.get("digest") == point["digest"]
-                and (record["digest"], record["algorithm"], record["seed"]) in done
-            ],
-        )
+def _points(run: Run) -> Iterator[tuple[PointRow, list[History]]]:
+    """Yield every point of a sweep with the curves of its finished trials."""
+    for point in run.points if run.swept else ():
+        done = {(trial.algorithm, trial.seed) for trial in run.trials_at(point) if trial.finished}
+        curves = (curve for curve in run.histories if curve.digest == point.digest)
+        yield point, [curve for curve in curves if (curve.algorithm, curve.seed) in done]
 
 
 def _graph(at: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 """The figures of runs in virtual time: courses, measures against the number that varies, joiners, ages, timelines.
 
-VirtualResults (a run folder or a file of results) -> sections of drawings -> the page, `figures/` of the folder, docs
+VirtualResults (a run folder or a file of results) -> sections of figures -> the page, `figures/` of the folder, docs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ from dfca.report.drawing.axes import Style, zoom_of
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY
 from dfca.report.drawing.plots import NamedFigure
-from dfca.report.rows import kind_of, mean_std
+from dfca.report.rows import MeanStd, kind_of
 from dfca.report.virtual.plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
-from dfca.report.virtual.summary import Axis, Row, VirtualResults, finished, rows_of, variants
-from dfca.runs.store.metric import ShownMetric, metric_of_run
+from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of, variants
+from dfca.runs.store.metric import ShownMetric
+from dfca.runs.store.rows import PointRow, TrialRow
 
 FEW = 4  # values of the axis whose courses are drawn
 OLDEST = 8  # the last bar of the ages
@@ -30,9 +31,9 @@ JOINER_STYLES = {
 
 
 class VirtualMeasure(NamedTuple):
-    """What is drawn against the number that varies: a key of the rows, how it is written, and the name of the file."""
+    """What is drawn against the number that varies: of a trial, how it is written, and the name of the file."""
 
-    key: str
+    value: Callable[[TrialRow], float | None]
     label: str
     scale: Literal["percent", "number", "amount"]
     name: str
@@ -43,28 +44,32 @@ def _measures(metric: ShownMetric) -> tuple[VirtualMeasure, ...]:
     label = f"{metric.name} in the end" + (f" ({metric.sign})" if metric.sign else "")
     scale: Literal["percent", "number"] = "percent" if metric.percent else "number"
     own = VirtualMeasure(
-        metric.key, label, scale, metric.key.replace("_", "-"), f"{metric.capitalised} at the end of the run."
+        lambda row: row.score,
+        label,
+        scale,
+        metric.key.replace("_", "-"),
+        f"{metric.capitalised} at the end of the run.",
     )
     return (MEASURES[0], own, *MEASURES[1:])
 
 
 MEASURES = (
     VirtualMeasure(
-        "time_to_target_s",
+        lambda row: row.time_to_target_s,
         "virtual s to the target",
         "amount",
         "target",
         "Virtual time until the mean score was first seen at the target.",
     ),
     VirtualMeasure(
-        "idle_share",
+        lambda row: row.idle_share,
         "idle share (%)",
         "percent",
         "idle",
         "The part of a client's time in which it did not train, the mean over clients.",
     ),
     VirtualMeasure(
-        "megabytes_to_target",
+        lambda row: None if row.bytes_to_target is None else row.bytes_to_target / 1e6,
         "MB to the target",
         "amount",
         "megabytes",
@@ -88,31 +93,37 @@ def virtual_drawings(results: VirtualResults) -> dict[str, list[NamedFigure]]:
 
 def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw the score against virtual time, and against traffic."""
-    axis, metric = results.axis, metric_of_run(results.summary)
+    axis, metric = results.axis, results.run.metric
     for value in axis.values if len(axis.values) <= FEW else _some(axis.values):
         title, tail = (f"{axis.key} = {value:g}", f"-{value:g}") if axis.key else ("", "")
         marks = _marks(results.head(value), metric)
-        for x, label, name, what in (
+        for x, label, stem, what in (
             ("time_s", "virtual time (s)", "time", "virtual time"),
             ("megabytes", "MB sent per client", "traffic", "what a client has sent"),
         ):
-            found = {each: _mean_course(rows_of(results.courses, axis, value, each), x) for each in results.variants}
-            series = {each: curve for each, curve in found.items() if curve is not None}
+            courses = {name: rows_of(results.courses, axis, value, name) for name in results.variants}
+            curves = {
+                name: mean_curve(
+                    (course.time_s if x == "time_s" else course.megabytes, course.score) for course in group
+                )
+                for name, group in courses.items()
+            }
+            series = {name: curve for name, curve in curves.items() if curve is not None}
             if series:
                 shown = [mark for mark in marks if x == "time_s" or mark.begin is None]
                 figure = draw_courses(series, style, label, shown, metric)
-                yield NamedFigure(f"{name}{tail}", f"{metric.capitalised} against {what}.", figure, title)
+                yield NamedFigure(f"{stem}{tail}", f"{metric.capitalised} against {what}.", figure, title)
                 if metric.percent and (zoom := zoom_of(series)) is not None:
                     figure = draw_courses(series, style, label, shown, metric, zoom)
                     caption = f"A closer look, without {', '.join(zoom.outside)}: {metric.name} against {what}."
-                    yield NamedFigure(f"{name}{tail}-closer", caption, figure, title)
+                    yield NamedFigure(f"{stem}{tail}-closer", caption, figure, title)
 
 
-def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> ScoreCurve | None:
+def mean_curve(courses: Iterable[tuple[Sequence[float], Sequence[float | None]]]) -> ScoreCurve | None:
     """Return mean and deviation over seeds on a common grid; between evaluations the last one counts."""
     pairs = []
-    for course in group:
-        known = [(a, b) for a, b in zip(course[x], course[y], strict=True) if b is not None]
+    for x, y in courses:
+        known = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
         if known:
             pairs.append(np.asarray(known, float).T)
     if not pairs:
@@ -126,65 +137,59 @@ def _mean_course(group: Sequence[Row], x: str, y: str = "accuracy") -> ScoreCurv
     return ScoreCurve(grid.tolist(), table.mean(axis=0).tolist(), std)
 
 
-def _marks(head: Row, metric: ShownMetric) -> list[Mark]:
+def _marks(point: PointRow, metric: ShownMetric) -> list[Mark]:
     marks = []
-    clock = head.get("clock", {})
-    target = clock.get("target_accuracy", clock.get("target"))
+    target = point.clock.get("target_accuracy", point.clock.get("target"))
     if target is not None:
         text = f"{100 * target:g} %" if metric.percent else f"{target:g}"
         marks.append(Mark(f"target {text}", height=target))
-    world, until_s = head.get("world", {}), head.get("clock", {}).get("until_s")
-    for each in world.get("partitions", ()):
-        marks.append(Mark("apart", begin=each["begin_s"], end=each["end_s"] or until_s))
-    joins = sorted({each["at_s"] for each in world.get("late_joiners", ())})
+    world = point.world or {}
+    for partition in world.get("partitions", ()):
+        end_s = partition["end_s"] or point.clock.get("until_s")
+        marks.append(Mark("apart", begin=partition["begin_s"], end=end_s))
+    joins = sorted({joiner["at_s"] for joiner in world.get("late_joiners", ())})
     return marks + [Mark("join", begin=at_s) for at_s in joins[:1]]
 
 
 def _against(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw the measures of the finished trials against the number that varies."""
-    axis = results.axis
-    rows = [
-        {**row, "megabytes_to_target": _in_megabytes(row.get("bytes_to_target"))} for row in finished(results.summary)
-    ]
-    for measure in _measures(metric_of_run(results.summary)) if axis.key else ():
-        found = {each: _curve(rows_of(rows, axis, variant=each), axis, measure) for each in results.variants}
-        series = {each: curve for each, curve in found.items() if curve.x}
+    axis, rows = results.axis, finished(results.run)
+    for measure in _measures(results.run.metric) if axis.key else ():
+        groups = {name: rows_of(rows, axis, variant=name) for name in results.variants}
+        curves = {name: _curve(group, axis, measure) for name, group in groups.items()}
+        series = {name: curve for name, curve in curves.items() if curve.x}
         if any(len(curve.x) > 1 for curve in series.values()):
-            tried = {each: {axis.at(row) for row in rows_of(rows, axis, variant=each)} for each in results.variants}
-            never = [each for each in results.variants if len(found[each].x) < len(tried[each])]
+            tried = {name: {axis.at(row.point) for row in group} for name, group in groups.items()}
+            never = [name for name in results.variants if len(curves[name].x) < len(tried[name])]
             missing = f" Not drawn where a run never got there: {', '.join(never)}." if never else ""
             figure = draw_against(series, style, axis.key, measure.label, measure.scale)
             yield NamedFigure(f"{measure.name}-by-{axis.key.rpartition('.')[2]}", measure.caption + missing, figure)
 
 
-def _curve(rows: Sequence[Row], axis: Axis, measure: VirtualMeasure) -> ScoreCurve:
+def _curve(rows: Sequence[TrialRow], axis: Axis, measure: VirtualMeasure) -> ScoreCurve:
     """Return the means at the values of the axis that all runs have: a mean over those that got there would flatter."""
-    found = []
+    points = []
     for value in axis.values:
-        group = rows_of(rows, axis, value)
-        complete = all(row.get(measure.key) is not None for row in group)
-        mean, std = mean_std(group, measure.key) if complete else (None, None)
+        numbers = [measure.value(row) for row in rows_of(rows, axis, value)]
+        mean, std = MeanStd() if None in numbers else MeanStd.of(numbers)
         if mean is not None and (measure.scale != "amount" or mean > 0):
-            found.append((value, mean, std or 0.0))
-    return ScoreCurve(*zip(*found, strict=True)) if found else ScoreCurve((), ())
-
-
-def _in_megabytes(sent: float | None) -> float | None:
-    return None if sent is None else sent / 1e6
+            points.append((value, mean, std or 0.0))
+    return ScoreCurve(*zip(*points, strict=True)) if points else ScoreCurve((), ())
 
 
 def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
     """Draw how late joiners catch up."""
-    axis, value, metric = results.axis, results.axis.values[-1], metric_of_run(results.summary)
+    axis, value, metric = results.axis, results.axis.values[-1], results.run.metric
     factor = 0.95 if metric.higher_is_better else 1 / 0.95
     for name in results.variants:
-        group = [course for course in rows_of(results.courses, axis, value, name) if "joiners" in course]
-        late, others = _mean_course(group, "time_s", "joiners"), _mean_course(group, "time_s", "others")
+        group = [course for course in rows_of(results.courses, axis, value, name) if course.joiners]
+        late = mean_curve((course.time_s, course.joiners) for course in group)
+        others = mean_curve((course.time_s, course.others) for course in group)
         if late is None or others is None:
             continue
         near = ScoreCurve(others.x, [factor * mean for mean in others.mean])
         series = dict(zip(JOINER_STYLES, (late, others, near), strict=True))
-        joins = [each["at_s"] for each in results.head(value)["world"]["late_joiners"]]
+        joins = [joiner["at_s"] for joiner in (results.head(value).world or {})["late_joiners"]]
         figure = draw_courses(series, JOINER_STYLES, "virtual time (s)", [Mark("join", begin=min(joins))], metric)
         caption = (
             f"Mean {metric.name} of the clients that join late, each with the models that it took from its neighbours."
@@ -194,20 +199,20 @@ def _joiners(results: VirtualResults) -> Iterator[NamedFigure]:
 
 def _ages(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[NamedFigure]:
     """Draw how old the folded models are."""
-    axis, rows = results.axis, finished(results.summary)
+    axis, rows = results.axis, finished(results.run)
     value = axis.values[-1]
     series = {}
     for name in results.variants:
         counts: dict[int, float] = {}
         for row in rows_of(rows, axis, value, name) if kind_of(name.split()[0]).via == "neighbours" else ():
-            for age, number in (row.get("staleness") or {}).items():
+            for age, number in row.staleness.items():
                 whole = min(OLDEST, int(float(age)))
                 counts[whole] = counts.get(whole, 0) + number
         if total := sum(counts.values()):
             series[name] = {age: number / total for age, number in counts.items()}
     if series:
         where = f" at {axis.key} = {value:g}" if axis.key else ""
-        unit = results.head(value).get("clock", {}).get("staleness", {}).get("unit", "updates")
+        unit = results.head(value).clock.get("staleness", {}).get("unit", "updates")
         unit = "local updates of the receiver since" if unit == "updates" else unit
         caption = f"How old models are when they are folded{where}: 0 is as new as the receiver's own."
         yield NamedFigure("ages", caption, draw_ages(series, style, OLDEST, unit))
@@ -219,8 +224,8 @@ def _timelines(results: VirtualResults) -> Iterator[NamedFigure]:
     for table in rows_of(results.timelines, axis, results.middle) if results.variants else ():
         name = variants([table], axis)[0]
         where = f", {axis.key} = {results.middle:g}" if axis.key else ""
-        title = f"{name}{where}, seed {table['seed']}"
-        caption = f"{len(table['lanes'])} lanes from {table['begin_s']:g} s to {table['end_s']:g} s."
+        title = f"{name}{where}, seed {table.seed}"
+        caption = f"{len(table.lanes)} lanes from {table.begin_s:g} s to {table.end_s:g} s."
         yield NamedFigure(f"timeline-{_slug(name)}", caption, draw_lanes(table), title)
 
 

@@ -32,6 +32,7 @@ from dfca.report.drawing.axes import (
 from dfca.report.drawing.curves import ScoreCurve
 from dfca.report.drawing.palette import CLUSTERS, GREY, algorithm_colours
 from dfca.report.drawing.plots import draw_lines
+from dfca.report.virtual.summary import LaneTable
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 
 TRAIN, SEND, OFFLINE, WAIT = CLUSTERS[0], CLUSTERS[1], GREY, FAINT
@@ -137,11 +138,11 @@ def draw_ages(series: Mapping[str, Mapping[int, float]], style: Mapping[str, Sty
     return figure
 
 
-def draw_lanes(table: Mapping[str, Any]) -> Figure:
+def draw_lanes(table: LaneTable) -> Figure:
     """Draw a timeline (`runs.timeline`): a lane per client, messages as arrows from lane to lane."""
-    clients = [lane["client"] for lane in table["lanes"]]
+    clients = [lane["client"] for lane in table.lanes]
     place = {client: len(clients) - 1 - number for number, client in enumerate(clients)}
-    begin, end = float(table["begin_s"]), float(table["end_s"])
+    begin, end = float(table.begin_s), float(table.end_s)
     figure = Figure(figsize=(11.0, 0.95 + 0.52 * len(clients)))
     height = figure.get_figheight()
     axes = figure.add_axes((0.105, 0.62 / height, 0.885, 1 - 0.95 / height))
@@ -152,8 +153,8 @@ def draw_lanes(table: Mapping[str, Any]) -> Figure:
             axes.plot([begin, end], [y, y], color=WAIT, lw=2, zorder=1)
     _draw_spans(axes, table, place)
     _draw_arrows(axes, table, place, (end - begin) / 400)
-    labels = ["server" if lane["client"] < 0 else f"client {lane['client']}" for lane in table["lanes"]]
-    notes = [f"\n{lane['note']}" if lane["note"] else "" for lane in table["lanes"]]
+    labels = ["server" if lane["client"] < 0 else f"client {lane['client']}" for lane in table.lanes]
+    notes = [f"\n{lane['note']}" if lane["note"] else "" for lane in table.lanes]
     axes.set_yticks([place[c] for c in clients], [a + b for a, b in zip(labels, notes, strict=True)])
     axes.set_xlim(begin, end)
     axes.set_ylim(-0.6, len(clients) - 0.4)
@@ -161,7 +162,7 @@ def draw_lanes(table: Mapping[str, Any]) -> Figure:
     axes.set_xlabel("virtual time (s)")
     plain(axes, grid="x")
     axes.tick_params(axis="y", labelsize=9.5)
-    _legend_of_lanes(axes, {span[1] for span in table["spans"]}, {arrow[4] for arrow in table["arrows"]})
+    _legend_of_lanes(axes, {span[1] for span in table.spans}, {arrow[4] for arrow in table.arrows})
     return figure
 
 
@@ -173,9 +174,9 @@ def standalone(svg: str) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{head}>\n<rect width="100%" height="100%" fill="#fff"/>{rest}\n'
 
 
-def _draw_spans(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int]) -> None:
+def _draw_spans(axes: Axes, table: LaneTable, place: Mapping[int, int]) -> None:
     looks = {"train": (TRAIN, -0.2, 0.4, 2), "offline": (OFFLINE, -0.2, 0.4, 3), "send": (SEND, -0.32, 0.1, 3)}
-    for client, what, left, right in table["spans"]:
+    for client, what, left, right in table.spans:
         if client in place:
             colour, low, tall, order = looks[what]
             look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "lw": 0.5, "zorder": order}
@@ -183,11 +184,11 @@ def _draw_spans(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int]) 
             axes.add_patch(Rectangle((left, place[client] + low), right - left, tall, hatch=hatch, **look))
 
 
-def _draw_arrows(axes: Axes, table: Mapping[str, Any], place: Mapping[int, int], least: float) -> None:
+def _draw_arrows(axes: Axes, table: LaneTable, place: Mapping[int, int], least: float) -> None:
     """Draw messages; one that vanished at once is a short stub towards its receiver, with a cross."""
     for fate, colour in FATES.items():
         lines, heads, crosses = [], [], []
-        for sender, receiver, left, came, how in table["arrows"]:
+        for sender, receiver, left, came, how in table.arrows:
             if how != fate or sender not in place or receiver not in place:
                 continue
             up = 1 if place[receiver] > place[sender] else -1

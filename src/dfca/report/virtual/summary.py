@@ -12,15 +12,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from dfca.experiment.sweep import write
-from dfca.report.rows import kind_of, varying
-from dfca.runs.store.metric import metric_key
-from dfca.runs.store.reading import Run
+from dfca.report.rows import kind_of
+from dfca.runs.store.reading import Run, read_json
+from dfca.runs.store.rows import PointRow, TrialRow
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
-Row = Mapping[str, Any]
+
+
+class AtPoint(Protocol):
+    """What belongs to an algorithm at a point of a sweep: a trial, a course, a timeline."""
+
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def point(self) -> Mapping[str, Any]: ...
+
+
+Placed = TypeVar("Placed", bound=AtPoint)
 
 
 class Axis(NamedTuple):
@@ -29,85 +41,146 @@ class Axis(NamedTuple):
     key: str
     values: list[float]
 
-    def at(self, row: Row) -> float:
-        """Return the value of a row."""
-        return float(row.get("point", {}).get(self.key, math.nan)) if self.key else 0.0
+    def at(self, point: Mapping[str, Any]) -> float:
+        """Return the value at a point."""
+        return float(point.get(self.key, math.nan)) if self.key else 0.0
 
 
-def is_virtual(summary: Row) -> bool:
-    """Return whether there are trials in virtual time; other points of a sweep may have run in rounds."""
-    return bool(virtual_heads(summary))
+@dataclass(frozen=True)
+class Course:
+    """One trial over virtual time. joiners, others: the mean score of late joiners since they joined, and of the rest;
+    empty where nobody joins late."""
+
+    algorithm: str
+    seed: int
+    point: Mapping[str, Any]
+    time_s: Sequence[float]
+    score: Sequence[float | None]
+    megabytes: Sequence[float]  # sent by a client, the mean
+    joiners: Sequence[float | None] = ()
+    others: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Parse a course of a file of results, which calls every score accuracy."""
+        return cls(score=values["accuracy"], **{key: value for key, value in values.items() if key != "accuracy"})
+
+    def stored(self) -> JsonObject:
+        """Return it as a file of results holds it."""
+        joiners = {"joiners": self.joiners, "others": self.others} if self.joiners else {}
+        head = {"algorithm": self.algorithm, "seed": self.seed, "point": self.point, "time_s": self.time_s}
+        return head | {"accuracy": self.score, "megabytes": self.megabytes} | joiners
 
 
-def virtual_heads(summary: Row) -> list[Row]:
-    """Return what has a world and a clock: the points of a sweep in virtual time, or the summary itself."""
-    return [head for head in summary.get("points", (summary,)) if "world" in head]
+@dataclass(frozen=True)
+class LaneTable:
+    """The timeline of a few clients of one trial, as `runs.timeline` explains it."""
+
+    algorithm: str
+    seed: int
+    point: Mapping[str, Any]
+    lanes: Sequence[Mapping[str, Any]]
+    spans: Sequence[tuple[int, str, float, float]]
+    arrows: Sequence[tuple[int, int, float, float, str]]
+    begin_s: float
+    end_s: float
+    stored: JsonObject
+
+    @classmethod
+    def of(cls, values: JsonObject) -> Self:
+        """Parse a timeline."""
+        fields: JsonObject = {"point": {}} | values
+        return cls(**fields, stored=values)
 
 
 @dataclass(frozen=True)
 class VirtualResults:
-    """What tables and figures in virtual time are made of. timelines: one table per trial, with the head of its row."""
+    """What tables and figures in virtual time are made of."""
 
-    summary: Row
-    courses: Sequence[Row]
-    timelines: Sequence[Row]
-
-    @classmethod
-    def of_run(cls, run: Run) -> VirtualResults:
-        """Take them from a run; courses of finished trials only, where there are any."""
-        done = {
-            (row["algorithm"], row["seed"], row.get("digest") if run.swept else None) for row in finished(run.summary)
-        }
-        lines = [each for each in run.metrics if (each["algorithm"], each["seed"], each.get("digest")) in done]
-        return cls(run.summary, courses(run.summary, lines or run.metrics), run.timelines)
+    run: Run
+    courses: Sequence[Course]
+    timelines: Sequence[LaneTable]
 
     @classmethod
-    def of_results(cls, results: Row) -> VirtualResults:
-        """Take them from a file that `dfca report --save` wrote."""
-        return cls(results, results.get("courses", []), results.get("timelines", []))
+    def of(cls, run: Run) -> Self:
+        """Take them from a run folder, or from a file of results, which holds the courses.
 
-    def kept(self) -> dict[str, Any]:
+        Of a folder, courses are those of the finished trials, where there are any.
+        """
+        if "courses" in run.head:
+            timelines = run.head.get("timelines", [])
+            return cls(run, list(map(Course.of, run.head["courses"])), list(map(LaneTable.of, timelines)))
+        done = {trial.key(run.swept) for trial in finished(run)}
+        lines = [row for row in run.metrics if row.key(run.swept) in done]
+        return cls(run, courses(run, lines or run.metrics), timelines_of(run))
+
+    def kept(self) -> JsonObject:
         """Return what a file of results keeps: all courses, and the timelines that are drawn."""
-        return {"courses": self.courses, "timelines": rows_of(self.timelines, self.axis, self.middle)}
+        drawn = rows_of(self.timelines, self.axis, self.middle)
+        return {
+            "courses": [course.stored() for course in self.courses],
+            "timelines": [timeline.stored for timeline in drawn],
+        }
 
     @cached_property
     def axis(self) -> Axis:
-        """Return the number that varies."""
-        return axis_of(self.summary)
+        """The number that varies."""
+        return axis_of(self.run)
 
     @property
     def middle(self) -> float:
-        """Return the value of the axis at which timelines are drawn: at the last one, often, nothing moves."""
+        """The value of the axis at which timelines are drawn: at the last one, often, nothing moves."""
         return self.axis.values[len(self.axis.values) // 2]
 
     @cached_property
     def variants(self) -> list[str]:
-        """Return the names of what is compared."""
+        """The names of what is compared."""
         return variants(self.courses, self.axis)
 
-    def head(self, value: float) -> Row:
-        """Return the world and the clock at a value of the axis."""
-        heads = virtual_heads(self.summary)
-        return next((head for head in heads if self.axis.at(head) == value), heads[0])
+    def head(self, value: float) -> PointRow:
+        """Return the point, with its world and clock, at a value of the axis."""
+        points = virtual_points(self.run)
+        return next((point for point in points if self.axis.at(point.at) == value), points[0])
 
 
-def axis_of(summary: Row) -> Axis:
+def is_virtual(run: Run) -> bool:
+    """Return whether there are trials in virtual time; other points of a sweep may have run in rounds."""
+    return bool(virtual_points(run))
+
+
+def virtual_points(run: Run) -> list[PointRow]:
+    """Return the points that have a world and a clock."""
+    return [point for point in run.points if point.world is not None]
+
+
+def timelines_of(run: Run) -> list[LaneTable]:
+    """Read the timelines of the finished trials in virtual time, each with the head of its row."""
+    made = []
+    for trial in run.trials:
+        path = run.file_of(trial, "timeline", ".json")
+        if trial.finished and path.exists():
+            head = {key: trial[key] for key in ("algorithm", "seed", "point") if key in trial}
+            made.append(LaneTable.of(head | read_json(path)))
+    return made
+
+
+def axis_of(run: Run) -> Axis:
     """Choose the number with the most values at the points in virtual time."""
     best = Axis("", [0.0])
-    for key in varying(summary):
-        values = [head["point"].get(key) for head in virtual_heads(summary)]
-        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        different = sorted({float(value) for value in values}) if numeric else []
+    for key in run.varying:
+        values = [point.at.get(key) for point in virtual_points(run)]
+        numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        different = sorted(set(numbers)) if len(numbers) == len(values) else []
         if len(different) > len(best.values):
             best = Axis(key, different)
     return best
 
 
-def variant_of(row: Row, axis: Axis) -> str:
-    """Name what a row or course stands for beside its value on the axis: "dfca-fi batch"."""
-    hidden = {axis.key, *(IGNORED_BY_SERVERS if kind_of(row["algorithm"]).via != "neighbours" else ())}
-    changed = [_worded(key, value) for key, value in row.get("point", {}).items() if key not in hidden]
-    return " ".join([row["algorithm"], *changed])
+def variant_of(row: AtPoint, axis: Axis) -> str:
+    """Name what a trial or course stands for beside its value on the axis: "dfca-fi batch"."""
+    hidden = {axis.key, *(IGNORED_BY_SERVERS if kind_of(row.algorithm).via != "neighbours" else ())}
+    changed = [_worded(key, value) for key, value in row.point.items() if key not in hidden]
+    return " ".join([row.algorithm, *changed])
 
 
 def _worded(key: str, value: Any) -> str:
@@ -119,61 +192,58 @@ def _worded(key: str, value: Any) -> str:
     return name if value is True else f"not {name}" if value is False else f"{name} {write(value)}"
 
 
-def variants(rows: Iterable[Row], axis: Axis) -> list[str]:
+def variants(rows: Iterable[AtPoint], axis: Axis) -> list[str]:
     """Return the names of all variants, in the order of the rows."""
     return list(dict.fromkeys(variant_of(row, axis) for row in rows))
 
 
-def rows_of(rows: Iterable[Row], axis: Axis, value: float | None = None, variant: str | None = None) -> list[Row]:
-    """Choose rows or courses by their value on the axis and by their variant."""
+def rows_of(rows: Iterable[Placed], axis: Axis, value: float | None = None, variant: str | None = None) -> list[Placed]:
+    """Choose trials or courses by their value on the axis and by their variant."""
     return [
         row
         for row in rows
-        if (value is None or axis.at(row) == value) and (variant is None or variant_of(row, axis) == variant)
+        if (value is None or axis.at(row.point) == value) and (variant is None or variant_of(row, axis) == variant)
     ]
 
 
-def finished(summary: Row) -> list[Row]:
-    """Return the rows of the finished trials in virtual time."""
-    return [row for row in summary["runs"] if row.get("finished") and "time_s" in row]
+def finished(run: Run) -> list[TrialRow]:
+    """Return the finished trials in virtual time."""
+    return [trial for trial in run.trials if trial.finished and trial.time_s is not None]
 
 
-def courses(summary: Row, metrics: Sequence[Row]) -> list[dict[str, Any]]:
-    """Shorten the metrics of each trial to its course over virtual time.
-
-    time_s, accuracy (or what else the task is scored by), megabytes (sent by a client, the mean), and joiners, others:
-    the mean score of the late joiners since they have joined, and of everybody else.
-    """
-    points = {point["digest"]: point for point in summary.get("points", ())}
-    trials: dict[tuple[Any, ...], list[Row]] = {}
-    for line in metrics:
-        if "time_s" in line and (not points or line.get("digest") in points):
-            trials.setdefault((line["algorithm"], line["seed"], line.get("digest")), []).append(line)
+def courses(run: Run, metrics: Sequence[EvaluationRow]) -> list[Course]:
+    """Shorten the metrics of each trial to its course over virtual time."""
+    points = {point.digest if run.swept else "": point for point in run.points}
+    trials: dict[tuple[str, int, str], list[EvaluationRow]] = {}
+    for row in metrics:
+        key = row.key(run.swept)
+        if row.time_s is not None and key[2] in points:
+            trials.setdefault(key, []).append(row)
     made = []
-    for (algorithm, seed, digest), lines in trials.items():
-        head = points.get(digest, summary)
-        course: dict[str, Any] = {"algorithm": algorithm, "seed": seed, "point": head.get("point", {})}
-        course["time_s"] = [round(line["time_s"], 6) for line in lines]
-        key = metric_key(lines[0])
-        course["accuracy"] = [None if line.get(key) is None else _short(line[key]) for line in lines]
-        count = head.get("clients") or 1
-        course["megabytes"] = [_short(line["bytes_sent"] / count / 1e6) for line in lines]
-        if joiners := head.get("world", {}).get("late_joiners", ()):
-            course |= _joiners(lines, joiners)
-        made.append(course)
+    for (algorithm, seed, digest), rows in trials.items():
+        point = points[digest]
+        made.append(
+            Course(
+                algorithm,
+                seed,
+                point.at,
+                time_s=[round(row.time_s or 0.0, 6) for row in rows],
+                score=[None if row.score is None else _short(row.score) for row in rows],
+                megabytes=[_short((row.bytes_sent or 0.0) / (point.clients or 1) / 1e6) for row in rows],
+                **_joiners(rows, (point.world or {}).get("late_joiners", ())),
+            )
+        )
     return made
 
 
-def _joiners(lines: Sequence[Row], joiners: Sequence[Row]) -> dict[str, list[float | None]]:
-    late = [each["client"] for each in joiners]
-    last = max(each["at_s"] for each in joiners)
-    scores = [line[f"{metric_key(line)}_by_client"] for line in lines]
+def _joiners(rows: Sequence[EvaluationRow], joiners: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not joiners:
+        return {}
+    late = [joiner["client"] for joiner in joiners]
+    last = max(joiner["at_s"] for joiner in joiners)
     return {
-        "joiners": [
-            _short(fmean(each[i] for i in late)) if line["time_s"] > last else None
-            for line, each in zip(lines, scores, strict=True)
-        ],
-        "others": [_short(fmean(score for i, score in enumerate(each) if i not in late)) for each in scores],
+        "joiners": [_short(fmean(row.scores[i] for i in late)) if (row.time_s or 0.0) > last else None for row in rows],
+        "others": [_short(fmean(score for i, score in enumerate(row.scores) if i not in late)) for row in rows],
     }
 
 

@@ -33,7 +33,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -55,6 +54,8 @@ from dfca.runs.store.checkpoints import Checkpoints
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import OLD as OLD_METRICS
 from dfca.runs.store.metrics import MetricsFiles, count_lines, read_metrics, without_nan
+from dfca.runs.store.rows import GraphTable, TrialRow
+from dfca.sim.metrics_table import JsonObject
 
 OURS = (
     "config.toml",
@@ -77,7 +78,7 @@ LOCK = ".lock"
 FORM = 2  # of the run folder; a change that old code cannot read raises it
 
 
-def check_form(folder: Path, summary: Mapping[str, Any], version: str = "unknown") -> None:
+def check_form(folder: Path, summary: JsonObject, version: str = "unknown") -> None:
     """Refuse a run folder that a newer version of dfca has written."""
     form = summary.get("form", 1)
     if not isinstance(form, int) or not 1 <= form <= FORM:
@@ -87,9 +88,15 @@ def check_form(folder: Path, summary: Mapping[str, Any], version: str = "unknown
         )
 
 
-def is_row(value: Any) -> bool:
-    """Return whether this is a row of a summary: of an algorithm and a seed."""
-    return isinstance(value, dict) and isinstance(value.get("algorithm"), str) and type(value.get("seed")) is int
+def is_row(value: object) -> bool:
+    """Return whether this is a row of a summary: of an algorithm and a seed, with numbers where there must be some."""
+    if not isinstance(value, dict) or not isinstance(value.get("algorithm"), str) or type(value.get("seed")) is not int:
+        return False
+    try:
+        TrialRow.of(value)
+    except (TypeError, ValueError, AttributeError):
+        return False
+    return True
 
 
 class RunFolder:
@@ -157,13 +164,13 @@ class RunFolder:
 
     # --- results
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[TrialRow]:
         """Return the rows of the finished trials."""
-        return [row for row in self.summary()["runs"] if row.get("finished")]
+        return [row for row in map(TrialRow.of, self.summary()["runs"]) if row.finished]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Read summary.json; without the file, the summary of a run that has finished no trial."""
-        summary: dict[str, Any] = renamed(self._read_json("summary.json", {"runs": []}))
+        summary: JsonObject = renamed(self._read_json("summary.json", {"runs": []}))
         runs = summary.get("runs")
         if not isinstance(runs, list) or not all(map(is_row, runs)):
             raise RunError(
@@ -179,14 +186,17 @@ class RunFolder:
 
     def finished(self) -> set[tuple[str, int, str]]:
         """Return the keys of the finished trials that have all their lines of metrics; the others are run again."""
-        return {self.key_of(row) for row in self.rows() if not self.lacks_lines(row)}
+        return {row.key(self._swept) for row in self.rows() if not self.lacks_lines(row)}
 
-    def lacks_lines(self, row: Mapping[str, Any]) -> bool:
-        """Return whether lines of metrics of a finished trial are missing or damaged; of old rows nobody knows."""
-        path = trial_file(self.path / METRICS, ".jsonl", *self.key_of(row))
-        return isinstance(row.get("lines"), int) and count_lines(path) < row["lines"]
+    def metrics_file(self, row: TrialRow) -> Path:
+        """Return where the lines of metrics of a trial are."""
+        return trial_file(self.path / METRICS, ".jsonl", *row.key(self._swept))
 
-    def finish(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def lacks_lines(self, row: TrialRow) -> bool:
+        """Return whether lines of metrics of a finished trial are missing or damaged; old rows do not say how many."""
+        return row.lines is not None and count_lines(self.metrics_file(row)) < row.lines
+
+    def finish(self, trial: Trial, row: JsonObject) -> None:
         """Put the row of a finished trial into the summary, with the number of its lines of metrics, then forget its
         checkpoints."""
         self._put_row(trial, {**row, "lines": self.metrics.count(trial)})
@@ -196,7 +206,7 @@ class RunFolder:
         """Put the row of a failed trial into the summary; its checkpoints stay."""
         self._put_row(trial, trial.head | {"digest": trial.point.digest, "finished": False, "error": error})
 
-    def store_topology(self, point: Point, seed: int, graph: Mapping[str, Any]) -> None:
+    def store_topology(self, point: Point, seed: int, graph: GraphTable) -> None:
         """Store the facts, edges and true clusters of a seed's graph."""
         graphs = renamed(self._read_json("topology.json", {}))
         if point.at is None:
@@ -222,7 +232,7 @@ class RunFolder:
         threads = stored.get("threads")
         return threads if isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1 else None
 
-    def store_environment(self, facts: Mapping[str, Any]) -> list[str]:
+    def store_environment(self, facts: JsonObject) -> list[str]:
         """Store where the run takes place; return what has changed since its last part, in words.
 
         The places of earlier parts are kept under "earlier": a run that was continued elsewhere shows it.
@@ -239,13 +249,9 @@ class RunFolder:
 
     # --- inside
 
-    def key_of(self, record: Mapping[str, Any]) -> tuple[str, int, str]:
-        """Return the key of the trial that a row or a line belongs to."""
-        return record["algorithm"], record["seed"], record.get("digest", "") if self._swept else ""
-
-    def _put_row(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def _put_row(self, trial: Trial, row: JsonObject) -> None:
         summary = self.summary()
-        others = [each for each in summary["runs"] if self.key_of(each) != trial.key]
+        others = [other for other in summary["runs"] if TrialRow.of(other).key(self._swept) != trial.key]
         self._write_json("summary.json", summary | {"runs": [*others, row]})
 
     def _take_lock(self) -> None:
@@ -354,7 +360,7 @@ class RunFolder:
             return differences
         wanted = {point.digest for point in here.points}
         lost = {point.digest for point in sweep.expand(there)} - wanted
-        return differences if any(row.get("digest") in lost for row in self.rows()) else []
+        return differences if any(row.digest in lost for row in self.rows()) else []
 
     def _has_work(self) -> bool:
         """Return whether there is anything to lose: a run that failed at its start leaves only its config."""
@@ -369,7 +375,7 @@ class RunFolder:
             else:
                 path.unlink(missing_ok=True)
 
-    def _read_json(self, name: str, missing: dict[str, Any]) -> dict[str, Any]:
+    def _read_json(self, name: str, missing: JsonObject) -> JsonObject:
         path = self.path / name
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -386,13 +392,13 @@ class RunFolder:
             )
         return value
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+    def _write_json(self, name: str, value: JsonObject) -> None:
         atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")
 
 
-def head_of(experiment: Experiment) -> dict[str, Any]:
+def head_of(experiment: Experiment) -> JsonObject:
     """Return what begins a summary."""
-    head: dict[str, Any] = {"form": FORM, "experiment": experiment.name, "scale": experiment.scale}
+    head: JsonObject = {"form": FORM, "experiment": experiment.name, "scale": experiment.scale}
     head["config_sha256"] = text_sha256(experiment.to_toml())
     if experiment.changes:
         head["changes"] = list(experiment.changes)

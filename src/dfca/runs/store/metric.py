@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dfca.sim.metrics_table import ALL_MODELS, metric_key
+
 DASH = "–"
-BEFORE = "all_models_"
-"""Before the key of the metric, in every line and row: the score of all models."""
 DOWNWARDS = {"rmse": "RMSE", "mse": "MSE", "mae": "MAE", "perplexity": "perplexity", "loss": "loss"}
 """Names of known metrics where less is better, for lines of trials that are not finished."""
 SHARES = {"f1": "F1", "exact_match": "exact match", "token_accuracy": "token accuracy"}
@@ -27,7 +27,7 @@ class ShownMetric(NamedTuple):
     @property
     def all_models(self) -> str:
         """The key of the score of all models on every distribution."""
-        return BEFORE + self.key
+        return ALL_MODELS + self.key
 
     @property
     def sign(self) -> str:
@@ -91,29 +91,21 @@ class ShownMetric(NamedTuple):
 ACCURACY = ShownMetric()
 
 
-def metric_key(record: Mapping[str, Any]) -> str:
-    """Return what a row or a line of metrics calls the score.
-
-    >>> metric_key({"rmse": 0.3, "all_models_rmse": 0.4}), metric_key({})
-    ('rmse', 'accuracy')
-    """
-    return next((key.removeprefix(BEFORE) for key in record if key.startswith(BEFORE)), "accuracy")
-
-
 def metric_of(record: Mapping[str, Any]) -> ShownMetric:
-    """Return the metric of a row, or of a line, which knows no more than its key."""
+    """Return the metric of a row, or of a line of metrics, which knows no more than its key."""
     facts = record.get("metric")
     if isinstance(facts, Mapping):
         known = {name: facts[name] for name in ShownMetric._fields if name in facts}
         return ShownMetric(**{"percent": False, **known})
-    key = metric_key(record)
-    if key == "accuracy":
-        return ShownMetric()
+    return metric_named(metric_key(record))
+
+
+def metric_named(key: str) -> ShownMetric:
+    """Return what is known of a metric by its key alone.
+
+    >>> metric_named("accuracy") == ACCURACY, metric_named("rmse")
+    (True, ShownMetric(name='RMSE', key='rmse', higher_is_better=False, percent=False, unit=''))
+    """
+    if key == ACCURACY.key:
+        return ACCURACY
     return ShownMetric((DOWNWARDS | SHARES).get(key, key), key, key not in DOWNWARDS, percent=key in SHARES)
-
-
-def metric_of_run(summary: Mapping[str, Any]) -> ShownMetric:
-    """Return the metric of a run: that of its first row that says one."""
-    rows = [row for row in summary.get("runs", ()) if isinstance(row, Mapping)]
-    told = next((row for row in rows if "metric" in row), None)
-    return metric_of(told or next((row for row in rows if metric_key(row) != "accuracy"), {}))

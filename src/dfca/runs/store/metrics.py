@@ -16,6 +16,7 @@ from dfca.base.errors import RunError
 from dfca.base.files import append_line, atomic_write
 from dfca.base.renamed import earlier, renamed
 from dfca.experiment.sweep import Trial, trial_name
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow
 
 FOLDER, OLD = "metrics", "metrics.jsonl"
 
@@ -26,7 +27,7 @@ class MetricsFiles:
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
 
-    def append(self, trial: Trial, metrics: Mapping[str, Any]) -> None:
+    def append(self, trial: Trial, metrics: JsonObject) -> None:
         """Append one line and put it on the disk."""
         append_line(self._path(trial), _line({**trial.head, **metrics}))
 
@@ -34,12 +35,12 @@ class MetricsFiles:
         """Drop the lines of a trial beyond a round (and a virtual time), and a last line that was cut off."""
         path, end = self._path(trial), (round, time_s)
         if path.exists():
-            lines = [each for each in _read_lines(path) if (each["round"], each.get("time_s") or 0.0) <= end]
-            _write_lines(path, lines)
+            lines = _read_lines(path)
+            _write_lines(path, [line for line in lines if (line["round"], line.get("time_s") or 0.0) <= end])
 
-    def put(self, trial: Trial, metrics: Iterable[Mapping[str, Any]]) -> None:
+    def put(self, trial: Trial, metrics: Iterable[JsonObject]) -> None:
         """Write all lines of a trial, instead of those that are there."""
-        _write_lines(self._path(trial), [{**trial.head, **each} for each in metrics])
+        _write_lines(self._path(trial), [{**trial.head, **row} for row in metrics])
 
     def count(self, trial: Trial) -> int:
         """Count the lines of a trial."""
@@ -54,7 +55,7 @@ class MetricsFiles:
         old = self._run_folder / OLD
         if not old.exists():
             return
-        lines: dict[str, list[Mapping[str, Any]]] = {}
+        lines: dict[str, list[JsonObject]] = {}
         for line in _read_lines(old):
             name = trial_name(line["algorithm"], line["seed"], line.get("digest", "") if swept else "")
             lines.setdefault(name, []).append(line)
@@ -66,7 +67,7 @@ class MetricsFiles:
         return trial.file(self._run_folder / FOLDER, ".jsonl")
 
 
-def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def read_metrics(run_folder: Path, rows: Sequence[StoredRow] = ()) -> list[EvaluationRow]:
     """Read the metrics of all trials: in the order of their rows in the summary, then by name.
 
     A last line that was cut off does not count; of two lines of one round the last one does.
@@ -76,17 +77,18 @@ def read_metrics(run_folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> li
     """
     places: dict[str, int] = {}
     for place, row in enumerate(rows):
-        for digest in ("", row.get("digest", "")):  # only the names of a sweep's trials have it
-            for name in (row["algorithm"], earlier(row["algorithm"])):
-                places.setdefault(trial_name(name, row["seed"], digest), place)
+        for swept in (False, True):  # only the names of a sweep's trials have the digest
+            _, seed, digest = row.key(swept)
+            for name in (row.algorithm, earlier(row.algorithm)):
+                places.setdefault(trial_name(name, seed, digest), place)
     files = sorted(
         (run_folder / FOLDER).glob("*.jsonl"), key=lambda path: (places.get(path.stem, len(rows)), path.name)
     )
     old = run_folder / OLD
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    lines: dict[tuple[object, ...], EvaluationRow] = {}
     for path in [old, *files] if old.exists() else files:
-        for line in _read_lines(path):
-            lines[line["algorithm"], line["seed"], line.get("digest"), line["round"], line.get("time_s")] = line
+        for row in map(EvaluationRow.of, _read_lines(path)):
+            lines[row.algorithm, row.seed, row.digest, row.round, row.time_s] = row
     return list(lines.values())
 
 
@@ -118,12 +120,12 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[JsonObject]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}; restore it or run again") from error
-    found: list[dict[str, Any]] = []
+    read: list[JsonObject] = []
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
@@ -132,7 +134,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             _ = hash((line["algorithm"], line["seed"], line["round"], line.get("digest"), line.get("time_s")))
             if not isinstance(line["round"], int) or not isinstance(line.get("time_s") or 0.0, int | float):
                 raise ValueError("its round or its time is no number")
-            found.append(line)
+            read.append(line)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):
                 break
@@ -140,14 +142,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number}, is not a line of metrics; restore the file, or `dfca repair "
                 f"{path.parent.parent}` moves it aside and the same `dfca run` command computes it again"
             ) from None
-    return found
+    return read
 
 
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def _write_lines(path: Path, lines: Iterable[JsonObject]) -> None:
     text = "".join(_line(line) + "\n" for line in lines)
     if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
         atomic_write(path, text)
 
 
-def _line(values: Mapping[str, Any]) -> str:
+def _line(values: JsonObject) -> str:
     return json.dumps(without_nan(values), separators=(",", ":"))

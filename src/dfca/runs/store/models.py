@@ -25,7 +25,7 @@ from dfca.base.files import Stream
 from dfca.base.renamed import renamed
 from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
-from dfca.sim.metrics_table import plain_scores
+from dfca.sim.metrics_table import EvaluationRow
 from dfca.sim.setting import Setting
 
 FORMAT = "dfca-models-1"
@@ -44,7 +44,7 @@ def named(bank: Stream, flat: FlatModel, shared: bool) -> Stream:
     return replace(bank, parts=[(head + name, shape) for head in heads for name, shape in tensors])
 
 
-def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: Mapping[str, Any]) -> dict[str, str]:
+def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: EvaluationRow) -> dict[str, str]:
     """Make the metadata; values are JSON where they are not plain text."""
     shape = getattr(setting.split.train.x, "shape", None)
     model = trial.point.config.model
@@ -59,7 +59,7 @@ def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: Mapping[s
         "round": metrics.get("round"),
         # of the models in the file: a personal last step is not in it
         "accuracy": metrics.get("accuracy_before_personal", metrics.get("accuracy")),
-        "accuracy_by_client": plain_scores(metrics, "accuracy") or None,
+        "accuracy_by_client": metrics.plain_scores or None if metrics.metric == "accuracy" else None,
         "assignments": metrics.get("assignments"),
     }
     return {

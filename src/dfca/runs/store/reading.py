@@ -1,6 +1,6 @@
 """Read a run folder once, for tables, figures and pages: `load_run` makes a `Run`.
 
-A trial that is not finished gets a row with its last evaluated round, so that a run can be looked at while it goes on.
+A trial that is not finished gets a row with its last evaluated round: a run can be looked at while it is running.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,89 +23,119 @@ from dfca.base.renamed import renamed
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import merge, nest, trial_file
 from dfca.runs.store.folder import check_form, is_row
-from dfca.runs.store.histories import graphs, histories
-from dfca.runs.store.metric import metric_key
+from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.rows import (
+    GraphFacts,
+    GraphTable,
+    History,
+    PointRow,
+    TrialRow,
+    contradiction,
+    graph_facts,
+    histories,
+)
+from dfca.sim.metrics_table import ALL_MODELS, EvaluationRow, JsonObject
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds, read once.
-
-    `summary` is summary.json with more: its `runs` also have a row for each trial that is not finished, `histories`
-    are the curves by round and `graphs` the facts of the graphs. A file of saved results has the same keys.
-    """
+    """What a run folder, or a file of results, holds, read once."""
 
     folder: Path
-    config: dict[str, Any]
+    config: JsonObject
     config_text: str
-    environment: dict[str, Any]
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    topology: dict[str, Any]
+    environment: JsonObject
+    head: JsonObject  # summary.json, or the file of results, without what follows
+    trials: Sequence[TrialRow]  # also those that are not finished
+    metrics: Sequence[EvaluationRow]
+    topology: dict[str, GraphTable]  # empty in a file of results
+    histories: Sequence[History]
+    graphs: Sequence[GraphFacts]
+
+    @property
+    def experiment(self) -> str:
+        """The name of the experiment."""
+        return str(self.head.get("experiment", ""))
 
     @property
     def swept(self) -> bool:
-        """Return whether the run is a sweep."""
-        return "points" in self.summary
+        """Whether the run is a sweep."""
+        return "points" in self.head
+
+    @cached_property
+    def points(self) -> list[PointRow]:
+        """The points of a sweep; without one, the run itself."""
+        return list(map(PointRow.of, self.head["points"] if self.swept else [self.head]))
+
+    @property
+    def varying(self) -> list[str]:
+        """The keys that vary in a sweep, in the order in which the points name them; those of the grid last."""
+        places = [point.at for point in self.points]
+        return sorted(
+            dict.fromkeys(key for at in places for key in at), key=lambda key: all(key in at for at in places)
+        )
+
+    @cached_property
+    def metric(self) -> ShownMetric:
+        """What the run is scored by."""
+        return metric_of_trials(self.trials)
 
     @property
     def algorithms(self) -> list[str]:
-        """Return the algorithms that have begun, in the order of the config."""
-        begun = {run["algorithm"]: None for run in self.summary["runs"]}
+        """The algorithms that have begun, in the order of the config."""
+        begun = dict.fromkeys(trial.algorithm for trial in self.trials)
         asked = [name for name in self.config.get("algorithms", []) if name in begun]
         return [*asked, *(name for name in begun if name not in asked)]
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds that were asked for."""
+        """The seeds that were asked for."""
         seeds = self.config.get("seeds", 1)
         return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
     @property
     def trial_counts(self) -> tuple[int, int]:
-        """Count the finished trials and those asked for."""
-        if self.swept:
-            return count_trials(self.summary)
-        finished = {(run["algorithm"], run["seed"]) for run in self.summary["runs"] if run.get("finished")}
-        asked = {(name, seed) for name in self.config.get("algorithms", []) for seed in self.seeds}
-        return len(finished), len(asked | finished | {(run["algorithm"], run["seed"]) for run in self.summary["runs"]})
+        """How many trials are finished, and how many were asked for or have begun."""
+        finished = asked = 0
+        for point in self.points:
+            trials = self.trials_at(point)
+            names, seeds = (
+                (point.algorithms, point.seeds) if self.swept else (self.config.get("algorithms", []), self.seeds)
+            )
+            wanted = {(name, seed) for name in names for seed in seeds}
+            asked += len(wanted | {(trial.algorithm, trial.seed) for trial in trials})
+            finished += sum(trial.finished for trial in trials)
+        return finished, asked
 
-    @cached_property
-    def timelines(self) -> list[dict[str, Any]]:
-        """Read the timelines of the finished trials in virtual time, each with the head of its row."""
-        found = []
-        for row in self.summary["runs"]:
-            path = self.file_of(row, "timeline", ".json")
-            if row.get("finished") and path.exists():
-                head = {key: row[key] for key in ("algorithm", "seed", "point") if key in row}
-                found.append(head | _read_json(path))
-        return found
+    def trials_at(self, point: PointRow) -> list[TrialRow]:
+        """Return the trials of a point; of a run without a sweep, all."""
+        return [trial for trial in self.trials if not self.swept or trial.digest == point.digest]
 
-    def file_of(self, row: Mapping[str, Any], folder: str, suffix: str) -> Path:
-        """Return where the file of a row's trial is, in one of the folders of the run."""
-        digest = row["digest"] if self.swept else ""
-        return trial_file(self.folder / folder, suffix, row["algorithm"], row["seed"], digest)
+    def file_of(self, trial: TrialRow, folder: str, suffix: str) -> Path:
+        """Return where a file of a trial is, in one of the folders of the run."""
+        return trial_file(self.folder / folder, suffix, *trial.key(self.swept))
 
-    def at(self, point: Mapping[str, Any]) -> Run:
+    def at(self, point: PointRow) -> Run:
         """Return the part of a sweep that belongs to one of its points, with that point's config."""
-        digest = point["digest"]
-        rows = [row for row in self.summary["runs"] if row.get("digest") == digest]
-        config = self._configs.get(digest) or merge(self.config, nest(point["point"]))
+        config = self._configs.get(point.digest) or merge(self.config, nest(dict(point.at)))
         return replace(
             self,
             config={key: value for key, value in config.items() if key not in ("grid", "points")}
-            | {"algorithms": point["algorithms"], "seeds": point["seeds"]},
-            summary={"runs": rows, **{key: point[key] for key in ("clients", "clusters")}},
-            metrics=[line for line in self.metrics if line.get("digest") == digest],
+            | {"algorithms": list(point.algorithms), "seeds": list(point.seeds)},
+            head={"clients": point.clients, "clusters": point.clusters},
+            trials=self.trials_at(point),
+            metrics=[row for row in self.metrics if row.digest == point.digest],
             topology={
-                name.rpartition("/")[2]: graph for name, graph in self.topology.items() if graph.get("digest") == digest
+                name.rpartition("/")[2]: graph
+                for name, graph in self.topology.items()
+                if graph.get("digest") == point.digest
             },
         )
 
     @cached_property
-    def _configs(self) -> dict[str, dict[str, Any]]:
-        """Return the complete config of each point by its digest; none where this version cannot read the file."""
+    def _configs(self) -> dict[str, JsonObject]:
+        """The complete config of each point by its digest; none where this version cannot read the file."""
         try:
             config, sweep = read_stored(self.config_text)
             return {point.digest: point.config.values() for point in sweep.expand(config)}
@@ -113,15 +143,10 @@ class Run:
             return {}
 
 
-def count_trials(summary: Mapping[str, Any]) -> tuple[int, int]:
-    """Count the finished trials of a sweep and those asked for or begun."""
-    finished = asked = 0
-    for point in summary["points"]:
-        runs = [run for run in summary["runs"] if run.get("digest") == point["digest"]]
-        trials = {(name, seed) for name in point["algorithms"] for seed in point["seeds"]}
-        asked += len(trials | {(run["algorithm"], run["seed"]) for run in runs})
-        finished += sum(bool(run.get("finished")) for run in runs)
-    return finished, asked
+def metric_of_trials(trials: Sequence[TrialRow]) -> ShownMetric:
+    """Return the metric of trials: that of the first that describes it, else of the first that is not accuracy."""
+    described = (trial.metric for trial in trials if "metric" in trial)
+    return next(described, None) or next((t.metric for t in trials if t.metric != ACCURACY), ACCURACY)
 
 
 def load_run(run_folder: str | Path) -> Run:
@@ -142,32 +167,24 @@ def load_run(run_folder: str | Path) -> Run:
         stored = tomllib.loads(config_text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
-    config = renamed(stored)
-    summary = renamed(_read_json(folder / "summary.json"))
+    config, summary = renamed(stored), renamed(read_json(folder / "summary.json"))
     if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
         raise RunError(
             f'{folder / "summary.json"} has no list "runs" of rows; restore it, or use `dfca repair {folder}`'
         )
-    environment = _read_json(folder / "environment.json")
+    environment = read_json(folder / "environment.json")
     check_form(folder, summary, environment.get("dfca", "unknown"))
     with understood(folder):
-        metrics = _read_metrics(folder, summary)
-        run = Run(
-            folder=folder,
-            config=config,
-            config_text=config_text,
-            environment=environment,
-            summary=summary,
-            metrics=metrics,
-            topology=renamed(_read_json(folder / "topology.json")),
-        )
-        _refuse_edited(run)
-        summary["runs"] = _with_unfinished(summary, metrics, config)
-        if not run.swept:
-            summary.setdefault("clients", config.get("clients"))
+        _refuse_edited_config(folder, config_text, summary)
+        rows = [TrialRow.of({"finished": False, **row}) for row in summary["runs"]]
+        metrics, topology = _read_metrics(folder, summary, rows), renamed(read_json(folder / "topology.json"))
+        head = {key: value for key, value in summary.items() if key != "runs"}
+        if "points" not in head:
+            head.setdefault("clients", config.get("clients"))
         shown = config_text if config == stored else tomli_w.dumps(config)
-        more = {"histories": histories(metrics), "graphs": graphs(run.topology)}
-        return replace(run, config_text=shown, summary=summary | more)
+        run = Run(folder, config, shown, environment, head, rows, metrics, topology, [], [])
+        _refuse_edited(run)
+        return replace(run, trials=_with_unfinished(run), histories=histories(metrics), graphs=graph_facts(topology))
 
 
 @contextmanager
@@ -186,67 +203,66 @@ def understood(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _refuse_edited(run: Run) -> None:
-    """Check that the files of a folder were written by one run: their form, the config, rows against metrics."""
-    summary = run.summary
-    if summary.get("config_sha256") not in (None, text_sha256(run.config_text)):
+def _refuse_edited_config(folder: Path, config_text: str, summary: JsonObject) -> None:
+    """Check that the config is the one that was run."""
+    if summary.get("config_sha256") not in (None, text_sha256(config_text)):
         raise RunError(
-            f"{run.folder / 'config.toml'} was edited after the run, so its numbers would be shown with the wrong "
+            f"{folder / 'config.toml'} was edited after the run, so its numbers would be shown with the wrong "
             "config; restore it, or use another folder for another config"
         )
-    last = {(line["algorithm"], line["seed"], line.get("digest")): line for line in run.metrics}
-    lines = Counter((line["algorithm"], line["seed"], line.get("digest")) for line in run.metrics)
-    for row in summary["runs"]:
-        trial = row["algorithm"], row["seed"], row.get("digest") if run.swept else None
-        line = last.get(trial)
-        if row.get("finished") and isinstance(row.get("lines"), int) and lines[trial] < row["lines"]:
+
+
+def _refuse_edited(run: Run) -> None:
+    """Check that the rows and the metrics of a folder were written by one run."""
+    last = {(line.algorithm, line.seed, line.digest): line for line in run.metrics}
+    lines = Counter((line.algorithm, line.seed, line.digest) for line in run.metrics)
+    for row in run.trials:
+        trial = row.key(run.swept)
+        if not row.finished:
+            continue
+        if row.lines is not None and lines[trial] < row.lines:
             raise RunError(
-                f"{run.folder} lacks lines of metrics: {row['algorithm']}, seed {row['seed']}, has {lines[trial]} of "
-                f"{row['lines']}; restore the file, or the same `dfca run` command computes that trial again"
+                f"{run.folder} lacks lines of metrics: {row.algorithm}, seed {row.seed}, has {lines[trial]} of "
+                f"{row.lines}; restore the file, or the same `dfca run` command computes that trial again"
             )
-        for key in (metric_key(row), "cluster_accuracy") if line is not None and row.get("finished") else ():
-            if key in row and key in line and row[key] != line[key]:  # type: ignore[operator,index]
-                raise RunError(
-                    f"{run.folder} was edited by hand: {key} of {row['algorithm']}, seed {row['seed']}, is {row[key]} "
-                    f"in summary.json and {line[key]} in metrics.jsonl; restore them or run again"  # type: ignore[index]
-                )
+        if trial in last and (key := contradiction(row, last[trial])) is not None:
+            raise RunError(
+                f"{run.folder} was edited by hand: {key} of {row.algorithm}, seed {row.seed}, is {row[key]} "
+                f"in summary.json and {last[trial][key]} in metrics.jsonl; restore them or run again"
+            )
 
 
-def _with_unfinished(
-    summary: Mapping[str, Any], metrics: list[dict[str, Any]], config: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _with_unfinished(run: Run) -> list[TrialRow]:
     """Add a row for each trial that has metrics and no row yet, from its last evaluated round; in the config's order.
 
     Of a sweep, trials of points that are no longer asked for are left out.
     """
-    points = {point["digest"]: point for point in summary.get("points", ())}
-
-    def key(record: Mapping[str, Any]) -> tuple[str, int, str]:
-        return record["algorithm"], record["seed"], record["digest"] if points else ""
-
-    rows = [row for row in summary["runs"] if not points or row.get("digest") in points]
-    known = {key(row): {"finished": False, **row} for row in rows}
-    last = {key(line): line for line in metrics if not points or line.get("digest") in points}
+    points = {point.digest if run.swept else "": point for point in run.points}
+    rows = {row.key(run.swept): row for row in run.trials if not run.swept or row.digest in points}
+    last = {line.key(run.swept): line for line in run.metrics if not run.swept or line.digest in points}
     for trial, line in last.items():
-        if trial in known and not known[trial].get("error"):
-            continue
-        point = points.get(trial[2], {})
-        known[trial] = {
-            **{name: line.get(name) for name in ("algorithm", "seed", "models", "live_clusters", "bytes_sent")},
-            **{
-                name: line.get(name)
-                for name in (metric_key(line), f"all_models_{metric_key(line)}", "cluster_accuracy")
-            },
-            **({"point": point["point"], "digest": trial[2]} if points else {}),
-            "clusters": point.get("clusters") or (config.get("data") or {}).get("distributions") or config["clusters"],
-            "rounds": line["round"],
+        known = rows.get(trial)
+        if known is None or known.error:
+            rows[trial] = _unfinished(run, line, points[trial[2]], {} if known is None else known.stored)
+    order = list(run.config.get("algorithms", []))
+    return sorted(rows.values(), key=lambda row: order.index(row.algorithm) if row.algorithm in order else len(order))
+
+
+def _unfinished(run: Run, line: EvaluationRow, point: PointRow, known: Mapping[str, Any]) -> TrialRow:
+    """Make the row of a trial that is not finished; `known`: the row of one that failed."""
+    kept = ("algorithm", "seed", "models", "live_clusters", "bytes_sent")
+    scores = (line.metric, ALL_MODELS + line.metric, "cluster_accuracy")
+    true = point.clusters if run.swept else None
+    return TrialRow.of(
+        {
+            **{name: line.get(name) for name in (*kept, *scores)},
+            **({"point": point.at, "digest": point.digest} if run.swept else {}),
+            "clusters": true or (run.config.get("data") or {}).get("distributions") or run.config["clusters"],
+            "rounds": line.round,
             "seconds": sum((line.get("seconds") or {}).values()) or None,
-            **known.get(trial, {}),
+            **known,
             "finished": False,
         }
-    order = list(config.get("algorithms", []))
-    return sorted(
-        known.values(), key=lambda row: order.index(row["algorithm"]) if row["algorithm"] in order else len(order)
     )
 
 
@@ -262,7 +278,8 @@ def _read(path: Path) -> str:
         raise RunError(f"{path} cannot be read: {reason}; restore it or run again") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
+    """Read a JSON object of a run folder. Raises RunError where it is none."""
     try:
         value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
@@ -277,11 +294,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_metrics(folder: Path, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _read_metrics(folder: Path, summary: JsonObject, rows: Sequence[TrialRow]) -> list[EvaluationRow]:
     if not any((folder / name).exists() for name in ("metrics.jsonl", "metrics")):
         name = "metrics.jsonl" if summary.get("form", 1) == 1 else "metrics"
         raise RunError(
             f"{folder} is not a complete run folder: {name} is missing; run the same `dfca run` command again"
         )
-    rows = [row for row in summary["runs"] if isinstance(row, dict) and {"algorithm", "seed"} <= row.keys()]
     return read_metrics(folder, rows)

@@ -1,8 +1,8 @@
-"""Repair a run folder: move what cannot be read aside, so that the same `dfca run` command goes on.
+"""Repair a run folder: move what cannot be read aside, so that the same `dfca run` command continues.
 
-Nothing is deleted: files that are damaged go to `damaged/`, byte by byte. What belongs to trials that are whole stays.
-A trial without a row in the summary, or with lines of metrics that are missing, is computed again by the next run, from
-its last checkpoint where there is one, to the same bits.
+Nothing is deleted: damaged files are moved to `damaged/`. What belongs to trials that are whole stays. The next run
+computes a trial again if it has no row in the summary or lacks lines of metrics: from its last checkpoint where there
+is one, to the same bits.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, explain_write_errors
 from dfca.experiment.load import Experiment, read_stored
-from dfca.experiment.sweep import trial_file
 from dfca.runs.store.folder import RunFolder, head_of, is_row
-from dfca.runs.store.metric import metric_key
 from dfca.runs.store.metrics import FOLDER as METRICS
 from dfca.runs.store.metrics import check_lines, without_nan
+from dfca.runs.store.rows import TrialRow, contradiction
+from dfca.sim.metrics_table import JsonObject
 
 ASIDE = "damaged"
 
@@ -55,7 +54,7 @@ def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
             yield from _move_aside(path, path / name, problem)
             atomic_write(path / name, "{}\n")
     problem = _json_problem(path / "summary.json")
-    summary: dict[str, Any] = head_of(experiment) | {"runs": []}
+    summary: JsonObject = head_of(experiment) | {"runs": []}
     if problem is None:
         stored = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if isinstance(stored.get("runs"), list):
@@ -73,34 +72,33 @@ def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
 
 
 def _drop_rows(folder: RunFolder) -> Iterator[str]:
-    """Drop the rows of trials whose lines of metrics are not all there, or tell another story."""
+    """Drop the rows of trials whose lines of metrics are missing or contradict the row."""
     summary = folder.summary()
     kept = []
-    for row in summary["runs"]:
-        file = trial_file(folder.path / METRICS, ".jsonl", *folder.key_of(row))
-        problem = "lines of metrics are missing" if row.get("finished") and folder.lacks_lines(row) else None
-        if problem is None and row.get("finished") and (problem := _contradiction(row, file)) is not None:
+    for values in summary["runs"]:
+        row = TrialRow.of(values)
+        file = folder.metrics_file(row)
+        problem = "lines of metrics are missing" if row.finished and folder.lacks_lines(row) else None
+        if problem is None and row.finished and (problem := _contradiction(row, file)) is not None:
             yield from _move_aside(folder.path, file, problem)
         if problem is None:
-            kept.append(row)
+            kept.append(values)
         else:
-            yield f"{row['algorithm']}, seed {row['seed']}: {problem}; the next `dfca run` computes it again"
+            yield f"{row.algorithm}, seed {row.seed}: {problem}; the next `dfca run` computes it again"
     if len(kept) < len(summary["runs"]):
         yield from _move_aside(folder.path, folder.path / "summary.json", "it names trials that are not whole")
         text = json.dumps(without_nan(summary | {"runs": kept}), indent=1) + "\n"
         atomic_write(folder.path / "summary.json", text)
 
 
-def _contradiction(row: dict[str, Any], file: Path) -> str | None:
+def _contradiction(row: TrialRow, file: Path) -> str | None:
     """Compare a row with the last line of metrics; None where they agree, or there is no line."""
     if not file.exists():
         return None
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     last = json.loads(lines[-1]) if lines else {}
-    for key in (metric_key(row), "cluster_accuracy"):
-        if key in row and key in last and row[key] != last[key]:
-            return f"{key} is {row[key]} in summary.json and {last[key]} in the metrics"
-    return None
+    key = contradiction(row, last)
+    return None if key is None else f"{key} is {row[key]} in summary.json and {last[key]} in the metrics"
 
 
 def _json_problem(path: Path) -> str | None:

@@ -36,7 +36,7 @@ from dfca.sim.events.books import EventResult, Input, RunLog
 from dfca.sim.events.links import Parcel, corrupted
 from dfca.sim.events.pool import ClientPool, Order
 from dfca.sim.events.world import SERVER
-from dfca.sim.metrics_table import Metrics
+from dfca.sim.metrics_table import EvaluationRow, Metrics
 from dfca.sim.setting import Setting
 
 _LARGE = frozenset(LARGE)
@@ -323,11 +323,12 @@ class PeerHost:
 
     # The whole.
 
-    def evaluate(self, final: bool = False) -> dict[str, Any]:
+    def evaluate(self, final: bool = False) -> EvaluationRow:
         """Score everybody, and add the row to the metrics; final: with the personal last steps."""
         self.enter_notes()
         self.books.note(self.now, "evaluate", SERVER, number=1 if final else -1)
-        row = self.pool.evaluate(self.books, self.held(), self.personal_steps() if final else None)
+        scores = self.pool.evaluate(self.books, self.held(), self.personal_steps() if final else None)
+        row = EvaluationRow.of(scores)
         self.metrics.append(row)
         return row
 
@@ -411,13 +412,13 @@ class PeerHost:
         facts = {name: getattr(self, name) for name in _FACTS}
         peers = [None if peer is None else peer.state_of() for peer in self.peers]
         ahead = {i: (done.call, done.result) for i, done in self.ahead.items()}
-        return {**facts, "peers": peers, "metrics": list(self.metrics), "ahead": ahead}
+        return {**facts, "peers": peers, "metrics": [row.stored for row in self.metrics], "ahead": ahead}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned; the pool holds the banks already."""
         for name in _FACTS:
             setattr(self, name, state[name])
-        self.metrics[:] = state["metrics"]
+        self.metrics[:] = map(EvaluationRow.of, state["metrics"])
         self._timers, self.due, self.touched = [], set(), set()
         for i, fields in enumerate(state["peers"]):
             i = SERVER if i == self.books.clients else i

@@ -43,6 +43,7 @@ from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
 from dfca.sim.events.replay import Replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
+from dfca.sim.metrics_table import EvaluationRow
 from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
@@ -139,7 +140,7 @@ class EventSimulation:
             self.step()
         return self.result()
 
-    def step(self) -> dict[str, Any] | None:
+    def step(self) -> EvaluationRow | None:
         """Go on to the next evaluation, and return its row, or until the clients have done a round more on average.
 
         Raises RunError as `run` does.
@@ -151,7 +152,7 @@ class EventSimulation:
         with rare_collections():
             return self._step()
 
-    def _step(self) -> dict[str, Any] | None:
+    def _step(self) -> EvaluationRow | None:
         before = self.books.rounds_done
         if not self.handled:
             self._begin()
@@ -422,7 +423,7 @@ class EventSimulation:
         """Return whether nothing is left to be done, or no time for it."""
         return self._is_all_done() or min(self._next_time(), self._due_s) > self.until_s
 
-    def _evaluate(self, final: bool) -> dict[str, Any]:
+    def _evaluate(self, final: bool) -> EvaluationRow:
         row = self.host.evaluate(final)
         self._scored_at, self._scored_last = self.books.kinds.total(), final
         return row

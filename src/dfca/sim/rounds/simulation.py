@@ -31,6 +31,7 @@ from dfca.data.clients import ClientData
 from dfca.sim.evaluation import Evaluator, Scope
 from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.notes import notes_of
 from dfca.sim.personal import LastStep
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
@@ -168,7 +169,7 @@ class Simulation:
         return self.flat.to_module(self.last_step.take(deployed, [place])[0])
 
     @explain_oom()
-    def step(self) -> dict[str, Any] | None:
+    def step(self) -> EvaluationRow | None:
         """Do one round.
 
         Returns:
@@ -207,7 +208,7 @@ class Simulation:
                 self._losses = self._all_losses()
         with self._timed("evaluate"):
             row = self._evaluate(self.evaluator.scope(self.models, final))
-        return {**row, "mixing_drift": moved, "seconds": dict(self.seconds)}
+        return EvaluationRow.of({**row, "mixing_drift": moved, "seconds": dict(self.seconds)})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Collect everything that a checkpoint needs.
@@ -571,7 +572,7 @@ class Simulation:
             self.selection.exchange_(self.banks, sent, self.traffic, drift)
         return [] if drift is None else drift.result(self.shards.sum).tolist()
 
-    def _evaluate(self, scope: Scope | None = None) -> dict[str, Any]:
+    def _evaluate(self, scope: Scope | None = None) -> JsonObject:
         """Score the state after a round."""
         key, merging = self.setting.learns.metric.key, self.merging
         last_step = self.last_step if self.done and self.last_step.active else None
