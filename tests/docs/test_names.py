@@ -39,7 +39,6 @@ SERVICE = "dfca.wire.v1.Peer"
 TWICE = {
     "Key": "saves and run folders hold the messages' by name; the other is a row of `dfca keys`",
     "Result": "the protocol's is stored by name; users call the other",
-    "Alarm": "being renamed",
     "Config": "being renamed",
     "LastStep": "being renamed",
     "Merge": "being renamed",

@@ -33,7 +33,7 @@ from dfca.experiment.world import ClockConfig
 from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import World
 from dfca.sim.metrics_table import Metrics
-from dfca.sim.notes import Alarm
+from dfca.sim.notes import WarningNote
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
 from dfca.sim.simulate import make_starts
@@ -257,7 +257,7 @@ def _run(
 
 def _warn(notes: Sequence[str], warned: set[str]) -> None:
     for note in notes:
-        if isinstance(note, Alarm) and note.kind not in warned:
+        if isinstance(note, WarningNote) and note.kind not in warned:
             warned.add(note.kind)
             warnings.warn(str(note), DfcaWarning, stacklevel=4)
 

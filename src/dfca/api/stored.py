@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from dfca.runs.store.models import ARCHITECTURE, FOLDER, StoredModels
 from dfca.runs.store.reading import Run
 from dfca.runs.store.reading import load_run as read_run
 from dfca.runs.store.rows import TrialRow
-from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow, flat_numbers
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, PointValues, StoredRow, flat_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,7 @@ class StoredRun:
         return pd.DataFrame(rows)
 
     def bank(
-        self, client: int, algorithm: str | None = None, seed: int | None = None, point: Mapping[str, Any] | None = None
+        self, client: int, algorithm: str | None = None, seed: int | None = None, point: PointValues | None = None
     ) -> Tensor:
         """Read all models of a client; the run must have been made with --save-models.
 
@@ -139,7 +139,7 @@ class StoredRun:
         cluster: int | None = None,
         algorithm: str | None = None,
         seed: int | None = None,
-        point: Mapping[str, Any] | None = None,
+        point: PointValues | None = None,
     ) -> nn.Module:
         """Make a module, ready to deploy, from one of a client's models. `model.factory` is imported and runs.
 
@@ -171,7 +171,7 @@ class StoredRun:
         cluster: int | None = None,
         algorithm: str | None = None,
         seed: int | None = None,
-        point: Mapping[str, Any] | None = None,
+        point: PointValues | None = None,
     ) -> list[Path]:
         """Write models as files, as `Result.export` does.
 
@@ -248,7 +248,7 @@ class StoredRun:
         ]
         return columns, rows
 
-    def _row(self, algorithm: str | None, seed: int | None, point: Mapping[str, Any] | None) -> TrialRow:
+    def _row(self, algorithm: str | None, seed: int | None, point: PointValues | None) -> TrialRow:
         """Find the row of a trial; the first of those that fit."""
         rows = self.run.trials
         if not rows:

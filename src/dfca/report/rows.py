@@ -9,10 +9,10 @@ row is marked as partial. Deviations are sample standard deviations over seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from dfca.algorithms import ALGORITHMS, about, base_of
 from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare
@@ -21,7 +21,7 @@ from dfca.report.wording import DASH, span
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import PointRow, TrialRow
-from dfca.sim.metrics_table import JsonObject
+from dfca.sim.metrics_table import JsonObject, PointValues
 
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
 DIVERGED_SHARE = 0.1  # of the clients, from which on a run has diverged
@@ -58,7 +58,7 @@ class MeanStd(NamedTuple):
 class AlgorithmRow:
     """One algorithm, at one point of a sweep, over its seeds. What is not known is None."""
 
-    point: Mapping[str, Any]  # the keys that vary, with their values
+    point: PointValues
     label: str  # of the point
     algorithm: str
     kind: Kind

@@ -14,6 +14,7 @@ from dfca.report.rows import kind_of
 from dfca.report.virtual.summary import virtual_points
 from dfca.report.wording import count, world_in_words
 from dfca.runs.store.reading import Run
+from dfca.sim.metrics_table import JsonObject
 
 
 def size_of(run: Run) -> list[str]:
@@ -82,7 +83,7 @@ def setting_of(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _options(values: Mapping[str, Any] | None, shown: Sequence[str], defaults: Mapping[str, Any] | None = None) -> str:
+def _options(values: JsonObject | None, shown: Sequence[str], defaults: JsonObject | None = None) -> str:
     """Write a table of the config as "name, key value, ...": the keys to show, and what differs from its default."""
     values = values or {}
     parts = [str(values["name"])] if "name" in values else []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from dfca.sim.metrics_table import JsonObject
 
 DASH = "–"
 
@@ -90,7 +92,7 @@ def folded(key: str) -> str:
     return key.replace(".", ".\n") if len(key) > 12 else key
 
 
-def world_in_words(world: Mapping[str, Any]) -> str:
+def world_in_words(world: JsonObject) -> str:
     """Describe a world in a few words, from its facts (`WorldConfig.facts`)."""
     compute, link, faults, churn = (world[key] for key in ("compute", "link", "faults", "churn"))
     parts = [f"{compute['step_s']:g} s per local step ({compute['kind']})"]

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -31,6 +31,7 @@ from dfca.runs.store.folder import RunFolder
 from dfca.runs.threads import choose_threads
 from dfca.runs.trials import RunContext, run_group
 from dfca.runs.workers import Pool
+from dfca.sim.metrics_table import JsonObject
 from dfca.sim.rounds.ranks import Ranks, joined, launched, my_rank
 from dfca.sim.shards import Alone
 
@@ -45,7 +46,7 @@ def run(
     save_models: bool = False,
     workers: Workers = "auto",
     reuse: Sequence[Path] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run every trial that neither the folder nor those to `reuse` have finished, and return the summary.
 
     In a sweep, or with several workers, a trial that fails gets a row with its "error" and the others go on.
@@ -75,7 +76,7 @@ def _lead(
     save_models: bool,
     workers: Workers,
     reuse: Sequence[Path],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run an experiment as the one process, or the first rank, that owns the run folder."""
     with RunFolder.open_(out, experiment, resume) as folder, StopSignal() as stop:
         sink = Broadcast(FolderSink(folder), listener)

@@ -20,7 +20,7 @@ from dfca.base.memory import peak_bytes
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.store.folder import RunFolder
 from dfca.runs.store.rows import GraphTable, TrialRow
-from dfca.sim.metrics_table import EvaluationRow
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 
 
 class RunSink(Protocol):
@@ -89,7 +89,7 @@ class CallbackSink(NullSink):
     The record is the line of metrics/<trial>.jsonl, and what `dfca.simulate` calls its `callback` with.
     """
 
-    def __init__(self, callback: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, callback: Callable[[JsonObject], object]) -> None:
         self._callback = callback
 
     def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from dfca.core.learning.inputs import moved
 from dfca.core.learning.local import lowest
 from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
+from dfca.sim.metrics_table import JsonObject
 from dfca.sim.mixtures import mixed_scores
 from dfca.sim.personal import LastStep
 from dfca.sim.shards import PIECE_BYTES, members_of, within
@@ -44,7 +45,7 @@ class Scores(NamedTuple):
     The score of what clients deploy has the key of the task's metric, "accuracy" or another.
     """
 
-    row: dict[str, Any]
+    row: JsonObject
     by_client: Tensor
     before: Tensor
 
@@ -177,7 +178,7 @@ class Evaluator:
 
     def score_holders(
         self, banks: Tensor, assignments: Tensor, holding: Sequence[int], personal: LastStep, final: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Score the banks where only the clients `holding` hold models: the row, with the mean score over them; final:
         they take their personal last step, where they have one."""
         last_step, key = personal if final and personal.active else None, self.metric.key

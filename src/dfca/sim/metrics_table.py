@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 JsonObject = dict[str, Any]
 """An object of a JSON file, or a table of a TOML file, as it is on the disk."""
+PointValues = Mapping[str, Any]
+"""The keys that a sweep varies, with their values at one point."""
 ALL_MODELS = "all_models_"  # stands before the key of the metric: the score of all models
 HEAD = ("algorithm", "seed", "round", "time_s")
 _COLUMNS = ("cluster_accuracy", "live_clusters", "train_loss", "bytes_sent")
@@ -40,7 +42,7 @@ class StoredRow(Mapping[str, Any]):
     algorithm: str
     seed: int
     digest: str  # of the complete config of its point, "" where the file does not say
-    point: Mapping[str, Any]  # the keys that a sweep varies, with their values here
+    point: PointValues
 
     def key(self, swept: bool) -> tuple[str, int, str]:
         """Identify the trial in its run folder."""

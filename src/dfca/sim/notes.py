@@ -14,35 +14,48 @@ SMALLER_STEPS = "try a smaller local.learning_rate"
 
 
 DIVERGENCE = ("diverged", "high loss")
-"""The kinds of alarms that say that training diverged."""
+"""The kinds of warnings that say that training diverged."""
 
 
-class Alarm(str):
-    """A note of what may be wrong at how many clients; kind: one word, for its numbers may grow from round to round."""
+class WarningNote(str):
+    """A note of what may be wrong."""
 
-    kind: str
-    clients: int
+    kind: str  # identifies it: the numbers in its text may grow from round to round
+    clients: int  # how many are affected
 
-    def __new__(cls, kind: str, text: str, clients: int = 0) -> Alarm:
+    def __new__(cls, kind: str, text: str, clients: int = 0) -> WarningNote:
         made = super().__new__(cls, text)
         made.kind, made.clients = kind, clients
         return made
 
     def __getnewargs__(self) -> tuple[str, str, int]:  # type: ignore[override]
-        """Return what a pickled alarm is made of again: a result keeps its notes."""
+        """Return what a pickled note is made of again: a result keeps its notes."""
         return self.kind, str(self), self.clients
+
+
+Alarm = WarningNote  # its name in results that version 0.2 pickled
 
 
 def diverged_clients(notes: Iterable[str]) -> int:
     """Count the clients whose training diverged, or rose above ten times the loss of guessing, by a run's notes."""
-    return sum(note.clients for note in notes if isinstance(note, Alarm) and note.kind in DIVERGENCE)
+    return sum(note.clients for note in notes if isinstance(note, WarningNote) and note.kind in DIVERGENCE)
 
 
 def notes_of(
     start: Start, evaluator: Evaluator, models: int, diverged: Collection[int], left: int | None = None
 ) -> tuple[str, ...]:
-    """List the notes of a simulation whose clients keep so many models; diverged: where an update was not finite; left:
-    the clusters that are left where the others were merged, 0 while surveys go on."""
+    """List the notes of a simulation.
+
+    Args:
+        start: what the simulation started from.
+        evaluator: which clients had a high loss.
+        models: how many a client keeps.
+        diverged: the clients at which an update was not finite.
+        left: how many clusters merging has left, 0 before its last survey, None without merging.
+
+    Returns:
+        One sentence each.
+    """
     return (
         *start.setting.split.notes,
         *_of_clusters(start, models, left),
@@ -78,12 +91,12 @@ def _of_graph(start: Start) -> Iterator[str]:
     if peers is not None:
         yield f"{setting.algorithm.name} chooses its peers among its neighbours in the graph; in its paper, among all"
     if isolated := [i for i, degree in setting.graph.degree if degree == 0]:
-        yield Alarm(
+        yield WarningNote(
             "isolated",
             f"{len(isolated)} of {setting.clients} clients have no neighbours (first: {isolated[0]}) and learn alone",
         )
     if (parts := nx.number_connected_components(setting.graph)) > 1:
-        yield Alarm("components", f"the graph has {parts} components; models cannot pass between them")
+        yield WarningNote("components", f"the graph has {parts} components; models cannot pass between them")
 
 
 def _of_options(start: Start) -> Iterator[str]:
@@ -95,14 +108,14 @@ def _of_options(start: Start) -> Iterator[str]:
 def _of_divergence(start: Start, evaluator: Evaluator, diverged: Collection[int]) -> Iterator[str]:
     clients = start.setting.clients
     if diverged:
-        yield Alarm(
+        yield WarningNote(
             "diverged",
             f"training diverged at {len(diverged)} of {clients} clients (first: {min(diverged)}): updates that are not "
             f"finite are undone and not sent; {SMALLER_STEPS}",
             len(diverged),
         )
     if high := sorted(evaluator.high_losses - set(diverged)):
-        yield Alarm(
+        yield WarningNote(
             "high loss",
             f"the training loss of {len(high)} of {clients} clients (first: {high[0]}) rose to "
             f"{evaluator.highest_loss:.2g}, above {evaluator.high_loss:.1f}, 10 times that of guessing; "

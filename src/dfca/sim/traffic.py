@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +38,8 @@ class Traffic:
         new = torch.zeros(max(0, cluster + 1 - len(self.messages_by_cluster)), dtype=torch.int64)
         self.messages_by_cluster = torch.cat([self.messages_by_cluster, new])
 
-    def row(self, model_bytes: int) -> dict[str, Any]:
-        """Return the metrics of what was sent, for models of so many bytes."""
+    def row(self, model_bytes: int) -> dict[str, int | list[int]]:
+        """Return the metrics of what was sent; model_bytes: the size of a model."""
         messages = int(self.messages_by_client.sum())
         return {
             "messages_sent": messages,

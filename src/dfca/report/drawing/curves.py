@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dfca.report.rows import MeanStd, all_found
 from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import PointRow, TrialRow, mean_of
+from dfca.sim.metrics_table import PointValues
 
 Scale = Literal["percent", "number"]
 
@@ -69,7 +70,7 @@ class CurveComparison(NamedTuple):
     """Curves of all algorithms for one measure against one key, at one choice of the other keys that vary."""
 
     key: str
-    others: dict[str, Any]
+    others: PointValues
     measure: Measure
     curves: dict[str, ScoreCurve]
 
@@ -145,9 +146,9 @@ def _numbers(run: Run, key: str) -> list[float]:
     return sorted(set(values))
 
 
-def _choices(run: Run, key: str) -> list[dict[str, Any]]:
+def _choices(run: Run, key: str) -> list[PointValues]:
     """Return the different settings of the other keys at the points that set this one."""
-    choices: list[dict[str, Any]] = []
+    choices: list[PointValues] = []
     for point in run.points:
         others = _others(point, key)
         if others is not None and others not in choices:
@@ -155,13 +156,11 @@ def _choices(run: Run, key: str) -> list[dict[str, Any]]:
     return choices
 
 
-def _others(point: PointRow, key: str) -> dict[str, Any] | None:
+def _others(point: PointRow, key: str) -> PointValues | None:
     return {name: value for name, value in point.at.items() if name != key} if key in point.at else None
 
 
-def _curve_against(
-    run: Run, algorithm: str, key: str, others: Mapping[str, Any], measure: Measure
-) -> ScoreCurve | None:
+def _curve_against(run: Run, algorithm: str, key: str, others: PointValues, measure: Measure) -> ScoreCurve | None:
     """Return the mean and deviation over seeds of a measure against a key, at the points that agree in the others."""
     means: dict[float, tuple[float, float | None]] = {}
     for point in run.points:

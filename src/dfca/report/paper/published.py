@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
+
+from dfca.sim.metrics_table import JsonObject, PointValues
 
 
 class Published(NamedTuple):
@@ -16,7 +17,7 @@ class Published(NamedTuple):
     std: float
 
 
-def published(experiment: str, at: Mapping[str, Any]) -> dict[str, Published]:
+def published(experiment: str, at: PointValues) -> dict[str, Published]:
     """Return the published accuracies at one point of a preset by algorithm; none where the paper has none.
 
     >>> published("table4-femnist-k", {"clusters": 3})["ifca"]
@@ -39,9 +40,9 @@ def slips(experiment: str) -> list[str]:
     return list(_entry(experiment).get("slips", ()))
 
 
-def _entry(experiment: str) -> dict[str, Any]:
+def _entry(experiment: str) -> JsonObject:
     tables = _tables()
-    entry: dict[str, Any] = tables.get(experiment, {})
+    entry: JsonObject = tables.get(experiment, {})
     return tables[entry["same"]] if "same" in entry else entry
 
 

@@ -9,15 +9,16 @@ Lemma 1: sum_i min_j F(θ_ij, D_i) <= sum_i F(θ_i,c(i), D_i), c(i) what client 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dfca.report.tables import TableCell, TextTable
 from dfca.report.wording import DASH, span
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import History, PointRow
+from dfca.sim.metrics_table import PointValues
 
 ROUNDING = 1e-9
 """The share of the first disagreement below which float32 rounding, not mixing, makes the ratios."""
@@ -28,7 +29,7 @@ SLACK = 1e-4
 class Mixing(NamedTuple):
     """Mixing alone at one point, over all seeds: bound λ² and ratios Disp'/Disp; drift: relative, of the average."""
 
-    point: Mapping[str, Any]
+    point: PointValues
     label: str
     models: int
     gaps: list[float]
@@ -170,10 +171,10 @@ def _points(run: Run) -> Iterator[tuple[PointRow, list[History]]]:
         yield point, [curve for curve in curves if (curve.algorithm, curve.seed) in done]
 
 
-def _graph(at: Mapping[str, Any]) -> str:
+def _graph(at: PointValues) -> str:
     return str(at["topology.name"]) if "topology.name" in at else f"p = {at.get('topology.p', DASH)}"
 
 
-def _name(at: Mapping[str, Any]) -> str:
+def _name(at: PointValues) -> str:
     weights = f", {at['mixing.weights']}" if "mixing.weights" in at else ""
     return _graph(at) + weights

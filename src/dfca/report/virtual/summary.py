@@ -8,7 +8,7 @@ file of results. Everything here works on a run folder and on such a file alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -18,7 +18,7 @@ from dfca.experiment.sweep import write
 from dfca.report.rows import kind_of
 from dfca.runs.store.reading import Run, read_json
 from dfca.runs.store.rows import PointRow, TrialRow
-from dfca.sim.metrics_table import EvaluationRow, JsonObject
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, PointValues
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
 
@@ -29,7 +29,7 @@ class AtPoint(Protocol):
     @property
     def algorithm(self) -> str: ...
     @property
-    def point(self) -> Mapping[str, Any]: ...
+    def point(self) -> PointValues: ...
 
 
 Placed = TypeVar("Placed", bound=AtPoint)
@@ -41,7 +41,7 @@ class Axis(NamedTuple):
     key: str
     values: list[float]
 
-    def at(self, point: Mapping[str, Any]) -> float:
+    def at(self, point: PointValues) -> float:
         """Return the value at a point."""
         return float(point.get(self.key, math.nan)) if self.key else 0.0
 
@@ -53,7 +53,7 @@ class Course:
 
     algorithm: str
     seed: int
-    point: Mapping[str, Any]
+    point: PointValues
     time_s: Sequence[float]
     score: Sequence[float | None]
     megabytes: Sequence[float]  # sent by a client, the mean
@@ -61,7 +61,7 @@ class Course:
     others: Sequence[float] = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: JsonObject) -> Self:
         """Parse a course of a file of results, which calls every score accuracy."""
         return cls(score=values["accuracy"], **{key: value for key, value in values.items() if key != "accuracy"})
 
@@ -78,8 +78,8 @@ class LaneTable:
 
     algorithm: str
     seed: int
-    point: Mapping[str, Any]
-    lanes: Sequence[Mapping[str, Any]]
+    point: PointValues
+    lanes: Sequence[JsonObject]
     spans: Sequence[tuple[int, str, float, float]]
     arrows: Sequence[tuple[int, int, float, float, str]]
     begin_s: float
@@ -222,6 +222,7 @@ def courses(run: Run, metrics: Sequence[EvaluationRow]) -> list[Course]:
     made = []
     for (algorithm, seed, digest), rows in trials.items():
         point = points[digest]
+        late, others = _joiners(rows, (point.world or {}).get("late_joiners", ()))
         made.append(
             Course(
                 algorithm,
@@ -230,21 +231,25 @@ def courses(run: Run, metrics: Sequence[EvaluationRow]) -> list[Course]:
                 time_s=[round(row.time_s or 0.0, 6) for row in rows],
                 score=[None if row.score is None else _short(row.score) for row in rows],
                 megabytes=[_short((row.bytes_sent or 0.0) / (point.clients or 1) / 1e6) for row in rows],
-                **_joiners(rows, (point.world or {}).get("late_joiners", ())),
+                joiners=late,
+                others=others,
             )
         )
     return made
 
 
-def _joiners(rows: Sequence[EvaluationRow], joiners: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joiners(
+    rows: Sequence[EvaluationRow], joiners: Sequence[JsonObject]
+) -> tuple[Sequence[float | None], Sequence[float]]:
+    """Return the mean scores of late joiners, once all have joined, and of the others."""
     if not joiners:
-        return {}
+        return (), ()
     late = [joiner["client"] for joiner in joiners]
     last = max(joiner["at_s"] for joiner in joiners)
-    return {
-        "joiners": [_short(fmean(row.scores[i] for i in late)) if (row.time_s or 0.0) > last else None for row in rows],
-        "others": [_short(fmean(score for i, score in enumerate(row.scores) if i not in late)) for row in rows],
-    }
+    return (
+        [_short(fmean(row.scores[i] for i in late)) if (row.time_s or 0.0) > last else None for row in rows],
+        [_short(fmean(score for i, score in enumerate(row.scores) if i not in late)) for row in rows],
+    )
 
 
 def _short(value: float) -> float:

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from dfca.base.files import Stream, atomic_save, atomic_write, sha256, text_sha256
 from dfca.experiment.sweep import Trial
+from dfca.sim.metrics_table import JsonObject
 
 KEPT = 2  # checkpoints of a running trial: the last one and the one before, in case the disk spoils the last
 
@@ -38,7 +38,7 @@ class Checkpoint:
     round: int
     seconds: float
     tensors: Mapping[str, Tensor]
-    facts: dict[str, Any]
+    facts: JsonObject
     bank: Stream | None = None
     state: int = 1
 
@@ -117,5 +117,5 @@ def _load(sidecar: Path) -> Checkpoint:
     )
 
 
-def _check(sidecar: Mapping[str, Any]) -> str:
+def _check(sidecar: JsonObject) -> str:
     return text_sha256(json.dumps(sidecar, sort_keys=True))

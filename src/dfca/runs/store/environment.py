@@ -6,14 +6,14 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import dfca
+from dfca.sim.metrics_table import JsonObject
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> JsonObject:
     """Describe the machine and the versions, as environment.json holds them."""
     return {
         "dfca": dfca.__version__,

@@ -11,10 +11,8 @@ header of a file. Both are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +23,7 @@ from dfca.base.files import Stream
 from dfca.base.renamed import renamed
 from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
-from dfca.sim.metrics_table import EvaluationRow
+from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.setting import Setting
 
 FORMAT = "dfca-models-1"
@@ -48,7 +46,7 @@ def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: Evaluatio
     """Make the metadata; values are JSON where they are not plain text."""
     shape = getattr(setting.split.train.x, "shape", None)
     model = trial.point.config.model
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "seed": trial.seed,
         "shape": None if shape is None else list(shape[1:]),
         "classes": setting.split.classes,
@@ -78,7 +76,7 @@ class StoredModels:
     """
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: JsonObject
     shared: bool
 
     @classmethod

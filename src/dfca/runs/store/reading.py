@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -248,7 +247,7 @@ def _with_unfinished(run: Run) -> list[TrialRow]:
     return sorted(rows.values(), key=lambda row: order.index(row.algorithm) if row.algorithm in order else len(order))
 
 
-def _unfinished(run: Run, line: EvaluationRow, point: PointRow, known: Mapping[str, Any]) -> TrialRow:
+def _unfinished(run: Run, line: EvaluationRow, point: PointRow, known: JsonObject) -> TrialRow:
     """Make the row of a trial that is not finished; `known`: the row of one that failed."""
     kept = ("algorithm", "seed", "models", "live_clusters", "bytes_sent")
     scores = (line.metric, ALL_MODELS + line.metric, "cluster_accuracy")

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, Self, TypedDict
 import networkx as nx
 
 from dfca.runs.store.metric import ShownMetric, metric_of
-from dfca.sim.metrics_table import ALL_MODELS, EvaluationRow, JsonObject, StoredRow
+from dfca.sim.metrics_table import ALL_MODELS, EvaluationRow, JsonObject, PointValues, StoredRow
 
 CURVES = (
     *("accuracy", "all_models_accuracy", "cluster_accuracy"),
@@ -75,7 +75,7 @@ class TrialRow(StoredRow):
     caught_up_s: Mapping[str, float | None]  # by late joiner
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: JsonObject) -> Self:
         """Parse a row of summary.json.
 
         Raises:
@@ -114,7 +114,7 @@ class TrialRow(StoredRow):
 NUMBERS = tuple(name for name, kind in TrialRow.__annotations__.items() if kind.endswith("| None") and name != "lines")
 
 
-def number_of(values: Mapping[str, Any], key: str) -> Any:
+def number_of(values: JsonObject, key: str) -> Any:
     """Return a number of a row, None where it has none.
 
     Raises:
@@ -126,7 +126,7 @@ def number_of(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def contradiction(row: TrialRow, line: Mapping[str, Any]) -> str | None:
+def contradiction(row: TrialRow, line: StoredRow | JsonObject) -> str | None:
     """Return the key in which a row and the trial's last line of metrics differ, None where they agree."""
     keys = (row.metric.key, "cluster_accuracy")
     return next((key for key in keys if key in row and key in line and row[key] != line[key]), None)
@@ -136,8 +136,8 @@ def contradiction(row: TrialRow, line: Mapping[str, Any]) -> str | None:
 class PointRow:
     """One point of a sweep, or a run without one: what tables need of its config."""
 
-    stored: Mapping[str, Any]  # as summary.json holds it
-    at: Mapping[str, Any] = field(default_factory=dict)  # the keys that vary, with their values here
+    stored: JsonObject  # as summary.json holds it
+    at: PointValues = field(default_factory=dict)
     label: str = ""
     digest: str = ""
     algorithms: tuple[str, ...] = ()
@@ -146,11 +146,11 @@ class PointRow:
     clusters: int | None = None  # the true ones
     rounds: int | None = None
     auto: bool = False  # clients find k
-    world: Mapping[str, Any] | None = None  # None by rounds
-    clock: Mapping[str, Any] = field(default_factory=dict)
+    world: JsonObject | None = None  # None by rounds
+    clock: JsonObject = field(default_factory=dict)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: JsonObject) -> Self:
         """Parse a point of summary.json, or the head of the summary of a run without a sweep."""
         return cls(
             stored=values,
@@ -168,7 +168,7 @@ class PointRow:
         )
 
     @property
-    def point(self) -> Mapping[str, Any]:
+    def point(self) -> PointValues:
         """The keys that vary, as trials call them."""
         return self.at
 
@@ -184,7 +184,7 @@ class History:
     measures: Mapping[str, Sequence[float | None]]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: JsonObject) -> Self:
         """Parse the history of a file of results."""
         head = ("algorithm", "seed", "digest", "round")
         measures = {key: value for key, value in values.items() if key not in head}
@@ -218,7 +218,7 @@ class GraphFacts:
     facts: Mapping[str, float]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: JsonObject) -> Self:
         """Parse the facts of a file of results."""
         facts = {key: value for key, value in values.items() if key not in ("seed", "digest")}
         return cls(values["seed"], values.get("digest", ""), facts)
