@@ -108,8 +108,8 @@ class Source:
         """Yield what the operators make of a function: (what changes, the whole source)."""
         counts: dict[str, int] = {}
         for node in self._body(function):
-            for place, old, new in self._changes(node):
-                what = f"{' '.join(old.split())} -> {' '.join(new.split())}"
+            for place, what, new in self._changes(node):
+                what = " ".join(what.split())
                 counts[what] = counts.get(what, 0) + 1
                 what += f" ({counts[what]})" if counts[what] > 1 else ""
                 start, end = place
@@ -117,9 +117,14 @@ class Source:
 
     @staticmethod
     def _body(function: ast.FunctionDef) -> Iterator[ast.AST]:
-        for statement in function.body:
-            if not isinstance(statement, ast.Assert | ast.Raise):
-                yield from (node for node in ast.walk(statement))
+        """Yield the nodes of a function; but for assertions, errors and `strict=`: they say what is true anyway."""
+        nodes: list[ast.AST] = list(reversed(function.body))
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.Assert | ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+                continue
+            yield node
+            nodes += reversed(list(ast.iter_child_nodes(node)))
 
     def _place(self, node: Any) -> tuple[int, int]:
         start = self._lines[node.lineno - 1] + node.col_offset
@@ -130,18 +135,20 @@ class Source:
         return self._bytes[start:end].decode()
 
     def _changes(self, node: ast.AST) -> Iterator[tuple[tuple[int, int], str, str]]:
+        """Yield where a node is replaced, what that is called, and the new code."""
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             old, new = SIGNS[type(node.ops[0])], SIGNS[COMPARISONS[type(node.ops[0])]]
             left, right = self._code(node.left), self._code(node.comparators[0])
-            yield self._place(node), f"{left} {old} {right}", f"{left} {new} {right}"
+            yield self._place(node), f"{left} {old} {right} -> {new}", f"{left} {new} {right}"
         elif isinstance(node, ast.BoolOp):
             for gone in range(len(node.values)):
                 kept = [self._code(value) for place, value in enumerate(node.values) if place != gone]
                 word = " and " if isinstance(node.op, ast.And) else " or "
                 joined = word.join(f"({code})" for code in kept)
-                yield self._place(node), self._code(node), f"({joined})" if len(kept) > 1 else joined
+                yield self._place(node), f"without{word}{self._code(node.values[gone])}", f"({joined})"
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield self._place(node), self._code(node), f"bool({self._code(node.operand)})"
+            code = self._code(node.operand)
+            yield self._place(node), f"not {code} -> {code}", f"bool({code})"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
             left, right = self._code(node.left), self._code(node.right)
             add = isinstance(node.op, ast.Add)
@@ -149,18 +156,15 @@ class Source:
                 getattr(node.left, "value", None), int | float
             )
             if numeric and not isinstance(node.left, ast.List | ast.Tuple):
-                yield (
-                    self._place(node),
-                    f"{left} {'+' if add else '-'} {right}",
-                    f"({left} {'-' if add else '+'} {right})",
-                )
+                old, new = "+-" if add else "-+"
+                yield self._place(node), f"{left} {old} {right} -> {new}", f"({left} {new} {right})"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
             other = "max" if node.func.id == "min" else "min"
-            yield self._place(node), self._code(node), other + self._code(node)[3:]
+            yield self._place(node), f"{self._code(node)} -> {other}", other + self._code(node)[3:]
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            yield self._place(node), str(node.value), str(not node.value)
+            yield self._place(node), f"{node.value} -> {not node.value}", str(not node.value)
         elif _can_go(node):
-            yield self._place(node), self._code(node), "pass"
+            yield self._place(node), f"no {self._code(node)}", "pass"
 
 
 def _can_go(node: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""Nothing leaves a node before what it rests on is on the disk, and a file is there once its folder is flushed too.
+"""Nothing leaves a node before what it rests on is on the disk; what saves cost; lives are never used twice.
 
 Every test here fails without one line of the source (`tests/mutants`).
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from saved_peers import make_saved
 
 from dfca.base.files import atomic_write, replacing
+from dfca.core.state import Message
 from dfca.node.disk.saving import MOST_HELD, SaveThenSend
-from dfca.node.disk.store import CannotSave
+from dfca.node.disk.store import CannotSave, DiskStore
+from dfca.peer.records.messages import Update
 from dfca.peer.state import Saved
 
 
@@ -52,6 +56,10 @@ class Rounds:
         self.saved.append(saved.round)
 
 
+def update(round: int, cluster: int) -> Update:
+    return Update(Message(0, cluster, round, 1, torch.zeros(2)), 1)
+
+
 async def turn() -> None:
     """Let everything that is due in the event loop happen."""
     for _ in range(10):
@@ -83,6 +91,44 @@ def test_a_message_waits_for_its_own_save_and_not_for_an_older_one() -> None:
         assert await saving.flush(0.0)
         saving.put(None, [(1, "at once")])
         assert sent[-1] == (1, "at once")
+        saving.put(make_saved(3), [(1, "of the third")])
+        await turn()
+        disk.work()
+        await turn()
+        assert sent[-1] == (1, "of the third")
+
+    asyncio.run(scenario())
+
+
+def test_a_node_without_a_store_sends_at_once() -> None:
+    sent: list[Any] = []
+    saving = SaveThenSend(None, lambda neighbour, message: sent.append((neighbour, message)), None)
+    saving.put(make_saved(1), [(1, "one")])
+    assert sent == [(1, "one")]
+
+
+def test_of_updates_that_wait_the_newest_of_a_neighbour_and_cluster_stay() -> None:
+    saving, store, sent = make(None)
+    store.full = True
+    saving.put(make_saved(1), [(n, update(1, cluster)) for n in (1, 2) for cluster in (0, 1)])
+    for round in (2, 3):
+        saving.put(None, [(1, update(round, 0))])
+    store.full = False
+    saving.put(make_saved(2), [])
+    kept = [(n, message.message.cluster, message.message.round) for n, message in sent]
+    assert kept == [(1, 1, 1), (2, 0, 1), (2, 1, 1), (1, 0, 2), (1, 0, 3)]
+
+
+def test_a_save_that_waits_is_given_up_at_the_end() -> None:
+    async def scenario() -> None:
+        disk = ByHand()
+        saving, _, sent = make(disk)
+        saving.put(make_saved(1), [(1, "one")])
+        await turn()
+        saving.close()
+        await turn()
+        assert disk.calls[0][0].cancelled()
+        assert sent == []
 
     asyncio.run(scenario())
 
@@ -155,3 +201,33 @@ def test_a_file_is_flushed_before_it_takes_its_place_and_its_folder_after(
     done.clear()
     atomic_write(tmp_path / "summary.json", "{}")
     assert done == ["file", "move", "folder"]
+
+
+def test_saves_are_counted_with_what_they_cost(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "deep" / "folder")
+    begin = time.perf_counter()
+    for round in (1, 2, 3):
+        store.save(make_saved(round))
+    assert 0 < store.seconds < time.perf_counter() - begin
+    sizes = [path.stat().st_size for path in sorted(store.folder.glob("*.safetensors"))]
+    assert store.saves == 3
+    assert sum(sizes) < store.written_bytes <= 2 * sum(sizes)
+
+
+def test_a_life_is_one_more_than_any_before(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "deep" / "folder")
+    assert [store.next_life(None), store.next_life(None)] == [0, 1]
+    assert store.next_life(make_saved()) == 3  # the save is of life 2
+    assert DiskStore(tmp_path / "other").next_life(make_saved()) == 3
+
+
+def test_a_life_after_lost_files_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    damaged = DiskStore(tmp_path, ["peer.1.safetensors is passed over"])
+    assert damaged.next_life(make_saved()) == 3  # one save is whole
+    (tmp_path / "life.json").unlink()
+    assert damaged.next_life(None) == 5001
+    (tmp_path / "life.json").write_text("{")
+    again = DiskStore(tmp_path)
+    assert again.next_life(None) == 5001
+    assert again.warnings == ["life.json is passed over: it is not readable"]

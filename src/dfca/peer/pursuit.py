@@ -15,8 +15,6 @@ from dfca.peer.records.lineage import Clusters, Lineage, layout_of, opened_since
 from dfca.peer.records.messages import BankCopy
 from dfca.peer.records.options import PeerOptions
 
-MOST_CLUSTERS = 4096
-"""No peer holds more models."""
 LOWER = "of a lower lineage"
 """The problem of a model that is of no use, or was sent before the source took the lineage that is asked for."""
 
@@ -59,7 +57,7 @@ class Pursuit:
         message, model = copy.message, copy.message.model
         drawn = options.start != "elected" and not copy.lineage
         known = Clusters(options.clusters or 0) if drawn else layout_of(copy.lineage)
-        if copy.clusters != known.models or copy.clusters > MOST_CLUSTERS or message.cluster >= copy.clusters:
+        if copy.clusters != known.models or message.cluster >= copy.clusters:
             return "another number of models"
         if model.shape != (options.size,) or model.dtype != options.dtype:
             return "does not fit"
@@ -69,7 +67,7 @@ class Pursuit:
             return "in another's name"
         if mine is not None and not copy.lineage > mine:
             return LOWER
-        if copy.lineage != self.lineage or (self.clusters and copy.clusters != self.clusters):
+        if copy.lineage != self.lineage:
             if copy.lineage < self.lineage:
                 return LOWER
             self.lineage, self.taken, self.needed = copy.lineage, {}, opened_since(copy.lineage, mine)

@@ -1,0 +1,177 @@
+"""Lineages: which clusters they have, which of them two lineages share, and which entries cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peer_script import elected
+
+from dfca.core.rules.merging import Merge, Plan
+from dfca.peer.records.lineage import (
+    MOST_ENTRIES,
+    MOST_SLOTS,
+    Clusters,
+    Entry,
+    Lineage,
+    clusters_of,
+    digest_of,
+    has_grown,
+    is_entry,
+    is_lineage,
+    layout_of,
+    opened_since,
+    quiet_surveys,
+    shared_length,
+)
+
+START = Entry(5, 0, 9, 0, 7, (0, 1, 2))
+MERGE = Merge(0, 1, 0.5, 0.1)
+
+
+def survey(*merges: Merge, slots: tuple[int, ...] = (), empty: tuple[int, ...] = (), last: bool = False) -> Entry:
+    return Entry(5, 0, 9, 0, 0, slots, merges, empty, last)
+
+
+QUIET, LAST = survey(), survey(last=True)
+MERGED, EMPTIED = survey(MERGE, slots=(0, 1)), survey(slots=(2,), empty=(2,))
+RENUMBERED = survey(MERGE, slots=(0, 1, 2), last=True)
+
+
+def test_an_entry_is_a_survey_where_it_merges_closes_ends_or_opens_nothing() -> None:
+    for entry, is_survey, changes in (
+        (START, False, True),
+        (QUIET, True, False),
+        (LAST, True, True),
+        (MERGED, True, True),
+        (EMPTIED, True, True),
+        (survey(slots=(0,), last=True), True, True),
+    ):
+        assert (entry.is_survey, entry.changes) == (is_survey, changes)
+    assert MERGED.plan == Plan((MERGE,), ())
+    assert EMPTIED.plan == Plan((), (2,))
+
+
+@pytest.mark.parametrize(
+    ("entries", "models", "closed"),
+    [
+        ((), 0, ()),
+        ((START,), 3, ()),
+        ((START, QUIET, LAST), 3, ()),
+        ((START, MERGED), 3, (1,)),
+        ((START, EMPTIED), 3, (2,)),
+        ((START, MERGED, EMPTIED), 3, (1, 2)),
+        ((START, RENUMBERED), 2, ()),
+        ((START, MERGED, survey(slots=(0, 1, 2), last=True)), 2, ()),
+        ((START, MERGED, Entry(5, 1, 9, 0, 8, (1,))), 3, ()),  # a by-election opens a closed cluster
+        ((START, MERGED, Entry(5, 1, 9, 0, 8, (3,))), 4, (1,)),  # and a new one
+        ((Entry(5, 0, 9, 0, 7, (2,)),), 3, ()),
+    ],
+)
+def test_the_clusters_of_a_lineage(entries: Lineage, models: int, closed: tuple[int, ...]) -> None:
+    assert layout_of(entries) == Clusters(models, closed)
+    assert clusters_of(entries) == models
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        survey(Merge(0, 3, 0.5, 0.1), slots=(0, 3)),  # there is no cluster 3
+        survey(Merge(3, 0, 0.5, 0.1), slots=(0, 3)),
+        survey(slots=(3,), empty=(3,)),
+        survey(slots=(0, 1, 2), empty=(0, 1, 2)),  # nothing would be left
+        survey(MERGE, Merge(0, 2, 0.5, 0.1), slots=(0, 1, 2)),  # a cluster in two pairs
+        survey(MERGE, Merge(1, 2, 0.5, 0.1), slots=(0, 1, 2)),
+        survey(Merge(0, 0, 0.5, 0.1), slots=(0,)),
+        survey(MERGE, slots=(0, 1), empty=(0,)),
+        survey(MERGE, slots=(0,)),  # more changes than it says
+        survey(MERGE, slots=(0, 1, 2)),
+        survey(MERGE, slots=(0, 1), last=True),  # all clusters get other numbers
+        survey(slots=(0, 1, 2), last=True),  # nothing is closed, so none does
+    ],
+)
+def test_a_survey_that_cannot_have_been_held(entry: Entry) -> None:
+    assert Clusters(3).after(entry) is None
+    assert layout_of((START, entry)) == Clusters(0)
+    assert layout_of((START, entry, QUIET)) == Clusters(0)
+    assert Clusters(3, (1,)).after(MERGED) is None  # the cluster is closed already
+
+
+def test_which_clusters_a_longer_lineage_has_opened() -> None:
+    mine, second = elected(5, 0, 1), Entry(4, 0, 9, 0, 8, (2,))
+    third = Entry(4, 1, 9, 0, 8, (0, 2))
+    assert opened_since((*mine, second), mine) == (2,)
+    assert opened_since((*mine, second, third), mine) == (0, 2)
+    assert opened_since((*mine, QUIET, second), mine) == (2,)  # a survey that changed nothing does not count
+    assert opened_since((*mine, MERGED), mine) == ()
+    assert opened_since((*mine, QUIET), mine) == ()
+    assert opened_since((*mine, MERGED, second), mine) is None
+    assert opened_since(mine, mine) is None
+    assert opened_since(mine, None) is None
+    assert opened_since(elected(6, 0, 1), mine) is None
+    assert opened_since(mine, (*mine, second)) is None
+
+
+def test_what_a_lineage_says_of_surveys() -> None:
+    first, later = START, Entry(4, 0, 9, 0, 8, (2,))
+    assert [has_grown(lineage) for lineage in ((), (first,), (first, QUIET), (first, later))] == [False] * 3 + [True]
+    for entries, quiet in (((), 0), ((QUIET,), 1), ((QUIET, EMPTIED), 2), ((QUIET, MERGED), 0), ((MERGED, QUIET), 1)):
+        assert quiet_surveys((first, *entries)) == quiet
+    assert quiet_surveys((first, QUIET, later, QUIET)) == 1
+    assert [shared_length("abc", other) for other in ("", "abc", "abd", "abcd", "xbc")] == [0, 3, 2, 3, 0]
+
+
+def test_a_digest_names_the_bits_of_models_in_their_order() -> None:
+    one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
+    digests = [digest_of(models) for models in ([], [one], [other], [one, other], [other, one])]
+    assert len({*digests}) == 5
+    assert all(0 <= digest < 2**48 for digest in digests)
+    assert digest_of([torch.tensor([[1.0, 0.0], [2.0, 0.0]])[:, 0]]) == digests[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"voters": 5.0},
+        {"attempt": True},
+        {"root": None},
+        {"incarnation": "0"},
+        {"digest": 0.5},
+        {"slots": [0, 1, 2]},
+        {"slots": (0, -1)},
+        {"slots": (0, MOST_SLOTS)},
+        {"slots": (0, 1.0)},
+        {"slots": (0,) * (MOST_SLOTS + 1)},
+        {"slots": (), "voters": 0},
+        {"merges": [MERGE]},
+        {"merges": (MERGE,) * (MOST_SLOTS + 1)},
+        {"merges": ((0, 1, 0.5, 0.1),)},
+        {"merges": (MERGE._replace(into=-1),)},
+        {"merges": (MERGE._replace(closed=MOST_SLOTS),)},
+        {"merges": (MERGE._replace(share=1),)},
+        {"merges": (MERGE._replace(share=1.5),)},
+        {"merges": (MERGE._replace(share=-0.5),)},
+        {"merges": (MERGE._replace(worth=float("inf")),)},
+        {"merges": (MERGE._replace(worth=0),)},
+        {"empty": [1]},
+        {"empty": (-1,)},
+        {"last": 1},
+    ],
+)
+def test_what_is_no_entry_of_a_lineage(change: dict[str, Any]) -> None:
+    assert is_entry(START)
+    assert not is_entry(START._replace(**change))
+    assert not is_lineage((START, START._replace(**change)))
+
+
+def test_what_is_an_entry_and_a_lineage() -> None:
+    for entry in (QUIET, LAST, MERGED, EMPTIED, RENUMBERED, START._replace(slots=(0, MOST_SLOTS - 1), voters=0)):
+        assert is_entry(entry)
+    for share in (0.0, 1.0):
+        assert is_entry(survey(MERGE._replace(share=share), slots=(0, 1)))
+    assert is_entry(START._replace(slots=tuple(range(MOST_SLOTS)), merges=(MERGE,) * MOST_SLOTS))
+    assert is_lineage((START,) * MOST_ENTRIES)
+    assert not is_lineage((START,) * (MOST_ENTRIES + 1))
+    assert not is_lineage([START])
+    assert not is_entry(tuple(START))
