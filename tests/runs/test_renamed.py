@@ -175,6 +175,13 @@ def test_an_old_folder_is_shown_by_todays_names(ran: Path, old: Path) -> None:
     assert repair(old) == []
 
 
+def test_an_old_folder_is_repaired(old: Path) -> None:
+    """The summary that is made anew belongs to config.toml as it is, with the old name."""
+    (old / "summary.json").write_text("{")
+    assert len(repair(old)) == 1
+    assert dfca.load_run(old).algorithms == LABELS
+
+
 def test_an_old_folder_is_continued_as_the_same_trials(old: Path, ran: Path) -> None:
     heard = Listener()
     run(make_experiment(), old, heard, save_models=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import atomic_write, explain_write_errors
+from dfca.base.files import atomic_write, explain_write_errors, sha256
 from dfca.experiment.load import Experiment, read_stored
 from dfca.runs.store.folder import RunFolder, head_of, is_row
 from dfca.runs.store.metrics import FOLDER as METRICS
@@ -55,6 +55,7 @@ def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
             atomic_write(path / name, "{}\n")
     problem = _json_problem(path / "summary.json")
     summary: JsonObject = head_of(experiment) | {"runs": []}
+    summary["config_sha256"] = sha256(path / "config.toml")  # as it stands: an older version may have written it
     if problem is None:
         stored = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if isinstance(stored.get("runs"), list):
