@@ -127,10 +127,13 @@ def holm(ps: Mapping[str, float]) -> set[str]:
 
 def compare(scores: Mapping[str, Scores], reference: str, higher_is_better: bool = True) -> dict[str, Compared]:
     """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out."""
-    pairs = {name: pair_up(each, scores[reference]) for name, each in scores.items() if name != reference}
-    found = {name: paired(differences) for name, differences in pairs.items() if differences is not None}
-    rejected = holm({name: each.p for name, each in found.items() if each.p is not None})
-    return {name: Compared(each, _verdict(each, name in rejected, higher_is_better)) for name, each in found.items()}
+    pairs = {name: pair_up(own, scores[reference]) for name, own in scores.items() if name != reference}
+    differences = {name: paired(values) for name, values in pairs.items() if values is not None}
+    rejected = holm({name: difference.p for name, difference in differences.items() if difference.p is not None})
+    return {
+        name: Compared(difference, _verdict(difference, name in rejected, higher_is_better))
+        for name, difference in differences.items()
+    }
 
 
 def _verdict(difference: Difference, rejected: bool, higher_is_better: bool) -> Verdict | None:
@@ -146,9 +149,9 @@ def choose_reference(
 ) -> str | None:
     """Choose what the others are compared with: dfca-auto where it is there, else the best mean.
 
-    bounds: algorithms that know the true clusters, which are no method. None: there are fewer than two algorithms.
+    bounds: algorithms that know the true clusters, which are not methods. None: there are fewer than two algorithms.
     """
-    means = {name: _mean(each) for name, each in scores.items()}
+    means = {name: _mean(values) for name, values in scores.items()}
     known = {name: mean for name, mean in means.items() if mean is not None}
     if len(known) < 2:
         return None
@@ -174,12 +177,12 @@ def _mean(scores: Scores) -> float | None:
 
 def explanation(reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool) -> list[str]:
     """Say how differences to the reference are to be read; nothing where there are none."""
-    differences = [each.difference for each in compared]
+    differences = [one.difference for one in compared]
     if not differences:
         return []
     best = "" if reference == FIRST_CHOICE else ", which is the best here"
     signs = "" if higher_is_better else f"; + is more {metric}, which is worse"
-    if all(each.half is None for each in differences):
+    if all(difference.half is None for difference in differences):
         return [f"minus {reference}: difference to {reference}{best}{signs}; one seed: no interval, it may be chance"]
     return [
         f"minus {reference}: mean difference to {reference}{best}, paired by seed (same data and graph), ± half of its "
@@ -194,12 +197,12 @@ def verdict_line(
 
     marks: what stands behind the name of some algorithms.
     """
-    judged = {name: each.verdict for name, each in compared.items() if each.verdict is not None}
+    judged = {name: one.verdict for name, one in compared.items() if one.verdict is not None}
     if not judged:
         return None
 
     def listed(verdict: Verdict) -> str:
-        return ", ".join(quoted(name) + marks.get(name, "") for name, each in judged.items() if each == verdict)
+        return ", ".join(quoted(name) + marks.get(name, "") for name, given in judged.items() if given == verdict)
 
     told = [f"{verdict} than {reference}: {listed(verdict)}" for verdict in ("worse", "better") if listed(verdict)]
     told = told or ["none"]

@@ -39,9 +39,9 @@ def read_metric(summary: Mapping[str, Any], config: Mapping[str, Any], keys: Ite
                 text(facts.get("unit"), MOST_LETTERS),
             )
     key = next((key for key in keys if key != "accuracy"), "accuracy")
-    found, task = metric_named(key), config.get("task")
+    metric, task = metric_named(key), config.get("task")
     unit = text(task.get("unit"), MOST_LETTERS) if isinstance(task, Mapping) else ""
-    return found._replace(name=text(found.name, MOST_LETTERS), unit="" if found.percent else unit)
+    return metric._replace(name=text(metric.name, MOST_LETTERS), unit="" if metric.percent else unit)
 
 
 def as_part(metric: ShownMetric) -> dict[str, Any]:

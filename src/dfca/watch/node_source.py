@@ -75,7 +75,9 @@ class NodeSource:
             self._turn += 1
             self._found = [describe(folder, answer) for folder, answer in zip(folders, answers, strict=True)]
             self._neighbours = {
-                shown["name"]: [text(each.get("name")) for each in _tables(answer.get("neighbours"))][:MOST_NODES]
+                shown["name"]: [text(neighbour.get("name")) for neighbour in _tables(answer.get("neighbours"))][
+                    :MOST_NODES
+                ]
                 for shown, answer in zip(self._found, answers, strict=True)
             }
 
@@ -126,7 +128,7 @@ class NodeSource:
                 "time_s": round(self._clock() - self._began, 1),
                 metric.key: sum(known) / len(known) if known else None,
                 metric.all_models: None,  # which says what the score is called
-                f"{metric.key}_by_cluster": [sum(each) / len(each) if each else None for each in means],
+                f"{metric.key}_by_cluster": [sum(mine) / len(mine) if mine else None for mine in means],
                 f"{metric.key}_by_client": scores,
                 "assignments": clusters + [-1] * extra,
                 "models": models,
@@ -189,8 +191,8 @@ class NodesPage:
 def ask(folder: Path) -> dict[str, Any]:
     """Return the status of a node: its answer, or the last one that it left; {} where there is none."""
     try:
-        found = parse(read_file(folder / control.FILE, 4096), control.FILE)
-        if _lives(found.get("pid"), folder / control.FILE):
+        record = parse(read_file(folder / control.FILE, 4096), control.FILE)
+        if _lives(record.get("pid"), folder / control.FILE):
             answer = control.call(folder, "status", timeout_s=PATIENCE_S)
             return answer if isinstance(answer, dict) else {}
     except (FileNotFoundError, UnreadableError, DfcaError, AttributeError):
@@ -235,7 +237,7 @@ def describe(folder: Path, answer: Mapping[str, Any]) -> dict[str, Any]:
         "staleness": finite(answer.get("staleness")),
         "bytes_out": whole("bytes_out"),
         "bytes_in": whole("bytes_in"),
-        "links": sum(each.get("state") in ("up", "connected") for each in neighbours),
+        "links": sum(neighbour.get("state") in ("up", "connected") for neighbour in neighbours),
         "neighbours": len(neighbours),
         "problem": problem,
         "error": text(last.get("text"), 200) if isinstance(last, Mapping) else "",
@@ -248,4 +250,4 @@ def _absence(answer: Mapping[str, Any]) -> str:
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

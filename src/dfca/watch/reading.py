@@ -72,11 +72,11 @@ class JsonFile:
     def poll(self) -> bool:
         """Read the file if it has changed; return whether it has."""
         try:
-            found = os.stat(self.path, follow_symlinks=False)
+            status = os.stat(self.path, follow_symlinks=False)
         except OSError:
             seen: tuple[int, ...] = ()
         else:
-            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         if seen == self._seen:
             return False
         self._seen, self.problem = seen, None
@@ -129,7 +129,7 @@ class LinesFile:
         return anew, self._parse(whole)
 
     def _parse(self, data: bytes) -> list[dict[str, Any]]:
-        found = []
+        records = []
         for line in data.split(b"\n")[:-1]:
             self._line += 1
             if not line.strip():
@@ -137,10 +137,10 @@ class LinesFile:
             try:
                 if len(line) > MOST_LINE:
                     raise UnreadableError(f"it has {len(line):,} bytes")
-                found.append(parse(line, "it"))
+                records.append(parse(line, "it"))
             except UnreadableError as error:
                 self.problem = f"{self.path.name}, line {self._line}, is left out: {error}"
-        return found
+        return records
 
 
 def finite(value: Any) -> float | None:
@@ -167,6 +167,6 @@ def text(value: Any, most: int = 200) -> str:
 
 def whole_numbers(value: Any, most: int = 100_000) -> list[int] | None:
     """Return a list of whole numbers, or None if it is none or too long."""
-    if not isinstance(value, list) or len(value) > most or any(type(each) is not int for each in value):
+    if not isinstance(value, list) or len(value) > most or any(type(number) is not int for number in value):
         return None
     return value

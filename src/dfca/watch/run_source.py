@@ -75,16 +75,16 @@ class RunSource:
 
     def frames(self, trial: str, after: int) -> dict[str, Any] | None:
         """Return the clusters of a trial's clients over time."""
-        found = self._trials.get(trial)
-        return None if found is None else found.frames(after)
+        known = self._trials.get(trial)
+        return None if known is None else known.frames(after)
 
     def graph(self, trial: str) -> dict[str, Any] | None:
         """Return the graph of a trial: its clients, edges, true clusters, and what its layout depends on."""
-        found = self._trials.get(trial)
-        if found is None:
+        known = self._trials.get(trial)
+        if known is None:
             return None
         self._topology.poll()
-        entry = next(self._graphs_of(found), None)
+        entry = next(self._graphs_of(known), None)
         if entry is None:
             return None
         facts = entry.get("facts")
@@ -95,7 +95,7 @@ class RunSource:
             "nodes": int(nodes or 0),
             "edges": edges if isinstance(edges, list) else [],
             "clusters": whole_numbers(entry.get("clusters")),
-            "seed": found.seed,
+            "seed": known.seed,
             "topology": text(topology.get("name")) if isinstance(topology, Mapping) else "",
         }
 
@@ -164,11 +164,11 @@ class RunSource:
     def _read_lines(self) -> None:
         for path in self._metrics_files():
             try:
-                found = os.stat(path, follow_symlinks=False)
+                status = os.stat(path, follow_symlinks=False)
             except OSError:
                 continue
             file = self._files.setdefault(path.name, LinesFile(path))
-            anew, lines = file.poll(found.st_size, found.st_ino)
+            anew, lines = file.poll(status.st_size, status.st_ino)
             self.more = self.more or file.more
             keys = self._in_file.setdefault(path.name, set())
             for key in keys if anew else ():
@@ -179,7 +179,7 @@ class RunSource:
                     keys.add(trial.key)
                     trial.add(line)
             if lines:
-                self._changed_at = max(self._changed_at or 0.0, found.st_mtime)
+                self._changed_at = max(self._changed_at or 0.0, status.st_mtime)
 
     def _metrics_files(self) -> list[Path]:
         try:

@@ -108,22 +108,24 @@ class TrialView:
             "staleness": self._staleness(line),
         }
         by_cluster = line.get(f"{self.metric}_by_cluster")
-        each = [finite(value) for value in by_cluster[:MOST_CLUSTERS]] if isinstance(by_cluster, list) else []
-        found = Evaluation(self._serial, x, int(round_), values, clusters, away, each)
+        scores_by_cluster = (
+            [finite(value) for value in by_cluster[:MOST_CLUSTERS]] if isinstance(by_cluster, list) else []
+        )
+        evaluation = Evaluation(self._serial, x, int(round_), values, clusters, away, scores_by_cluster)
         self.models = int(finite(line.get("models")) or 1)
         scores = line.get(f"{self.metric}_by_client")
         self.by_client = [finite(score) for score in scores[:100_000]] if isinstance(scores, list) else []
-        self._compare(found)
-        self._put(found)
+        self._compare(evaluation)
+        self._put(evaluation)
 
-    def _put(self, found: Evaluation) -> None:
-        if self.last is not None and found.x == self.last.x:
-            self.evaluations[-1] = found  # of two lines of one round the last one counts
+    def _put(self, evaluation: Evaluation) -> None:
+        if self.last is not None and evaluation.x == self.last.x:
+            self.evaluations[-1] = evaluation  # of two lines of one round the last one counts
         else:
-            self.evaluations.append(found)
+            self.evaluations.append(evaluation)
         self._serial, self.version = self._serial + 1, self.version + 1
         if len(self.evaluations) > MOST_KEPT:
-            self.evaluations = [*self.evaluations[-2::-2][::-1], found]
+            self.evaluations = [*self.evaluations[-2::-2][::-1], evaluation]
 
     def _staleness(self, line: Mapping[str, Any]) -> float | None:
         """Average the age of the models that were folded since the line before."""
@@ -197,9 +199,9 @@ class TrialView:
         step = -(-len(self.evaluations) // most) or 1
         shown = self.evaluations[::-1][::step][::-1]
         columns = {
-            name: [short(each.values[name]) for each in shown]
+            name: [short(entry.values[name]) for entry in shown]
             for name in MEASURES
-            if any(each.values[name] is not None for each in shown)
+            if any(entry.values[name] is not None for entry in shown)
         }
         return {
             "algorithm": self.algorithm,
@@ -211,8 +213,8 @@ class TrialView:
             "models": self.models,
             "generation": self.generation,
             "version": self.version,
-            "x": [short(each.x) for each in shown],
-            "round": [each.round for each in shown],
+            "x": [short(entry.x) for entry in shown],
+            "round": [entry.round for entry in shown],
             **columns,
         }
 
@@ -222,11 +224,11 @@ class TrialView:
             "generation": self.generation,
             "frames": [
                 [
-                    *(each.serial, short(each.x), each.round, each.clusters, each.away),
-                    [short(value) for value in each.by_cluster],
+                    *(entry.serial, short(entry.x), entry.round, entry.clusters, entry.away),
+                    [short(value) for value in entry.by_cluster],
                 ]
-                for each in self.evaluations
-                if each.serial > after
+                for entry in self.evaluations
+                if entry.serial > after
             ],
             "by_client": [short(score) for score in self.by_client],
             "log": list(self.log),
@@ -235,9 +237,9 @@ class TrialView:
 
 def live_clusters(evaluation: Evaluation) -> int | None:
     """Count the clusters that have clients."""
-    found = {*evaluation.clusters} - {".", "~"}
+    letters = {*evaluation.clusters} - {".", "~"}
     known = evaluation.values["live_clusters"]
-    return len(found) if found else None if known is None else int(known)
+    return len(letters) if letters else None if known is None else int(known)
 
 
 def encode(assignments: Any, without: Sequence[int] = ()) -> str:
@@ -251,7 +253,8 @@ def encode(assignments: Any, without: Sequence[int] = ()) -> str:
         return ""
     none = set(without)
     return "".join(
-        "." if each < 0 or i in none else LETTERS[each] if each < MOST_CLUSTERS else "~" for i, each in enumerate(known)
+        "." if cluster < 0 or client in none else LETTERS[cluster] if cluster < MOST_CLUSTERS else "~"
+        for client, cluster in enumerate(known)
     )
 
 
