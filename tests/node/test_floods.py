@@ -27,7 +27,7 @@ from dfca.node.service import Service
 from dfca.node.task.config import Config
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.invite import Invite
-from dfca.node.trust.pairing import join
+from dfca.node.trust.joining import join
 
 HUGE = b"x" * (1 << 20)
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfca.node.net.limits import Bucket, Penalties, Refusals
-from dfca.node.net.links.outbox import Outbox, Overflow
-from dfca.node.net.traffic import LinkTraffic
+from dfca.node.net.links.queue import FrameQueue, Overflow
+from dfca.node.net.local import LinkTraffic
 from dfca.node.net.transfer.chunks import read_chunk, write_chunk
 from dfca.node.net.transfer.offers import ModelOffer, Offers
 from dfca.node.net.transfer.partials import Partials
@@ -31,11 +31,11 @@ ONE, TWO = "a" * 52, "b" * 52
 
 
 def test_an_outbox_keeps_order_replaces_by_key_and_is_bounded() -> None:
-    outbox: Outbox[str] = Outbox(3, 100)
+    outbox: FrameQueue[str] = FrameQueue(3, 100)
     outbox.put("one", 10)
-    assert outbox.replace("cluster 0", "old") is None
+    outbox.replace("cluster 0", "old")
     outbox.put("two", 10)
-    assert outbox.replace("cluster 0", "new") == "old"
+    outbox.replace("cluster 0", "new")
     outbox.put("three", 10)
     with pytest.raises(Overflow):
         outbox.put("four", 10)
@@ -47,7 +47,7 @@ def test_an_outbox_keeps_order_replaces_by_key_and_is_bounded() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50))))
 def test_an_outbox_never_holds_more_than_its_bounds(steps: list[tuple[int, int]]) -> None:
-    outbox: Outbox[int] = Outbox(5, 120)
+    outbox: FrameQueue[int] = FrameQueue(5, 120)
     for kind, size in steps:
         if kind == 0:
             outbox.get()

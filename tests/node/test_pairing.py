@@ -22,9 +22,9 @@ from dfca.node.trust import handshake, pairing
 from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import Identity, encode_id, peer_number
 from dfca.node.trust.invite import Invite, qr
-from dfca.node.trust.joining import CURES
+from dfca.node.trust.joining import CURES, Joined, PairingError, join
 from dfca.node.trust.membership import Member
-from dfca.node.trust.pairing import PairingError, PairingServer, PairingSettings, join
+from dfca.node.trust.pairing import PairingServer, PairingSettings
 from dfca.node.trust.records import Contact, Introduction, Removal, sign_record
 from dfca.node.trust.roster import REASONS, Roster
 
@@ -81,7 +81,7 @@ def with_secret(invite: Invite, secret: bytes = b"x" * 16) -> Invite:
     return replace(invite, secret=secret)
 
 
-async def enter(invite: Invite | str, identity: Identity, name: str = "garage") -> pairing.Joined:
+async def enter(invite: Invite | str, identity: Identity, name: str = "garage") -> Joined:
     return await join(invite, identity, name, ["192.0.2.2:7447"], lambda facts: None)
 
 
@@ -164,7 +164,7 @@ def test_only_one_device_per_invite(people: list[Identity]) -> None:
     async def act(home: Home) -> None:
         invite = await home.invite()
         results = await asyncio.gather(*(enter(invite, each) for each in people[1:]), return_exceptions=True)
-        assert sum(isinstance(each, pairing.Joined) for each in results) == 1
+        assert sum(isinstance(each, Joined) for each in results) == 1
         lost = [each.reason for each in results if isinstance(each, PairingError)]
         assert len(lost) == 2
         assert set(lost) <= {"used", "unreachable", "connection lost"}

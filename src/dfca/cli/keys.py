@@ -104,7 +104,7 @@ def accept(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The file of `dfca keys sign`.")],
     yes: Yes = False,
 ) -> None:
-    """Take a bundle in, on the device, once its fingerprint is the one that the authority shows."""
+    """Accept a bundle on the device, once its fingerprint is the one that the authority shows."""
     with _libraries():
         from dfca.node.trust.authority import accept_bundle, read_bundle
 
@@ -122,7 +122,7 @@ def remove(
     yes: Yes = False,
     out: Out = None,
 ) -> None:
-    """Remove a member of the fleet for ever; one other member accepts the bundle and hands the news on."""
+    """Remove a member of the fleet for ever; one other member accepts the bundle and tells the others."""
     with _libraries():
         from dfca.node.trust.authority import remove_member
         from dfca.node.trust.identity import short
@@ -135,7 +135,7 @@ def remove(
 
 
 def _own_contact(node: Path) -> tuple[str | None, tuple[str, ...]]:
-    """Return the name and the addresses by its settings, of a device that has some."""
+    """Return the name and the addresses of a device from its settings, if it has some."""
     from dfca.node.addresses import own_addresses
     from dfca.node.task.config import FILE, Config
 

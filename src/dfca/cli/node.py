@@ -19,8 +19,7 @@ from dfca.cli.console import make_console
 commands = typer.Typer(
     name="node", help="Run this device as a member of a swarm: no server, no coordinator.", no_args_is_help=True
 )
-OWN_PROCESS = "this process is the command's own"
-"""What `dfca.cli.main` hands on; whoever calls the commands from Python keeps the process."""
+OWN_PROCESS = "this process is the command's own"  # context of `dfca.cli.main`; calls from Python keep the process
 LIBRARIES = ("grpc", "google.protobuf", "cryptography", "segno", "zstandard", "prometheus_client")
 
 SHARED = "The model of its cluster as the swarm has it, without the personal last step."
@@ -58,7 +57,7 @@ def init(
     ] = None,
     clusters: Annotated[int | None, typer.Option(metavar="K", help="How many.", show_default="found")] = None,
     expect: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Nobody trains before so many members have joined.")
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Nobody trains before N members have joined.")
     ] = 1,
     algorithm: Annotated[str, typer.Option(metavar="NAME", help="What the swarm runs.")] = "dfca-auto",
     task: Annotated[
@@ -131,7 +130,7 @@ def run(
         bool, typer.Option("--with-parent", help="End when the standard input is closed, as by the end of a script.")
     ] = False,
 ) -> None:
-    """Run the node, until Ctrl-C or SIGTERM; it goes on where it was, also after kill -9 or a power cut."""
+    """Run the node until Ctrl-C or SIGTERM; it continues where it was, also after kill -9 or a power cut."""
     if log_format not in (None, "human", "json"):
         raise ConfigError(f'--log-format must be human or json, got "{log_format}"')
     with _mistakes_as_status_2():
@@ -154,9 +153,9 @@ def run(
 @commands.command()
 def invite(
     folder: Folder,
-    minutes: Annotated[float, typer.Option(metavar="M", min=0.1, max=1440, help="For so long it is valid.")] = 10.0,
+    minutes: Annotated[float, typer.Option(metavar="M", min=0.1, max=1440, help="How long it is valid.")] = 10.0,
     may_introduce: Annotated[
-        bool, typer.Option("--may-introduce", help="Whoever joins may invite others, and remove them.")
+        bool, typer.Option("--may-introduce", help="The new device may invite and remove others.")
     ] = False,
     wait: Annotated[
         bool | None,
@@ -193,12 +192,12 @@ def _wait_for_guest(folder: Path, answer: dict[str, Any]) -> None:
 
     while True:
         time.sleep(0.5)
-        found = call(folder, "joined", since=answer["joined"])
-        for each in found["joined"]:
-            print(f"{each['name']} has joined; both screens show {each['code']}", flush=True)
-        if found["joined"]:
+        news = call(folder, "joined", since=answer["joined"])
+        for device in news["joined"]:
+            print(f"{device['name']} has joined; both screens show {device['code']}", flush=True)
+        if news["joined"]:
             return
-        if not found["open"]:
+        if not news["open"]:
             raise RunError("nobody has joined in time, or with a wrong secret; make a new invite")
 
 
@@ -260,13 +259,13 @@ def status(
             _need_libraries()
             from dfca.node.operate.members import members_table, read_members
 
-            found = read_members(folder)
-            table = members_table(found)
+            answer = read_members(folder)
+            table = members_table(answer)
         else:
-            found = read_status(folder)
-            table = status_table(found)
+            answer = read_status(folder)
+            table = status_table(answer)
     if json_:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answer, indent=1))
     else:
         make_console().print(table)
 
@@ -303,10 +302,9 @@ def remove(folder: Folder, member: Annotated[str, typer.Argument(help="The name 
         try:
             removed, note = call(folder, "remove", member=member)["removed"], "the others hear of it now"
         except NotRunning:
-            found = NodeFolder.load(folder)
-            lock = found.lock()
-            removed, note = remove_member(found, member), "the others hear of it when this node runs"
-            lock.release()
+            loaded = NodeFolder.load(folder)
+            with loaded.lock():
+                removed, note = remove_member(loaded, member), "the others hear of it when this node runs"
     print(f"{removed} is removed; {note}")
 
 
@@ -400,19 +398,19 @@ def replay(
         from dfca.peer.machine import Memory
         from dfca.peer.peer import Peer
 
-        found = read_recording(recording)
-        memory = Memory(found.options.size, found.options.dtype)
-        peer = Peer(found.options, memory, found.incarnation, found.saved)
-        count = first_difference(found, peer)
+        read = read_recording(recording)
+        memory = Memory(read.options.size, read.options.dtype)
+        peer = Peer(read.options, memory, read.incarnation, read.saved)
+        count = first_difference(read, peer)
         if count is not None:
-            raise RunError(f"the replay differs from the recording after input {count} of {len(found.inputs)}")
-    cut = "" if found.complete else " (the recording is cut)"
-    print(f"{len(found.inputs)} inputs, {len(found.checks)} saves, all the same bits; round {peer.round}{cut}")
+            raise RunError(f"the replay differs from the recording after input {count} of {len(read.inputs)}")
+    cut = "" if read.complete else " (the recording is cut)"
+    print(f"{len(read.inputs)} inputs, {len(read.checks)} saves, all the same bits; round {peer.round}{cut}")
 
 
 @contextmanager
 def _mistakes_as_status_2() -> Iterator[None]:
-    """Everything that a user can mend ends with status 2; 1 is for what nobody expected."""
+    """Errors that a user can mend end with status 2; 1 is for unexpected ones."""
     try:
         yield
     except DfcaError as error:
@@ -423,13 +421,12 @@ def _mistakes_as_status_2() -> Iterator[None]:
 def _need_libraries() -> None:
     from importlib.util import find_spec
 
-    for name in LIBRARIES:
-        try:
-            found = find_spec(name) is not None
-        except ModuleNotFoundError:  # of the package that it is in
-            found = False
-        if not found:
-            raise ConfigError("dfca node needs more libraries: pip install 'dfca[node]'")
+    try:
+        missing = any(find_spec(name) is None for name in LIBRARIES)
+    except ModuleNotFoundError:  # the package of a library
+        missing = True
+    if missing:
+        raise ConfigError("dfca node needs more libraries: pip install 'dfca[node]'")
 
 
 def _own_modules() -> None:
@@ -438,7 +435,7 @@ def _own_modules() -> None:
 
 
 def _device_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the options that `init` and `join` have in common: what a device holds, and how it runs."""
+    """Return the options that `init` and `join` have in common."""
     return {
         **{key: given[key] for key in ("data", "label", "name", "test", "drop_missing")},
         "features": _tuple(given["features"]),
@@ -462,8 +459,8 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 def _settings(host: str | None, port: int | None, pairs: list[str] | None) -> dict[str, Any]:
     from dfca.node.operate.commands import parse_settings
 
-    found = parse_settings(pairs or (), "--set")
+    settings = parse_settings(pairs or (), "--set")
     network = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if network:
-        found["network"] = {**found.get("network", {}), **network}
-    return found
+        settings["network"] = {**settings.get("network", {}), **network}
+    return settings

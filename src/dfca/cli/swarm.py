@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from dfca.swarm.run import Progress
 
 commands = typer.Typer()
-ROWS = 24
-"""A live table shows so many nodes."""
+ROWS = 24  # nodes in the live table
 STATES = {"done": "green", "training": "cyan", "waiting": "cyan", "down": "red", "starting": "yellow"}
 
 
@@ -34,11 +33,11 @@ def swarm(
     transport: Annotated[
         str, typer.Option(metavar="grpc|memory", help="Processes with mutual TLS, or tasks of one process.")
     ] = "grpc",
-    kill_every: Annotated[float | None, typer.Option(metavar="S", help="Kill -9 a node every so many seconds.")] = None,
+    kill_every: Annotated[float | None, typer.Option(metavar="S", help="Kill -9 a node every S seconds.")] = None,
     cut: Annotated[
-        float | None, typer.Option(metavar="S", help="Cut half of the links every so many seconds, for half the time.")
+        float | None, typer.Option(metavar="S", help="Cut half of the links every S seconds, for half the time.")
     ] = None,
-    limit: Annotated[float | None, typer.Option(metavar="S", help="Give up after so many seconds.")] = None,
+    limit: Annotated[float | None, typer.Option(metavar="S", help="Give up after S seconds.")] = None,
 ) -> None:
     """Run an experiment on real nodes: N processes on this machine, paired by invites, each with its client's samples.
 
@@ -96,21 +95,14 @@ def make_table(progress: "Progress") -> "Table":
     table = Table(title=", ".join(part for part in parts if part), title_justify="left", box=None)
     for name in ("node", "state", "round", "models", "cluster", "held-out %", "links", "sent", "lives", "last error"):
         table.add_column(name, justify="left" if name in ("node", "state", "last error") else "right")
-    for place, node in enumerate(progress.nodes[:ROWS]):
+    for i, node in enumerate(progress.nodes[:ROWS]):
         accuracy = "" if node.accuracy is None else f"{100 * node.accuracy:.1f}"
         cluster = "" if node.cluster is None else str(node.cluster)
         colour = STATES.get(node.state, "yellow")
+        state = f"[{colour}]{node.state}[/{colour}]"
         table.add_row(
-            f"{place:02d}",
-            f"[{colour}]{node.state}[/{colour}]",
-            f"{node.round}/{progress.rounds}",
-            str(node.clusters),
-            cluster,
-            accuracy,
-            str(node.links),
-            format_traffic(node.sent_bytes),
-            str(node.lives),
-            node.error[:60],
+            *(f"{i:02d}", state, f"{node.round}/{progress.rounds}", str(node.clusters), cluster, accuracy),
+            *(str(node.links), format_traffic(node.sent_bytes), str(node.lives), node.error[:60]),
         )
     if len(progress.nodes) > ROWS:
         table.caption = f"and {len(progress.nodes) - ROWS} more"

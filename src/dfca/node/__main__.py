@@ -1,7 +1,6 @@
 """`python -m dfca.node OPTIONS`: the process of a node, without what only the command line needs.
 
-`dfca node run` checks its options and settings and then becomes this process. typer, rich and pydantic would be 14 MB
-that a device keeps for years and never uses again.
+`dfca node run` checks its options and settings and then becomes this process: typer, rich and pydantic would add 14 MB.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from dfca.base.files import read_small
 
 
 def check_settings(folder: Path) -> dict[str, str]:
-    """Check the settings of a node and the facts of its swarm; returns the digests of the files that are right.
+    """Check the settings of a node and the facts of its swarm; return the digests of the valid files.
 
-    What is wrong with one is left to the node, which reads it again where its digest is missing or another one.
+    The node itself reads and checks a file whose digest is missing or different.
     """
     from dfca.node.task.config import FILE, Config
     from dfca.node.task.facts import FILE as FACTS
     from dfca.node.task.facts import LARGEST, Facts
     from dfca.node.task.sections import digest_of
 
-    found = {}
+    digests = {}
     for name, load in ((FILE, Config.load), (FACTS, Facts.load)):
         with suppress(DfcaError, OSError):
             digest = digest_of(read_small(folder / name, LARGEST))
             load(folder)
-            found[name] = digest
-    return found
+            digests[name] = digest
+    return digests
 
 
 def become_node(options: dict[str, object]) -> NoReturn:
@@ -41,14 +40,14 @@ def become_node(options: dict[str, object]) -> NoReturn:
     options = {**options, "checked": check_settings(Path(str(options["folder"])))}
     sys.stdout.flush()
     sys.stderr.flush()
-    # -P: nothing in the working directory takes the place of a library; `main` adds it for the user's own modules.
-    # no_debug_ranges: 1 MB of columns that only tracebacks would show.
+    # -P: nothing in the working directory shadows a library; `main` adds it for the user's own modules.
+    # no_debug_ranges: saves 1 MB of columns that only tracebacks show.
     flags = ["-P", "-X", "no_debug_ranges"]
     os.execv(sys.executable, [sys.executable, *flags, "-m", "dfca.node", json.dumps(options)])
 
 
 def main() -> None:
-    """Run a node, by options that `become_node` has handed over; errors are one sentence and a status."""
+    """Run a node with the options from `become_node`; an error is one sentence and a status."""
     options = json.loads(sys.argv[1])
     if not options["debug"]:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print beside our own sentence

@@ -1,4 +1,4 @@
-"""Hosts and addresses "host:port", and those by which others reach this device."""
+"""Hosts and addresses "host:port", and those at which others reach this device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 _TARGETS = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses for documentation: asking the system how it would reach them sends nothing."""
-MOST = 8
-"""Addresses that a device announces."""
+MOST = 8  # addresses that a device announces
 
 
 def own_addresses(config: Config, port: int) -> tuple[str, ...]:
-    """List the addresses by which others reach this device: as configured, else those of this machine."""
+    """List the addresses at which others reach this device: as configured, else those of this machine."""
     network = config.network
     if network.advertise:
         return network.advertise
@@ -40,11 +39,12 @@ def outgoing_hosts() -> list[str]:
 
 
 def _interfaces() -> list[str]:
-    """List the addresses of this machine's interfaces: for devices on a network without a route."""
+    """List the addresses of this machine's interfaces, for a network without a route."""
     import psutil
 
     families = {socket.AF_INET, socket.AF_INET6}
-    hosts = [one.address for interface in psutil.net_if_addrs().values() for one in interface if one.family in families]
+    interfaces = psutil.net_if_addrs().values()
+    hosts = [entry.address for interface in interfaces for entry in interface if entry.family in families]
     return [host for host in hosts if _is_for_others(host)][:MOST]
 
 

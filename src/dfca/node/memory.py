@@ -1,10 +1,10 @@
-"""A network inside one process: the transport for tests, ours and yours, and the clock that goes with it.
+"""A network inside one process and a virtual clock: the transport for tests, ours and yours.
 
     network = MemoryNetwork(edges)
     node = Node(peer, worker, network.transport(3))
 
-`cut` and `heal` break links and mend them; `lose` drops updates. Under `VirtualTimeLoop` time jumps from one timer to
-the next, so that an hour of waiting takes no time and every run is the same.
+`cut` and `heal` break and restore links; `lose` drops updates. Under `VirtualTimeLoop` time jumps from one timer to the
+next: an hour of waiting takes no time, and every run is the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from dfca.peer.records.messages import Update
 
 
 class MemoryNetwork:
-    """Links between nodes of one event loop. lose(sender, receiver): whether an update between them is lost.
-
-    pending: messages that have been sent and not been handled.
-    """
+    """Links between nodes of one event loop. lose(sender, receiver): whether an update between them is lost."""
 
     def __init__(
         self, edges: Iterable[tuple[int, int]], lose: Callable[[int, int], bool] = lambda sender, receiver: False
@@ -32,7 +29,7 @@ class MemoryNetwork:
         self._nodes: dict[int, TransportInputs] = {}
         self._epochs: dict[frozenset[int], int] = {}
         self._cut: set[frozenset[int]] = set()
-        self._pending = 0
+        self._pending = 0  # messages sent and not handled yet
         self._serial = 0
         self._waiting: dict[int, Callable[[], None]] = {}
         self._swept = False
@@ -42,20 +39,20 @@ class MemoryNetwork:
         return _MemoryTransport(self, node)
 
     def cut(self, one: int, other: int) -> None:
-        """Break a link, until it is healed."""
+        """Break a link."""
         link = frozenset((one, other))
         if link not in self._cut:
             self._cut.add(link)
             self._disconnect(link)
 
     def heal(self, one: int, other: int) -> None:
-        """Mend a link."""
+        """Restore a link."""
         link = frozenset((one, other))
         self._cut.discard(link)
         self._connect(link)
 
     def open(self, node: int, inputs: TransportInputs) -> None:
-        """Add a node: its links to those that are there come up."""
+        """Add a node; its links to nodes that are open come up."""
         self._nodes[node] = inputs
         for link in sorted(self.edges, key=sorted):
             if node in link:
@@ -78,7 +75,7 @@ class MemoryNetwork:
         asyncio.get_running_loop().call_soon(self._deliver, sender, receiver, epoch, message)
 
     def when_quiet(self, node: int, call: Callable[[], None]) -> None:
-        """Call back when no message waits any more, all nodes that asked for it in the order of their ids."""
+        """Call back when no message is pending, the nodes in order of their ids."""
         self._waiting[node] = call
         self._plan_sweep()
 
@@ -139,7 +136,7 @@ class _MemoryTransport:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer where nothing else is to be done."""
+    """An event loop whose time jumps to the next timer when it is idle."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -157,6 +154,6 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("nobody can go on: no message, no work and no timer is under way")
+            raise RuntimeError("all nodes are stuck: no message, work or timer is pending")
         self._loop.now += max(0.0, timeout)
         return super().select(0)

@@ -1,8 +1,8 @@
 """One node: drives a peer with a transport, a worker and a store, in an asyncio event loop.
 
-The node carries out what the peer wants, in the order that keeps it safe: what must be saved is saved before a message
-leaves (`saving`). Work runs in a thread, one job at a time; the event loop goes on serving messages. Every input of the
-peer passes through `_input`, where it can be recorded (`record`).
+The node carries out what the peer wants, in a safe order: a save is on the disk before a message leaves (`saving`).
+Work runs in a thread, one job at a time, beside the event loop. Every input of the peer passes through `_input`, where
+it can be recorded (`record`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
 from dfca.peer.state import Saved, State
 
 READ_LOOK_S = 0.01
-MOST_EARLY = 2000
-"""Inputs that are kept for a peer that has not begun."""
+MOST_EARLY = 2000  # inputs that are kept for a peer that has not begun
 
 
 class JobRunner(Protocol):
@@ -37,23 +36,22 @@ class JobRunner(Protocol):
 
 
 class InputRecorder(Protocol):
-    """Writes down what went into a peer and what left it: `node.disk.record.Recorder`."""
+    """Records the inputs and outputs of a peer: `node.disk.record.Recorder`."""
 
     def input(self, now: float, kind: str, *values: Any) -> None:
-        """Write down an input."""
+        """Record an input."""
 
     def output(self, ready: Ready, saved: Saved | None) -> None:
-        """Write down what left it after the last input."""
+        """Record what the peer returned after the last input."""
 
 
 class MemoryStore:
-    """Keeps the last save, for tests; what a device has on its disk."""
+    """Keeps the last save, for tests."""
 
     def __init__(self) -> None:
         self.saved: Saved | None = None
 
     def save(self, saved: Saved) -> None:
-        """Keep a save; it is durable when this returns."""
         self.saved = saved
 
 
@@ -80,8 +78,7 @@ class Node:
         self._disk: Executor | None = None if duration or store is None else OneThread("disk")
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: InputRecorder | None = None
-        self.linked: set[int] = set()
-        """The neighbours in reach, also while the peer has not begun."""
+        self.linked: set[int] = set()  # the neighbours in reach, also while the peer has not begun
         self._timer: asyncio.TimerHandle | None = None
         self._asked_for_quiet = False
         self._round_began = -math.inf
@@ -90,13 +87,12 @@ class Node:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: asyncio.Future[None] | None = None
-        self.failure: Exception | None = None
-        """What made the node unable to go on, also after its last round."""
+        self.failure: Exception | None = None  # what made the node unable to go on, also after its last round
 
     async def run(self, late: bool = False) -> None:
         """Run until all rounds are done, or until `stop`. Raises what a job or an input raised (`failure`).
 
-        Where all rounds are done the node goes on serving its neighbours until `stop`.
+        After the last round the node keeps serving its neighbours until `stop`.
         """
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
@@ -113,24 +109,24 @@ class Node:
         await self._done
 
     def open(self) -> None:
-        """Open the transport before `run`: what comes meanwhile is kept, and handed on when the peer has begun."""
+        """Open the transport before `run`; inputs are kept until the peer has begun."""
         self._opened = True
         self._transport.open(self)
 
     async def finish(self, timeout_s: float) -> bool:
-        """End with what the peer knows now: save it, wait for the disk at most for a time, then stop.
+        """Save what the peer knows now, wait for the disk at most `timeout_s`, then stop.
 
-        A round in progress is abandoned. Returns whether it is all on the disk.
+        A round in progress is abandoned. Returns whether everything is on the disk.
         """
         if isinstance(self.machine, Peer) and not self._stopped and not self._ending:
-            self._ending = True  # what comes now would ask for the next save
+            self._ending = True  # further inputs would ask for another save
             self.saving.put(self.machine.save(), ())
         saved = await self.saving.flush(timeout_s)
         self.stop()
         return saved
 
     def stop(self) -> None:
-        """End, with what was saved last."""
+        """End with the last save."""
         if self._stopped:
             return
         self._stopped = True
@@ -147,38 +143,35 @@ class Node:
             self._done.set_result(None)
 
     def rewire(self, neighbours: tuple[int, ...]) -> None:
-        """Take in that the graph around the node changed."""
-        if not self._stopped and isinstance(self.machine, Peer):
+        """Tell the peer that the graph around it changed."""
+        if isinstance(self.machine, Peer):
             self._input("rewire", neighbours)
 
     def limit_peers(self, most: int) -> None:
-        """Take in how many devices there are in the roster."""
-        if not self._stopped and isinstance(self.machine, Peer):
+        """Tell the peer how many devices the roster has."""
+        if isinstance(self.machine, Peer):
             self._input("limit_peers", most)
 
-    # What the transport calls.
+    # What the transport calls (`TransportInputs`).
 
     def connected(self, neighbour: int) -> None:
-        """A neighbour is in reach."""
         self.linked.add(neighbour)
         self.saving.forget(neighbour)
         self._input("connected", neighbour)
 
     def disconnected(self, neighbour: int) -> None:
-        """A neighbour is out of reach."""
         self.linked.discard(neighbour)
         self.saving.forget(neighbour)
         self._input("disconnected", neighbour)
 
     def received(self, sender: int, message: Any) -> None:
-        """A message has come."""
         self._input("receive", sender, message)
 
     def _keep_early(self, kind: str, values: tuple[Any, ...]) -> None:
-        """Keep an input for a peer that has not begun; where there are too many, all links begin anew."""
+        """Keep an input for a peer that has not begun; if there are too many, open all links anew."""
         self._early.append((kind, values))
         if len(self._early) > MOST_EARLY:
-            self._early = [each for each in self._early if each[0] == "rewire"][-1:]
+            self._early = [early for early in self._early if early[0] == "rewire"][-1:]
             self._transport.close()
             self._transport.open(self)
 
@@ -188,8 +181,8 @@ class Node:
         return asyncio.get_running_loop().time()
 
     def _input(self, kind: str, *values: Any, now: float | None = None) -> None:
-        """Hand the machine an input, and carry out what it wants then."""
-        if self._stopped or self._ending:  # a successor may speak for this participant
+        """Hand the machine an input and carry out what it then wants."""
+        if self._stopped or self._ending:  # a successor may already run
             return
         if self._done is None:
             self._keep_early(kind, values)
@@ -204,15 +197,15 @@ class Node:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End `run` with an error: who called would drop it, and the node would wait for ever."""
+        """End `run` with an error: the caller would drop it, and the node would wait for ever."""
         self.failure = self.failure or error
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
     def _carry_out(self) -> None:
         ready = self.machine.ready()
-        wanted = ready.save and self._store is not None and isinstance(self.machine, Peer)
-        saved = self.machine.save() if wanted and isinstance(self.machine, Peer) else None
+        is_kept = ready.save and self._store is not None
+        saved = self.machine.save() if is_kept and isinstance(self.machine, Peer) else None
         if self.record is not None:
             self.record.output(ready, saved)
         self.saving.put(saved, ready.messages)
@@ -227,7 +220,7 @@ class Node:
     def _begin(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(job, Draw):
-            self._finish_inline(job)  # takes no time, and nobody need see a peer that has not begun
+            self._finish_inline(job)  # takes no time
         elif self._duration is None:
             task = loop.create_task(self._compute(job))
             self._tasks.add(task)
@@ -247,7 +240,7 @@ class Node:
             if isinstance(job, Train | Rest):
                 await self._pause()
             if isinstance(job, LONG) and self.machine.job is not job:
-                return  # it was cancelled before it began
+                return  # cancelled before it began
             result = await loop.run_in_executor(self._executor, self._work.run, job, self.machine.bank)
         except Exception as error:
             self._fail(error)
@@ -263,7 +256,7 @@ class Node:
         self._round_began = self._now()
 
     async def _until_read(self) -> None:
-        """Wait a short time for the neighbours to read the last update, all but one of them."""
+        """Wait a short time until all neighbours but one have read the last update."""
         unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
         end = self._now() + self.pace.unread_s
         while unread is not None and unread() > 1 and self._now() < end and not self._stopped:

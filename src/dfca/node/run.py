@@ -25,21 +25,27 @@ def run_node(
     checked: Checked | None = None,
     leave: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the node of a folder until SIGINT or SIGTERM. Raises DfcaError where it cannot run.
+    """Run the node of a folder until SIGINT or SIGTERM; a second signal ends it at once.
 
-    A second signal does not wait for anything. with_parent: end, too, when the standard input is closed: its other end
-    belongs to the process that started this one, and is closed by the system however that one ends. checked: files of
-    the folder that were checked before. leave: called when everything is saved and closed.
+    Args:
+        path: The folder of the node.
+        options: What the command line decides.
+        with_parent: Also end when the standard input is closed: the system closes it when the parent process ends.
+        checked: Files of the folder that were checked before.
+        leave: Called when everything is saved and closed.
+
+    Raises:
+        DfcaError: If the node cannot run.
     """
     service = Service(NodeFolder.load(path, checked), options, make_grpc_transport)
     asyncio.run(_run(service, with_parent, leave))
     if _is_computing():
-        # A round in progress is abandoned. Its thread is inside torch, which must not find a dying interpreter.
+        # A round in progress is abandoned. Its thread is inside torch, which must not see a dying interpreter.
         leave_at_once()
 
 
 def leave_at_once() -> None:
-    """End the process without waiting for its threads: one was seen that had logged its end, and did not end."""
+    """End the process without waiting for its threads: one was seen to hang after it had logged its end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

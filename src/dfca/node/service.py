@@ -1,10 +1,10 @@
-"""A node as one process: everything is loaded and checked, the folder is locked, the doors are opened, the peer runs.
+"""A node as one process: load and check everything, lock the folder, start the servers, run the peer.
 
     service = Service(NodeFolder.load(path), ServiceOptions(), make_transport)
     await service.run()                # until `stop`, a signal that calls it, or an error
 
-The doors: the transport (neighbours), the control server (commands of this machine's user), metrics where they are
-asked for, and a pairing server while an invite is open.
+The servers: the transport (neighbours), control (commands of this machine's user), metrics if configured, and pairing
+while an invite is open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.record import Recorder
-from dfca.node.disk.saving import RETRY_S
+from dfca.node.disk.store import DiskStore
 from dfca.node.node import Node
 from dfca.node.operate.control import ControlServer
 from dfca.node.operate.logs import Log, open_log
@@ -48,16 +48,16 @@ from dfca.peer.peer import Peer
 TICK_S = 1.0
 STATUS_S = 15.0
 ADDRESSES_S = 30.0
-LEAST_ROUND_S = 0.05
-"""A node does at most 20 rounds a second: each costs its neighbours a message, and itself a write to the disk."""
-LINKS_S = 10
-"""How long a new swarm waits for its links before the first election."""
-END_S = 4.0
-"""How long the end may wait for the disk; the process ends within 10 s of a signal."""
+LEAST_ROUND_S = 0.05  # at most 20 rounds a second: each costs the neighbours a message and this node a write
+LINKS_S = 10  # how long a new swarm waits for its links before the first election
+END_S = 4.0  # how long the end may wait for the disk; the process ends within 10 s of a signal
+
+
+COMMANDS = ("status", "members", "stop", "invite", "joined", "remove", "block")  # served by the methods `_on_...`
 
 
 class ServiceTransport(Transport, Protocol):
-    """A transport with a life of its own: `node.net.transport.GrpcTransport`."""
+    """A transport that starts and stops by itself: `node.net.transport.GrpcTransport`."""
 
     on_neighbours: Callable[[tuple[int, ...]], None]
     on_devices: Callable[[int], None]
@@ -70,10 +70,8 @@ class ServiceTransport(Transport, Protocol):
         """End everything."""
 
     def status(self) -> dict[str, Any]:
-        """Describe the links: "refused" by reason, "neighbours" by device ID, those that are wanted included.
-
-        Of this life: "bytes_in" and "bytes_out" of all links, "silent_s" by device ID of whoever was heard.
-        """
+        """Describe the links: "refused" by reason, "neighbours" by device ID (also wanted ones), "bytes_in" and
+        "bytes_out" of all links since the start, "silent_s" by device ID."""
 
     def block(self, members: Collection[str], seconds: float) -> None:
         """Have no links with some members, by device ID, for some seconds."""
@@ -81,14 +79,13 @@ class ServiceTransport(Transport, Protocol):
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What the command line decides. record: where the peer's inputs are written down; until_done: end when all rounds
-    are done, instead of serving on; version: of this program, for its status."""
+    """What the command line decides."""
 
     log_format: Literal["human", "json"] | None = None
     log_stream: Any = None
-    record: Path | None = None
-    until_done: bool = False
-    version: str = ""
+    record: Path | None = None  # where the peer's inputs are recorded
+    until_done: bool = False  # end after the last round instead of serving neighbours
+    version: str = ""  # of this program, for the status
 
 
 class Service:
@@ -116,6 +113,7 @@ class Service:
         self._norm_of: tuple[int, float] = (-1, 0.0)
         self.port = 0
         self.addresses: tuple[str, ...] = ()
+        self.store: DiskStore
         self.node: Node
         self.work: LocalWork
         self.transport: ServiceTransport
@@ -123,7 +121,7 @@ class Service:
     # The life of a node.
 
     async def run(self) -> None:
-        """Run until `stop`. Raises DfcaError where it cannot begin or go on; everything is closed then."""
+        """Run until `stop`. Raises DfcaError if it cannot start or continue; everything is closed then."""
         self._stop = asyncio.Event()
         lock = self.folder.lock()
         try:
@@ -134,7 +132,7 @@ class Service:
             lock.release()
 
     def stop(self) -> None:
-        """End soon: the round in progress is abandoned, everything else is saved."""
+        """End soon: abandon the round in progress, save everything else."""
         if self._stop is not None:
             self._stop.set()
 
@@ -142,7 +140,7 @@ class Service:
         folder, config = self.folder, self.folder.config
         torch.set_num_threads(config.training.threads)
         self.work = make_work(folder)
-        store = folder.store()
+        store = self.store = folder.store()
         store.clean()
         saved = store.load()
         for warning in store.warnings:
@@ -159,7 +157,7 @@ class Service:
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
         limit = config.limits.write_bytes_per_day
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
-        pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S, budget=budget)
         self.node = Node(peer, self.work, self.transport, store, note=self.notes.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
@@ -169,7 +167,7 @@ class Service:
         self.transport.on_devices = self.node.limit_peers
         self.transport.reference_norm = self._norm
         self._announce()
-        control = ControlServer(folder.path, self._commands())
+        control = ControlServer(folder.path, {name: getattr(self, f"_on_{name}") for name in COMMANDS})
         await control.open()
         self._closers.append(control.close)
         if config.log.metrics_port is not None:
@@ -192,21 +190,19 @@ class Service:
         ticking = asyncio.create_task(self._tick())
         try:
             await asyncio.wait({running, stopping, ticking}, return_when=asyncio.FIRST_COMPLETED)
-            if ticking.done():
-                ticking.result()
-            if running.done():
+            if running.done() and not ticking.done():
                 running.result()
                 if not self.options.until_done:
                     await asyncio.wait({stopping, ticking}, return_when=asyncio.FIRST_COMPLETED)
-                    if ticking.done():
-                        ticking.result()
+            if ticking.done():  # it ends by an error only
+                ticking.result()
         finally:
             for task in (running, stopping, ticking):
                 task.cancel()
             await asyncio.gather(running, stopping, ticking, return_exceptions=True)
 
     async def _run_node(self) -> None:
-        """Run the node; without models, once enough members have been seen to run, and its links are up."""
+        """Run the node. Without models, first wait until enough members run and the links are up."""
         wanted = self.folder.facts.starts_with
         fresh = self.node.machine.bank is None and wanted > 1
         if fresh:
@@ -220,19 +216,19 @@ class Service:
             self._waits = ""
             for _ in range(LINKS_S):
                 links = self.transport.status()["neighbours"].values()
-                if links and all(each["state"] == "up" for each in links):
+                if links and all(link["state"] == "up" for link in links):
                     break
                 await asyncio.sleep(TICK_S)
         await self.node.run(late=not fresh)
 
     def _seen_running(self) -> set[str]:
-        """Return the members that have said where they are reached, or have a link with this node."""
+        """Return the members that have announced an address or have a link with this node."""
         roster = self.folder.roster
         linked = {member.id for number in self.node.linked if (member := roster.by_number(number)) is not None}
         return linked.union(roster.announced())
 
     async def _close(self) -> None:
-        """Close everything, the last first, each within its time; the state goes to the disk before the links go."""
+        """Close everything in reverse order, each within a time limit; save the state before the links go down."""
         if hasattr(self, "node"):
             with suppress(Exception):
                 save_status(self.folder.path, {**self.status(), "running": False})
@@ -255,13 +251,13 @@ class Service:
         self.log.close()
 
     async def _tick(self) -> None:
-        """See to what changes slowly: the roster, addresses, problems; raises where the node cannot go on."""
+        """Look after what changes slowly: roster, addresses, problems. Raises if the node cannot continue."""
         status_at, addresses_at = -math.inf, time.monotonic()
         while True:
             self._check_member()
             if self.node.failure is not None:
                 raise self.node.failure
-            self._watch("roster", self._save_roster)
+            self._watch("roster", self.folder.save_roster)
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
             self._check_fit()
@@ -275,15 +271,12 @@ class Service:
             await asyncio.sleep(TICK_S)
 
     def _check_member(self) -> None:
-        """End the node where its device was removed; its last status says so."""
+        """End the node if its device was removed; its last status says so."""
         try:
             self.folder.check_member()
         except ConfigError as error:
             self._report("member", str(error))
             raise
-
-    def _save_roster(self) -> None:
-        self.folder.save_roster()
 
     def _watch(self, what: str, act: Callable[[], None]) -> None:
         """Do something that may fail without ending the node."""
@@ -295,7 +288,7 @@ class Service:
             self._report(what, None)
 
     def _check_fit(self) -> None:
-        """Look whether the swarm's models fit; a loss that has only changed is not logged again."""
+        """Check whether the swarm's models fit; a known problem whose loss changed is not logged again."""
         known, members = "fit" in self._problems, len(self.folder.roster.members())
         problem = describe_misfit(tuple(self.work.recent_losses), self.folder.facts, members, known)
         if known and problem is not None:
@@ -304,7 +297,7 @@ class Service:
             self._report("fit", problem)
 
     def _report(self, what: str, problem: str | None) -> None:
-        """Log a problem when it comes, and when it goes."""
+        """Log a problem when it appears and when it is solved."""
         before = self._problems.get(what)
         if problem is None:
             if self._problems.pop(what, None) is not None:
@@ -339,12 +332,12 @@ class Service:
         folder, node = self.folder, self.node
         names = {member.number: member.name for member in folder.roster.members().values()}
         net = self.transport.status()
-        links = {peer_number(id): {"id": id, **each} for id, each in net["neighbours"].items()}
+        links = {peer_number(id): {"id": id, **link} for id, link in net["neighbours"].items()}
         refused = Counter({**node.machine.refused}) + Counter(net["refused"])
         refused.update({f"roster: {reason}": count for reason, count in folder.roster.refused.items()})
         if self._pairing is not None:
             refused.update({f"pairing: {reason}": count for reason, count in self._pairing.refused.items()})
-        store = node.saving.store
+        saves = {"count": self.store.saves, "bytes": self.store.written_bytes, "seconds": self.store.seconds}
         return {
             "running": True,
             "version": self.options.version,
@@ -363,11 +356,7 @@ class Service:
             "bytes_in": net["bytes_in"],
             "bytes_out": net["bytes_out"],
             "refused": dict(refused),
-            "saves": {
-                "count": getattr(store, "saves", 0),
-                "bytes": getattr(store, "written_bytes", 0),
-                "seconds": getattr(store, "seconds", 0.0),
-            },
+            "saves": saves,
             "problems": list(self._problems.values()),
             "last_error": self.log.last_error,
         }
@@ -380,31 +369,18 @@ class Service:
 
         return lambda: asyncio.run_coroutine_threadsafe(ask(), loop).result(5.0)
 
-    def _commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {
-            "status": self._on_status,
-            "members": self._on_members,
-            "stop": self._on_stop,
-            "invite": self._on_invite,
-            "joined": self._on_joined,
-            "remove": self._on_remove,
-            "block": self._on_block,
-        }
-
     async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
         return self.status()
 
     async def _on_members(self, request: dict[str, Any]) -> dict[str, Any]:
-        net = self.transport.status()
-        own = self.folder.identity.id
-        return {"members": describe_members(self.folder.roster, own, net["neighbours"], net["silent_s"])}
+        net, folder = self.transport.status(), self.folder
+        return {"members": describe_members(folder.roster, folder.identity.id, net["neighbours"], net["silent_s"])}
 
     async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self.stop()
         return {"name": self.folder.config.name, "pid": os.getpid(), "round": self.node.machine.round}
 
     async def _on_invite(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Open an invite for one device."""
         from dfca.node.trust.invite import LIFETIME_S
         from dfca.node.trust.pairing import PairingServer, PairingSettings
 
@@ -428,27 +404,26 @@ class Service:
         self.log.info(
             f"{member.name} ({short(member.id)}) has joined; the code on both screens is {code}", event="joined"
         )
-        self._watch("roster", self._save_roster)
+        self._watch("roster", self.folder.save_roster)
 
     async def _on_joined(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Say who has joined since, and whether an invite is still open."""
+        """Return who has joined since the last question, and whether an invite is still open."""
         since = max(0, int(request.get("since") or 0))
         return {"joined": self._joined[since:], "open": bool(self._pairing and self._pairing.invites)}
 
     async def _on_remove(self, request: dict[str, Any]) -> dict[str, Any]:
-        name = remove_member(self.folder, str(request.get("member")))
-        return {"removed": name}
+        return {"removed": remove_member(self.folder, str(request.get("member")))}
 
     async def _on_block(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Have no links with some members for a time: for experiments."""
-        names, seconds = request.get("members") or (), float(request.get("seconds") or 0.0)
-        found = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
-        self.transport.block(found, seconds)
-        return {"blocked": len(found)}
+        """Keep some members out for a time: for experiments."""
+        names = request.get("members") or ()
+        blocked = [member.id for name in names if (member := self.folder.roster.by_name(str(name))) is not None]
+        self.transport.block(blocked, float(request.get("seconds") or 0.0))
+        return {"blocked": len(blocked)}
 
 
 def make_work(folder: NodeFolder) -> LocalWork:
-    """Read the data of a device and build its model. Raises DfcaError where they do not fit."""
+    """Read the data of a device and build its model. Raises DfcaError if they do not fit."""
     config, facts = folder.config, folder.facts
     device = find_device(config.training.device, "training.device", 'set "cpu" or "auto"')
     model = build(facts, config.training.factory)
@@ -461,7 +436,7 @@ def make_work(folder: NodeFolder) -> LocalWork:
         if not len(train[1]):
             raise DataError(f"{config.data.path} has no samples to train with")
         client = facts.client(folder.identity.number, 0, train, model)
-        aside = None if facts.rounds else held_out  # without a last round nothing of the others is ever released
+        aside = None if facts.rounds else held_out  # without a last round, held-out samples are never released
         return WorkSamples(client, len(held_out[1]), lambda bank: evaluate(model, bank, train, held_out), aside)
 
     def refresh() -> WorkSamples | None:
@@ -483,7 +458,7 @@ def remove_member(folder: NodeFolder, name: str) -> str:
     """Remove a member by name or ID, for ever; the roster is saved. Returns its name."""
     member = folder.roster.by_name(name)
     if member is None:
-        known = ", ".join(sorted(each.name for each in folder.roster.members().values()))
+        known = ", ".join(sorted(other.name for other in folder.roster.members().values()))
         raise ConfigError(f'"{name}" is not a member of the swarm; members: {known}')
     folder.roster.remove(folder.identity, member.id)
     folder.save_roster()

@@ -1,4 +1,4 @@
-"""What goes wrong in a swarm on request: nodes that are killed, links that are cut; when and whom, by the seed."""
+"""Faults of a swarm on request: nodes are killed and links cut, drawn by the seed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from random import Random
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """kill_every_s: between two kills; cut_every_s: between two cuts of half the links, each as long as the time
-    between it and the next. None: never. seed: draws whom.
-    """
+    """Which faults happen how often."""
 
-    kill_every_s: float | None = None
-    cut_every_s: float | None = None
+    kill_every_s: float | None = None  # seconds between two kills; None: never
+    cut_every_s: float | None = None  # seconds between two cuts of half the links; None: never
     seed: int = 0
 
 
@@ -31,7 +29,7 @@ class FaultPlan:
         self.cuts = 0
 
     def victim(self, now_s: float) -> int | None:
-        """Return whom to kill now; None: nobody."""
+        """Return which node to kill now, or None."""
         if self._next_kill is None or now_s < self._next_kill:
             return None
         assert self.options.kill_every_s is not None
@@ -40,7 +38,7 @@ class FaultPlan:
         return self._random.randrange(self._clients)
 
     def links(self, now_s: float) -> list[tuple[int, int]] | None:
-        """Return which links to cut now, for half of the time until the next cut; None: it is not time."""
+        """Return which links to cut now, for half of the time until the next cut, or None."""
         if self._next_cut is None or now_s < self._next_cut:
             return None
         assert self.options.cut_every_s is not None

@@ -1,4 +1,4 @@
-"""What runs the nodes of a swarm: processes on the loopback, or tasks of this process (`swarm.processes`, `memory`)."""
+"""The nodes of a swarm, as processes (`swarm.processes`) or as tasks of this process (`swarm.memory`)."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from typing import NamedTuple, Protocol
 
 
 class NodeStatus(NamedTuple):
-    """What a node says of itself. links: neighbours in reach; lives: how often it was started; error: its last one;
-    staleness: the mean age of the models that it folds, in updates."""
+    """What a node reports about itself."""
 
     state: str = "starting"
     round: int = 0
     clusters: int = 0
     cluster: int | None = None
     accuracy: float | None = None
-    links: int = 0
+    links: int = 0  # neighbours in reach
     sent_bytes: int = 0
     refused: int = 0
-    lives: int = 1
-    error: str = ""
-    staleness: float | None = None
+    lives: int = 1  # how often it was started
+    error: str = ""  # the last one
+    staleness: float | None = None  # mean age of the models that it folds, in updates
 
 
 class Fleet(Protocol):
     """The nodes of a swarm."""
 
     async def start(self) -> None:
-        """Make all members of one swarm, and start them."""
+        """Make all members of a swarm and start them."""
 
     async def status(self) -> list[NodeStatus]:
-        """Ask every node how it is; one that does not answer is "down"."""
+        """Return the status of every node; one that does not answer is "down"."""
 
     async def kill(self, client: int) -> None:
         """Kill a node (kill -9), and start it again."""

@@ -1,4 +1,4 @@
-"""The nodes of a swarm as tasks of this process, over the network in memory: the same peers, workers and stores."""
+"""The nodes of a swarm as tasks of this process, linked by the memory transport: same peers, workers and stores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.plan import SwarmPlan
 
 STOP_S = 10.0
-NOBODY = "a" * 52
-"""The founder of a swarm without devices."""
+NOBODY = "a" * 52  # the founder of a swarm without devices
 
 
 class MemoryFleet:
@@ -36,31 +35,27 @@ class MemoryFleet:
         self._healing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start everybody."""
         for i in range(self.plan.setting.clients):
             self._start(i)
 
     async def status(self) -> list[NodeStatus]:
-        """Look at every node. Raises what a job of one has raised."""
+        """Return the status of every node. Raises what a job of one has raised."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
-        found = []
-        for i, node in sorted(self._nodes.items()):
-            peer = node.machine
-            clusters = 0 if peer.bank is None else len(peer.bank)
-            found.append(
-                NodeStatus(
-                    state=peer.state.value,
-                    round=peer.round,
-                    clusters=clusters,
-                    cluster=peer.assignment,
-                    links=len(peer.links),
-                    refused=sum(peer.refused.values()),
-                    lives=self._lives[i],
-                )
-            )
-        return found
+        return [self._status(i) for i in sorted(self._nodes)]
+
+    def _status(self, client: int) -> NodeStatus:
+        peer = self._nodes[client].machine
+        return NodeStatus(
+            state=peer.state.value,
+            round=peer.round,
+            clusters=0 if peer.bank is None else len(peer.bank),
+            cluster=peer.assignment,
+            links=len(peer.links),
+            refused=sum(peer.refused.values()),
+            lives=self._lives[client],
+        )
 
     async def kill(self, client: int) -> None:
         """End a node without a last save, and start it again from its disk."""
@@ -69,7 +64,6 @@ class MemoryFleet:
         self._start(client)
 
     async def cut(self, links: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Cut links, and heal them after some seconds."""
         for one, other in links:
             self._network.cut(one, other)
 
@@ -83,13 +77,12 @@ class MemoryFleet:
         task.add_done_callback(self._healing.discard)
 
     async def stop(self) -> None:
-        """End everybody, with what they know on the disk."""
         for task in self._healing:
             task.cancel()
         for node in self._nodes.values():
             await node.finish(10.0)
         for thread in threading.enumerate():
-            if thread.name in WORK_THREADS:  # it may be inside torch, which must not find a dying interpreter
+            if thread.name in WORK_THREADS:  # it may be inside torch, which must not see a dying interpreter
                 await asyncio.to_thread(thread.join, STOP_S)
 
     def _start(self, client: int) -> None:

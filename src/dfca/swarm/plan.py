@@ -1,10 +1,10 @@
-"""What a swarm is made of: one folder per node with its own samples, and the facts that all of them share.
+"""The plan of a swarm: one folder per node with its own samples, and the facts that all nodes share.
 
     OUT/                     a run folder, like a simulation's
     OUT/nodes/node-00/       node.toml, key, certificate, roster, state, log: what a device has
     OUT/samples/node-00/     train.npz, test.npz: the samples of client 0
 
-Nothing else crosses from one node to another but what nodes send each other.
+Nodes share nothing but what they send each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dfca.sim.shards import Alone
 
 @dataclass(frozen=True)
 class SwarmPlan:
-    """One trial as a swarm: its experiment with so many clients, its setting, and where it lives."""
+    """One trial as a swarm: its experiment, its setting, and its run folder."""
 
     experiment: Experiment
     trial: Trial
@@ -107,7 +107,7 @@ class SwarmPlan:
 
 
 def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> SwarmPlan:
-    """Lay out an experiment's first algorithm and seed over so many nodes.
+    """Plan an experiment's first algorithm and seed on `nodes` nodes.
 
     Raises ConfigError for what nodes cannot run: a sweep, virtual time, an algorithm with a server, drift.
     """

@@ -1,6 +1,6 @@
 """The nodes of a swarm as processes of this machine: `dfca node run`, with mutual TLS on the loopback.
 
-The members are paired as devices are: the first founds the swarm and runs; each of the others joins by an invite of it.
+Members are paired like devices: the first founds the swarm and runs; the others join by its invites.
 """
 
 from __future__ import annotations
@@ -26,23 +26,19 @@ from dfca.node.trust.roster import Roster
 from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.plan import SwarmPlan
 
-START_S = 120.0
-"""How long a node may take until it answers; many start at the same time."""
+START_S = 120.0  # how long a node may take until it answers; many start at the same time
 STOP_S = 30.0
 LAST_LINES = 3
 
 
 @dataclass
 class NodeProcess:
-    """One node: its folder, and the process that runs it. lives: how often it was started.
-
-    parent_pipe: a pipe whose other end only this process holds: the node ends when that is closed, also by SIGKILL.
-    """
+    """One node: its folder, and the process that runs it."""
 
     folder: Path
-    parent_pipe: int | None = None
+    parent_pipe: int | None = None  # the node ends when this process, which holds the other end, ends
     process: subprocess.Popen[bytes] | None = None
-    lives: int = 0
+    lives: int = 0  # how often it was started
     last: NodeStatus = field(default_factory=NodeStatus)
 
     def start(self) -> None:
@@ -56,23 +52,23 @@ class NodeProcess:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the swarm, which ends its nodes in order
+                start_new_session=True,  # Ctrl-C goes to the swarm, which ends its nodes in order
             )
         self.lives += 1
 
     def check(self) -> None:
-        """Raise RunError, with the last lines that it wrote, where the process has ended by itself."""
+        """Raise RunError with the last lines of output if the process has ended by itself."""
         if self.process is not None and self.process.poll() not in (None, 0, -signal.SIGKILL):
             lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
             raise RunError(f"{self.folder.name} ended with status {self.process.returncode}: {' / '.join(lines)}")
 
     def ask(self) -> NodeStatus:
-        """Ask the node how it is."""
+        """Return the status of the node."""
         try:
-            found = call(self.folder, "status", timeout_s=5.0)
+            answer = call(self.folder, "status", timeout_s=5.0)
         except DfcaError as error:
             return self.last._replace(state="down", lives=self.lives, error=str(error))
-        self.last = _status(found)._replace(lives=self.lives)
+        self.last = _status(answer)._replace(lives=self.lives)
         return self.last
 
     def kill(self) -> None:
@@ -96,7 +92,7 @@ class ProcessFleet:
         self.nodes = [NodeProcess(plan.folder(i)) for i in range(plan.setting.clients)]
 
     async def start(self) -> None:
-        """Found the swarm, pair all others with its founder, and start everybody."""
+        """Found the swarm, pair all others with its founder, and start all nodes."""
         founder, *others = range(len(self.nodes))
         self._pipe = os.pipe()
         for node in self.nodes:
@@ -111,29 +107,28 @@ class ProcessFleet:
             await self._wait_for(i)
 
     async def status(self) -> list[NodeStatus]:
-        """Ask every node how it is. Raises RunError for one that has ended by itself."""
+        """Return the status of every node. Raises RunError for one that has ended by itself."""
         for node in self.nodes:
             node.check()
         return list(await asyncio.gather(*(asyncio.to_thread(node.ask) for node in self.nodes)))
 
     async def kill(self, client: int) -> None:
-        """Kill a node by SIGKILL, and start it again."""
         node = self.nodes[client]
         await asyncio.to_thread(node.kill)
         node.start()
 
     async def cut(self, links: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Tell both ends of each link to refuse the other one for some seconds."""
+        """Tell both ends of every link to refuse each other for some seconds."""
         for i, node in enumerate(self.nodes):
             others = [self.plan.names[k if j == i else j] for j, k in links if i in (j, k)]
             if others:
                 try:
                     await asyncio.to_thread(call, node.folder, "block", members=others, seconds=seconds)
                 except DfcaError:
-                    continue  # it was killed a moment ago: its links are down anyway
+                    continue  # it was just killed: its links are down anyway
 
     async def stop(self) -> None:
-        """End all nodes; those that do not end in time, or before this is cancelled, are killed. Raises RunError."""
+        """End all nodes; kill those that do not end in time, or when this is cancelled. Raises RunError."""
         for node in self.nodes:
             node.terminate()
         try:
@@ -168,7 +163,6 @@ class ProcessFleet:
         node_folder.write(path, self.plan.node_config(client), facts, roster)
 
     async def _pair(self, client: int, inviter: int) -> None:
-        """Join by an invite, as a device does."""
         answer = await asyncio.to_thread(call, self.nodes[inviter].folder, "invite")
         path = self._prepare(client)
         identity = Identity.create(path)
@@ -183,7 +177,6 @@ class ProcessFleet:
         return path
 
     async def _wait_for(self, client: int) -> None:
-        """Wait until a node answers."""
         node, end = self.nodes[client], time.monotonic() + START_S
         while (await asyncio.to_thread(node.ask)).state == "down":
             node.check()
@@ -192,18 +185,16 @@ class ProcessFleet:
             await asyncio.sleep(0.2)
 
 
-def _status(found: dict[str, Any]) -> NodeStatus:
-    """Read what a node says of itself."""
-    error = found.get("last_error") or {}
+def _status(answer: dict[str, Any]) -> NodeStatus:
     return NodeStatus(
-        state=str(found.get("state")),
-        round=int(found.get("round") or 0),
-        clusters=int(found.get("clusters") or 0),
-        cluster=found.get("cluster"),
-        accuracy=found.get("accuracy"),
-        links=sum(each.get("state") == "connected" for each in found.get("neighbours") or ()),
-        sent_bytes=int(found.get("bytes_out") or 0),
-        refused=sum((found.get("refused") or {}).values()),
-        error=str(error.get("text", "")) if isinstance(error, dict) else str(error),
-        staleness=found.get("staleness"),
+        state=str(answer.get("state")),
+        round=int(answer.get("round") or 0),
+        clusters=int(answer.get("clusters") or 0),
+        cluster=answer.get("cluster"),
+        accuracy=answer.get("accuracy"),
+        links=sum(neighbour.get("state") == "up" for neighbour in answer.get("neighbours") or ()),
+        sent_bytes=int(answer.get("bytes_out") or 0),
+        refused=sum((answer.get("refused") or {}).values()),
+        error=str((answer.get("last_error") or {}).get("text", "")),
+        staleness=answer.get("staleness"),
     )

@@ -1,9 +1,9 @@
-"""Run a swarm: start its nodes, watch them, do to them what was asked for, and leave a run folder like a simulation's.
+"""Run a swarm: start its nodes, watch them, inject faults, and write a run folder like a simulation's.
 
-plan        who holds what; the facts of the swarm
+plan        the samples of every node, the facts of the swarm
 fleet       starts, asks, kills and stops nodes (`processes` or `memory`)
-scores      the saves of all nodes, scored by the one evaluator
-faults      whom to kill and which links to cut
+scores      the saves of all nodes, scored like a simulation
+faults      which nodes to kill and which links to cut
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ SCORE_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class SwarmOptions:
-    """How a swarm is run. limit_s: it is an error if it takes longer; None: no limit."""
+    """How a swarm is run."""
 
     nodes: int
     transport: Literal["grpc", "memory"] = "grpc"
     faults: FaultOptions = field(default_factory=FaultOptions)
-    limit_s: float | None = None
+    limit_s: float | None = None  # taking longer is an error; None: no limit
 
 
 @dataclass
 class Progress:
-    """What a live table shows: how long it runs, every node, the newest metrics, what was done to it."""
+    """What a live table shows."""
 
     elapsed_s: float
     rounds: int
     nodes: list[NodeStatus]
-    row: dict[str, Any] | None
+    row: dict[str, Any] | None  # the newest metrics
     kills: int
     cuts: int
 
@@ -93,14 +93,13 @@ def run_swarm(
 
 
 async def _until_signal(run: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
-    """Run a swarm; SIGINT and SIGTERM end its nodes. Returns None after a signal; a second one kills the nodes."""
+    """Run a swarm. SIGINT or SIGTERM ends its nodes, and this returns None; a second signal kills them."""
     loop, task, signals = asyncio.get_running_loop(), asyncio.ensure_future(run), []
 
     def end(number: int) -> None:
         signals.append(number)
         task.cancel()
 
-    # Only the main thread may handle signals; elsewhere they stay what they are.
     if threading.current_thread() is threading.main_thread():
         for number in StopSignal.SIGNALS:
             loop.add_signal_handler(number, end, number)
@@ -143,18 +142,16 @@ class _Run:
         sink: RunSink,
         show: Callable[[Progress], None],
     ) -> None:
-        self.plan, self.fleet, self.options, self.folder, self.sink, self.show = (
-            plan, fleet, options, folder, sink, show,
-        )  # fmt: skip
+        self.plan, self.fleet, self.options = plan, fleet, options
+        self.folder, self.sink, self.show = folder, sink, show
         self.faults = FaultPlan(options.faults, plan.setting.clients, list(plan.setting.graph.edges))
         self.scorer = Scorer(plan)
         self.row: dict[str, Any] | None = None
-        self._finished: set[int] = set()
-        """The nodes that have been seen to have done their rounds: who is killed after that has done them still."""
+        self._finished: set[int] = set()  # nodes that have done their rounds, also if they were killed since
         self.began = self._scored_s = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """Run it; returns the row of the finished trial."""
+        """Run the swarm; returns the row of the finished trial."""
         try:
             await self.fleet.start()
             self.began = time.monotonic()
@@ -188,7 +185,6 @@ class _Run:
             await asyncio.sleep(POLL_S)
 
     async def _disturb(self, now: float) -> None:
-        """Kill and cut, as it is time."""
         victim = self.faults.victim(now)
         if victim is not None:
             await self.fleet.kill(victim)
@@ -210,7 +206,7 @@ class _Run:
         self.sink.finish_round(self.plan.trial, row["round"], EvaluationRow.of(row))
 
     def _check(self, snapshot: Snapshot) -> None:
-        """Raise RunError where a node ended without models, or before its last round."""
+        """Raise RunError if a node ended without models or before its last round."""
         rounds = self.plan.trial.point.config.rounds
         for i, saved in enumerate(snapshot.saves):
             name = self.plan.names[i]
@@ -220,15 +216,16 @@ class _Run:
                 raise RunError(f"{name} ended in round {saved.round} of {rounds}; see {self.plan.folder(i)}")
 
     def _finish(self, snapshot: Snapshot, nodes: list[NodeStatus], seconds: float) -> dict[str, Any]:
-        """Write who did what, and make the row of the trial."""
+        """Write nodes.json and make the row of the trial."""
         assert self.row is not None
         trial, config = self.plan.trial, self.plan.trial.point.config
         members = [dict(node._asdict(), name=name) for name, node in zip(self.plan.names, nodes, strict=True)]
         atomic_write(self.plan.out / "nodes.json", json.dumps(members, indent=1) + "\n")
-        row = (
-            trial.head | {"digest": trial.point.digest} | {key: self.row[key] for key in IN_SUMMARY if key in self.row}
-        )
-        return row | {
+        scores = {key: self.row[key] for key in IN_SUMMARY if key in self.row}
+        return {
+            **trial.head,
+            "digest": trial.point.digest,
+            **scores,
             "clusters": config.distributions,
             "rounds": config.rounds,
             "seconds": round(seconds, 3),
@@ -243,7 +240,6 @@ class _Run:
 
 
 def _who(plan: SwarmPlan, nodes: list[NodeStatus]) -> str:
-    """Say who is not done, in a few words."""
     late = [
         f"{name} is {node.state} in round {node.round}{f' ({node.error})' if node.error else ''}"
         for name, node in zip(plan.names, nodes, strict=True)

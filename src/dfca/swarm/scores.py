@@ -1,4 +1,4 @@
-"""What a swarm has learned so far: the saves of its nodes, scored by the one evaluator."""
+"""What a swarm has learned so far: the saves of its nodes, scored like a simulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfca.swarm.plan import SwarmPlan
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The saves of all nodes at some moment, by client; None for a node that has none."""
+    """The saves of all nodes, by client; None for a node without one."""
 
     saves: list[Saved | None]
 
@@ -41,12 +41,12 @@ class Snapshot:
 
     @property
     def lineages(self) -> int:
-        """How many lineages there are among those that hold models."""
+        """The number of lineages among the nodes that hold models."""
         return len({self.saves[i].lineage for i in self.holding})  # type: ignore[union-attr]
 
 
 def take(plan: SwarmPlan) -> Snapshot:
-    """Read the newest whole save of every node from its disk."""
+    """Read the newest valid save of every node."""
     return Snapshot([DiskStore(plan.folder(i) / "state").load() for i in range(plan.setting.clients)])
 
 
@@ -59,10 +59,10 @@ class Scorer:
         self._evaluator, self._last_step = Evaluator(start), LastStep(start, plan.setting.rounds)
 
     def row(self, snapshot: Snapshot, time_s: float) -> dict[str, Any] | None:
-        """Return the metrics of a snapshot; None where nobody holds models yet.
+        """Return the metrics of a snapshot, or None if no node holds models yet.
 
-        Nodes that hold fewer models than others, in the middle of an election, count with those that they have: the
-        missing ones are the first model again, which changes no choice.
+        A node that holds fewer models than others (during an election) is filled up with copies of its first model,
+        which changes no choice.
         """
         holding = snapshot.holding
         if not holding:

@@ -1,9 +1,9 @@
-"""The folder of a node: everything that it is, has and knows.
+"""The folder of a node.
 
 node.toml                  its settings                  facts.json    what its swarm shares
 key.pem, certificate.pem   who it is                     roster.json   who belongs to the swarm
 state/                     its models (`store`)          partial/      models on their way here
-control.json               how to reach it while it runs status.json   its state when it was last seen
+control.json               how to reach it while it runs status.json   its last status
 node.log                   what it did                   lock          held while it runs
 """
 
@@ -29,13 +29,12 @@ from dfca.node.trust.roster import Roster
 
 FACTS = "facts.json"
 ROSTER = "roster.json"
-Checked = Mapping[str, str]
-"""The names of files and the SHA-256 of what was checked of them."""
+Checked = Mapping[str, str]  # the names of files and the SHA-256 of what was checked of them
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """A node's folder, read and checked: its parts fit each other."""
+    """A node's folder, read and checked."""
 
     path: Path
     config: Config
@@ -45,7 +44,7 @@ class NodeFolder:
 
     @classmethod
     def load(cls, path: Path, checked: Checked | None = None) -> NodeFolder:
-        """Read a folder. Raises DfcaError with a sentence where something is missing, damaged, or does not fit.
+        """Read a folder. Raises DfcaError if something is missing, damaged, or does not fit.
 
         checked: the files whose content was checked before.
         """
@@ -57,12 +56,12 @@ class NodeFolder:
                 f"{FACTS} and {ROSTER} in {path} are of two swarms ({short(facts.swarm_id)}, {short(roster.swarm)}); "
                 "restore both from the same copy, or pair this device again in an empty folder"
             )
-        found = cls(path, config, identity, facts, roster)
-        found.check_member()
-        return found
+        folder = cls(path, config, identity, facts, roster)
+        folder.check_member()
+        return folder
 
     def check_member(self) -> None:
-        """Refuse to go on where this device does not belong to the swarm (any more)."""
+        """Raise ConfigError if this device is not a member of the swarm (any more)."""
         if self.roster.member(self.identity.id) is not None:
             return
         if self.roster.is_removed(self.identity.id):
@@ -80,12 +79,12 @@ class NodeFolder:
         return DiskStore(self.path / STATE)
 
     def save_roster(self) -> None:
-        """Write the roster where it has changed."""
+        """Write the roster if it has changed."""
         if self.roster.changed:
             self.roster.save(self.path / ROSTER)
 
     def lock(self) -> FileLock:
-        """Take the folder for this process. Raises RunError where another one has it."""
+        """Take the folder for this process. Raises RunError if another one has it."""
         lock = FileLock(self.path / LOCK)
         try:
             lock.acquire(timeout=0)
@@ -106,7 +105,7 @@ class InUse(RunError):
 
 
 def prepare(path: Path) -> None:
-    """Make the folder of a new node, readable by its owner only. Raises ConfigError where there is something in it."""
+    """Make the folder of a new node, readable by its owner only. Raises ConfigError if it is not empty."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = {entry.name for entry in os.scandir(path)}
@@ -119,7 +118,7 @@ def prepare(path: Path) -> None:
 
 
 def write(path: Path, config: Config, facts: Facts, roster: Roster) -> None:
-    """Write a new node; its settings come last, so that a folder with them is whole."""
+    """Write a new node; its settings come last, so that a folder with settings is complete."""
     atomic_write(path / FACTS, facts.to_bytes())
     roster.save(path / ROSTER)
     config.save(path)

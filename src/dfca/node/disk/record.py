@@ -1,9 +1,9 @@
-"""What went into one peer, as a file: with it, the peer of a device can be replayed elsewhere, bit by bit.
+"""The inputs of one peer as a file, from which the peer of a device can be replayed elsewhere, bit by bit.
 
-A file is a row of blocks: a length, JSON, and the bytes of the tensors that the JSON names. The first block holds the
-peer's options, its incarnation and the save that it began with. Every other one holds an input (time, kind, values),
-or, after an input that asked for a save, a digest of that save: what a replay is compared with. Recording ends when the
-file has reached its limit; a block that a crash cut off is passed over.
+A file is a sequence of blocks: a length, JSON, and the bytes of the tensors that the JSON names. The first block holds
+the peer's options, incarnation and initial save. Every other block holds an input (time, kind, values), or the digest
+of the save after an input, which a replay is compared with. Recording ends at a size limit; an incomplete last block is
+ignored.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ FORM = 1
 
 @dataclass(frozen=True)
 class Recording:
-    """A file, read. inputs: (time, kind, *values), where a finished job is its number among all that were asked for;
-    checks: after how many inputs which digest was seen; complete: whether nothing is missing at the end."""
+    """A file, read."""
 
     options: PeerOptions
     incarnation: int
     saved: Saved | None
-    inputs: list[tuple[Any, ...]]
-    checks: dict[int, str]
-    complete: bool
+    inputs: list[tuple[Any, ...]]  # (time, kind, *values); a finished job is its number among all jobs
+    checks: dict[int, str]  # digests of saves, by the number of inputs before them
+    complete: bool  # whether the recording was closed
 
 
 class Recorder:
-    """Writes a recording; nothing is written after `most_bytes`, or where the disk refuses."""
+    """Writes a recording, until `most_bytes` or an error of the disk."""
 
     def __init__(self, path: Path, machine: Machine, saved: Saved | None, most_bytes: int = MOST_BYTES) -> None:
         self.path, self._left = path, most_bytes
@@ -62,7 +61,7 @@ class Recorder:
         self._write({"form": FORM, "options": machine.options, "incarnation": machine.incarnation, "saved": saved})
 
     def input(self, now: float, kind: str, *values: Any) -> None:
-        """Write down an input."""
+        """Record an input."""
         if kind == "finished":
             job, result = values
             number, _ = self._jobs.pop(id(job), (-1, job))
@@ -70,9 +69,9 @@ class Recorder:
         self._write({"input": [now, kind, *values]})
 
     def output(self, ready: Ready, saved: Saved | None) -> None:
-        """Number the jobs that left the peer, and write down a digest of what it saved."""
+        """Number the jobs of the peer, and record a digest of its save."""
         for job in ready.work:
-            self._jobs[id(job)] = (self._count, job)  # the job is kept, so that no other takes its id
+            self._jobs[id(job)] = (self._count, job)  # the reference keeps the id from being reused
             self._count += 1
         if saved is not None:
             self._write({"check": digest_of_save(saved)})
@@ -100,23 +99,20 @@ class Recorder:
             self._file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors.values():
                 self._file.write(tensor_bytes(tensor))
-        except OSError:  # a recording is for looking at a node; it must not stop one
+        except OSError:  # a recording must not stop a node
             self._file.close()
             self._file = None
 
 
 def first_difference(recording: Recording, peer: Peer) -> int | None:
-    """Drive a peer that has not begun by a recording; return after how many inputs it first saved something else.
-
-    None: it does what the recorded one did, bit by bit.
-    """
+    """Drive a fresh peer by a recording; return after how many inputs its save first differs, None if never."""
     count = 0
     try:
         for count, _ in enumerate(drive(peer, recording.inputs), 1):
             if count in recording.checks and digest_of_save(peer.save()) != recording.checks[count]:
                 return count
     except IndexError:
-        return count + 1  # it had less to do
+        return count + 1  # it asked for fewer jobs
     return None
 
 
@@ -130,7 +126,7 @@ def digest_of_save(saved: Saved) -> str:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording. Raises ConfigError where the file is none."""
+    """Read a recording. Raises ConfigError if the file is not one."""
     try:
         blocks = list(_blocks(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError, DfcaError) as error:

@@ -1,4 +1,4 @@
-"""The file of a save but for its models, which need torch: its header, its checksum, what it says. See `store`."""
+"""The file of a save without its models, which need torch: header, checksum, facts. See `store`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import Any
 
 from dfca.base.files import open_regular
 
-FORM = 2
-"""Of the files; a change that older code cannot read raises it. Form 1, which is read too, had no warmed-up model."""
+FORM = 2  # raised by changes that older code cannot read; form 1, without a warmed-up model, is read too
 MOST_HEADER_BYTES = 16 * 2**20
-STATE = "state"
-"""The folder of a node's saves."""
+STATE = "state"  # the folder of a node's saves
 
 
 class Damaged(Exception):
-    """A file that holds no save; the message says why."""
+    """A file that is not a valid save; the message says why."""
 
 
 def save_paths(folder: Path) -> tuple[Path, Path]:
@@ -30,18 +28,18 @@ def save_paths(folder: Path) -> tuple[Path, Path]:
 
 
 def last_save(folder: Path) -> dict[str, Any] | None:
-    """Return the round of the newest whole save, from which a start goes on, and when it was written; or None."""
-    found = []
+    """Return the round and the time of the newest valid save, or None."""
+    saves = []
     for path in save_paths(folder):
         with suppress(Damaged, OSError, KeyError, TypeError):
             _, facts = read_facts(read_whole(path))
             time = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-            found.append((facts["serial"], {"round": facts["saved"]["is"]["round"], "time": time}))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+            saves.append((facts["serial"], {"round": facts["saved"]["is"]["round"], "time": time}))
+    return max(saves, key=lambda pair: pair[0])[1] if saves else None
 
 
 def read_whole(path: Path) -> bytearray:
-    """Read a file, which may be no link. Raises Damaged, or OSError where it cannot be read."""
+    """Read a file, which may not be a link. Raises Damaged, or OSError if it cannot be read."""
     try:
         descriptor = open_regular(path, follow_links=False)
     except OSError as error:
@@ -51,7 +49,7 @@ def read_whole(path: Path) -> bytearray:
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         header = int.from_bytes(file.peek(8)[:8], "little")
-        if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory is taken for all of it
+        if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory for all of it is allocated
             raise Damaged("it is cut off, or not a file of a node")
         data = bytearray(size)
         count = file.readinto(data)
@@ -59,7 +57,7 @@ def read_whole(path: Path) -> bytearray:
 
 
 def read_facts(data: bytearray) -> tuple[int, dict[str, Any]]:
-    """Check a file; returns where its models begin, and what its header says. Raises Damaged."""
+    """Check a file; returns where its models begin, and the facts in its header. Raises Damaged."""
     end = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or end > min(len(data), MOST_HEADER_BYTES):
         raise Damaged("it is cut off")
@@ -80,7 +78,7 @@ def read_facts(data: bytearray) -> tuple[int, dict[str, Any]]:
 
 def digest(text: str, *data: bytes | memoryview) -> str:
     """Return the SHA-256 of a header and the models behind it."""
-    found = hashlib.sha256(text.encode())
+    sha256 = hashlib.sha256(text.encode())
     for part in data:
-        found.update(part)
-    return found.hexdigest()
+        sha256.update(part)
+    return sha256.hexdigest()

@@ -1,8 +1,8 @@
-"""Save before send: messages wait until what they rest on is on the disk.
+"""Save before send: messages wait until the state that they depend on is on the disk.
 
-A save runs in a thread, so that a slow disk does not stop the event loop. Saves that are asked for meanwhile are one:
-the newest state. Where the disk refuses, the node goes on, says so in `problem`, tries again every `retry_s` seconds,
-and sends nothing that rests on what could not be saved. Everything behind it waits too, because links keep the order.
+A save runs in a thread, so that a slow disk does not stop the event loop. Requests in the meantime become one save of
+the newest state. If the disk fails, the node keeps running, reports it in `problem`, retries every `retry_s` seconds,
+and sends nothing that depends on the failed save. Later messages wait too, because links keep the order.
 """
 
 from __future__ import annotations
@@ -18,24 +18,19 @@ from dfca.peer.records.messages import Update
 from dfca.peer.state import Saved
 
 RETRY_S = 5.0
-KEPT_UPDATES = 2
-"""Updates of one cluster that wait for one neighbour: under `batch` it may be a round behind."""
-MOST_HELD = 4096
-"""Messages that wait for the disk; further ones are lost, and the neighbours' own deadlines help them."""
+KEPT_UPDATES = 2  # waiting updates per cluster and neighbour: under `batch` a neighbour may be a round behind
+MOST_HELD = 4096  # messages that wait for the disk; more are lost, and the neighbours' deadlines take over
 
 
 class Store(Protocol):
-    """Keeps saves: `node.disk.store.DiskStore`, or `MemoryStore`."""
+    """Keeps saves: `node.disk.store.DiskStore` or `MemoryStore`."""
 
     def save(self, saved: Saved) -> None:
         """Keep a save; it is durable when this returns. Raises CannotSave."""
 
 
 class SaveThenSend:
-    """What is to be saved and sent. executor: where saves run; None: in the call itself, for virtual time.
-
-    problem: why the last save failed, None where it did not. lost: messages that could not wait any longer.
-    """
+    """Saves states and sends messages, in this order. executor: where saves run; None: inline, for virtual time."""
 
     def __init__(
         self,
@@ -45,15 +40,15 @@ class SaveThenSend:
         retry_s: float = RETRY_S,
     ) -> None:
         self.store, self._send, self._executor, self._retry_s = store, send, executor, retry_s
-        self._held: deque[tuple[int, int, Any]] = deque()
-        self._newest: Saved | None = None
-        self._asked = self._done = 0
+        self._held: deque[tuple[int, int, Any]] = deque()  # (number of the save it waits for, neighbour, message)
+        self._newest: Saved | None = None  # not being written yet
+        self._asked = self._done = 0  # saves
         self._task: asyncio.Task[None] | None = None
-        self.problem: str | None = None
-        self.lost = 0
+        self.problem: str | None = None  # why the last save failed
+        self.lost = 0  # messages beyond MOST_HELD
 
     def put(self, saved: Saved | None, messages: Sequence[tuple[int, Any]]) -> None:
-        """Save, where there is something to save, then send; in this order."""
+        """Save, if there is something to save, then send."""
         if saved is not None and self.store is not None:
             self._asked += 1
             self._newest = saved
@@ -68,31 +63,27 @@ class SaveThenSend:
                 self._hold(neighbour, message)
 
     def forget(self, neighbour: int) -> None:
-        """Drop what waits for a neighbour: its link went down, and what belongs to the old epoch is lost."""
-        self._held = deque(each for each in self._held if each[1] != neighbour)
+        """Drop the messages that wait for a neighbour whose link went down: they belong to the old epoch."""
+        self._held = deque(held for held in self._held if held[1] != neighbour)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is saved and sent, at most for a time; return whether it is."""
+        """Wait at most `timeout_s` until everything is saved and sent; return whether it is."""
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task], timeout=timeout_s)
         return self._done == self._asked
 
     def close(self) -> None:
-        """Give up what waits."""
+        """Drop everything that waits."""
         if self._task is not None:
             self._task.cancel()
         self._held.clear()
 
     def _hold(self, neighbour: int, message: Any) -> None:
         if isinstance(message, Update):  # the newest of a cluster are enough
-            cluster = message.message.cluster
-            same = [
-                each
-                for each in self._held
-                if each[1] == neighbour and isinstance(each[2], Update) and each[2].message.cluster == cluster
-            ]
+            waiting = (held for held in self._held if held[1] == neighbour and isinstance(held[2], Update))
+            same = [held for held in waiting if held[2].message.cluster == message.message.cluster]
             if len(same) >= KEPT_UPDATES:
-                self._held = deque(each for each in self._held if each is not same[0])
+                self._held = deque(held for held in self._held if held is not same[0])
         if len(self._held) >= MOST_HELD:
             self.lost += 1
         else:
@@ -125,7 +116,7 @@ class SaveThenSend:
             self._release(ticket)
 
     def _release(self, ticket: int) -> None:
-        """Send what waited for a save that is done."""
+        """Send the messages that waited for a save."""
         self.problem, self._done = None, ticket
         while self._held and self._held[0][0] <= ticket:
             _, neighbour, message = self._held.popleft()

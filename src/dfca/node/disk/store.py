@@ -1,12 +1,11 @@
-"""What a device keeps of its peer: two generations of one file; after a power cut the newest whole one is loaded.
+"""The saves of a peer on the disk: two generations; after a power cut the newest valid one is loaded.
 
     state/peer.0.safetensors  peer.1.safetensors   the last two saves, written in turn
     state/life.json                                the incarnation of the last start, written before anything is sent
 
-A file is safetensors: the bank (m, P), the warmed-up model (P,) where there is one, and in its metadata the other
-fields of `Saved` by name (`peer.packing`), a serial number, the version of the form, and a SHA-256 over all of it. A
-file that is cut, changed, or of another form is passed over, with a warning that says why; the other generation is
-loaded then.
+A file is safetensors: the bank (m, P), the warmed-up model (P,) if there is one, and in its metadata the other fields
+of `Saved` by name (`peer.packing`), a serial number, the version of the form, and a SHA-256 of everything. A file that
+is cut, changed, or of another form is skipped with a warning, and the other generation is loaded.
 """
 
 from __future__ import annotations
@@ -29,53 +28,46 @@ from dfca.node.disk.save_file import FORM, Damaged, digest, read_facts, read_who
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
 
-TENSORS = ("bank", "own")
-"""The fields of `Saved` that are tensors, as they follow one another in a file."""
+TENSORS = ("bank", "own")  # the fields of `Saved` that are tensors, as they follow one another in a file
 TYPES = {name: getattr(torch, kind.removeprefix("torch.")) for kind, name in KINDS.items()}
 
 
 class CannotSave(RunError):
-    """The disk did not take a save; what was saved before is kept."""
+    """A save could not be written; the last one is kept."""
 
 
 @dataclass
 class DiskStore:
-    """The saves of one node. warnings: what was wrong with files that were passed over.
-
-    written_bytes, seconds: what all saves of this life have cost together; saves: how many there were.
-    """
+    """The saves of one node."""
 
     folder: Path
-    warnings: list[str] = field(default_factory=list)
-    saves: int = 0
-    written_bytes: int = 0
-    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)  # about files that were skipped
+    saves: int = 0  # since the start
+    written_bytes: int = 0  # by all saves since the start
+    seconds: float = 0.0  # spent on all saves since the start
     _serial: int = 0
 
     def load(self) -> Saved | None:
-        """Return the newest save that is whole, or None where there is none.
-
-        Raises RunError where the folder cannot be read, or holds saves of a newer form only.
-        """
-        found: list[tuple[int, Saved]] = []
+        """Return the newest valid save, or None. Raises RunError if the folder cannot be read."""
+        saves: list[tuple[int, Saved]] = []
         for path in save_paths(self.folder):
             try:
-                found.append(read_save(path))
+                saves.append(read_save(path))
             except FileNotFoundError:
                 continue
             except (Damaged, DfcaError) as error:
                 self.warnings.append(f"{path.name} is passed over: {error}")
             except OSError as error:
                 raise RunError(f"cannot read {path}: {error.strerror}; make the file readable for this user") from error
-        if not found:
+        if not saves:
             return None
-        self._serial, saved = max(found, key=lambda pair: pair[0])
+        self._serial, saved = max(saves, key=lambda pair: pair[0])
         return saved
 
     def save(self, saved: Saved) -> None:
-        """Put a save on the disk, in place of the older of the two; it is durable when this returns.
+        """Replace the older of the two saves; the new one is durable when this returns.
 
-        Raises CannotSave; both files are then as they were.
+        Raises CannotSave; both files are then unchanged.
         """
         begin = time.perf_counter()
         path = save_paths(self.folder)[(self._serial + 1) % 2]
@@ -94,10 +86,9 @@ class DiskStore:
         self.seconds += time.perf_counter() - begin
 
     def next_life(self, saved: Saved | None) -> int:
-        """Begin the next incarnation: one more than any before, on the disk before this returns.
+        """Return the next incarnation, larger than any before; it is durable when this returns. Raises CannotSave.
 
-        Where nobody knows how many there were, because files are damaged, it is the time in seconds: more than any.
-        Raises CannotSave.
+        If the files are damaged and their number is unknown, it is the time in seconds, which is larger than any.
         """
         path = self.folder / "life.json"
         lives = [saved.incarnation] if saved is not None else []
@@ -119,7 +110,7 @@ class DiskStore:
         return life
 
     def clean(self) -> None:
-        """Remove what a process that was killed has left half written; a folder in a save's place is moved aside."""
+        """Remove temporary files of a killed process; rename a folder that is in a save's place."""
         with suppress(OSError):
             for leftover in self.folder.glob(".*.tmp"):
                 leftover.unlink(missing_ok=True)
@@ -132,7 +123,7 @@ class DiskStore:
 
 
 def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
-    """Yield a file piece by piece, without a copy of the bank."""
+    """Yield a file in pieces, without a copy of the bank."""
     tensors = {name: tensor for name in TENSORS if (tensor := getattr(saved, name)) is not None}
     data = [tensor_bytes(tensor) for tensor in tensors.values()]
     layout = [(name, KINDS[str(t.dtype)], list(t.shape), t.nbytes) for name, t in tensors.items()]
@@ -145,7 +136,7 @@ def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
 
 
 def read_save(path: Path) -> tuple[int, Saved]:
-    """Read a file of a store: its serial number, and the save. Raises Damaged, or OSError where it cannot be read."""
+    """Read the serial number and the save of a file. Raises Damaged, or OSError if it cannot be read."""
     data = read_whole(path)
     end, facts = read_facts(data)
     shapes = {name: facts.get(name) for name in TENSORS}
@@ -153,18 +144,18 @@ def read_save(path: Path) -> tuple[int, Saved]:
 
 
 def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, Tensor]:
-    """Cut the tensors out of a file, without a copy; together they are all of it."""
-    found = {}
+    """Return the tensors of a file as views; together they cover it."""
+    tensors = {}
     for name, form in shapes.items():
         if form is not None:
             dtype, shape = TYPES[form[0]], form[1]
             if len(data) - begin < prod(shape) * dtype.itemsize:
                 raise Damaged("its size is not that of its models")
-            found[name] = torch.frombuffer(data, dtype=dtype, offset=begin, count=prod(shape)).view(*shape)
+            tensors[name] = torch.frombuffer(data, dtype=dtype, offset=begin, count=prod(shape)).view(*shape)
             begin += prod(shape) * dtype.itemsize
     if begin != len(data):
         raise Damaged("its size is not that of its models")
-    return found
+    return tensors
 
 
 def _explain(error: OSError, folder: Path, then: str = "the node goes on by itself") -> CannotSave:

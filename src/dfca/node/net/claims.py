@@ -1,9 +1,8 @@
-"""What messages claim about the swarm, compared with the roster: who there is, and how many can have voted.
+"""What messages claim about the swarm, compared with the roster: who exists, and how many can have voted.
 
-A peer knows nothing of rosters: for it a lineage with more voters is the better one, whoever says so. Here a lineage
-with more voters than devices were ever introduced, or an election that no device of the roster has held, is refused
-before the peer sees it. This is a bound and no proof: a member that claims no more than there are devices is believed.
-Removed devices count too, because what they voted for lives on.
+A peer knows no roster and takes the lineage with more voters for the better one. A lineage with more voters than
+devices ever introduced, or an election by an unknown device, is refused before the peer sees it. This is a bound, not a
+proof. Removed devices count too, because what they voted for is still in use.
 """
 
 from __future__ import annotations

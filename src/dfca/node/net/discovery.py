@@ -1,7 +1,7 @@
 """Finds the addresses of members on the local network by mDNS (zeroconf), and announces this node's own.
 
-What is found says where to dial and nothing else: who answers there must hold the member's key. What a stranger
-announces for a member's ID costs one failed attempt.
+An address only says where to dial: the device that answers must hold the member's key. A false announcement costs one
+failed attempt.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ class Discovery:
         self._lookups: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str) -> None:
-        """Announce where this node listens, and begin to look. host: its IP address; 0.0.0.0 and ::, all it has.
+        """Announce where this node listens, and start to look. host: its IP address; 0.0.0.0 and ::, all it has.
 
         Raises:
             ConfigError: if there is no network to announce on.
         """
         asyncio_part = self._zeroconf.asyncio
-        chosen: Any = [host]
-        if host in ("0.0.0.0", "::"):
-            chosen = own_addresses()
+        chosen: Any = own_addresses() if host in ("0.0.0.0", "::") else [host]
         try:
             self._service = asyncio_part.AsyncZeroconf(interfaces=chosen)
             info = asyncio_part.AsyncServiceInfo(
@@ -69,7 +67,7 @@ class Discovery:
         self._browser = asyncio_part.AsyncServiceBrowser(self._service.zeroconf, SERVICE, handlers=[self._changed])
 
     async def stop(self) -> None:
-        """Say goodbye, and look no more."""
+        """Withdraw the announcement and stop looking."""
         for task in list(self._lookups):
             task.cancel()
         await asyncio.gather(*self._lookups, return_exceptions=True)
@@ -103,10 +101,10 @@ def own_addresses() -> list[str]:
     """List the IPv4 addresses of this machine that others may reach."""
     import ifaddr  # comes with zeroconf
 
-    found = (ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv4)
-    return [host for host in found if isinstance(host, str) and not is_loopback(host)]
+    hosts = (ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv4)
+    return [host for host in hosts if isinstance(host, str) and not is_loopback(host)]
 
 
 def swarm_tag(swarm: str) -> str:
-    """Return what is announced of a swarm: enough to tell swarms apart, too little to learn the ID."""
+    """Return what is announced of a swarm: it distinguishes swarms without revealing the ID."""
     return hashlib.sha256(b"dfca discovery " + swarm.encode()).hexdigest()[:16]

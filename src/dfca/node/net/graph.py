@@ -1,9 +1,9 @@
 """Who links to whom: a ring by device ID plus random chords, computed by every node alone from the roster.
 
-IDs are digests, so that a ring sorted by ID is a random one. Each member owns (degree - 2) / 2 chords; a chord ends at
-the first live member at or after a point that is a digest of the owner's ID. As in consistent hashing, a member that
-joins or leaves changes the links around itself only. Members that are known to be dead are walked past, on the ring as
-well as for chords: the live ones form a ring of their own, hence the graph is connected whatever subset has died.
+IDs are digests, so a ring sorted by ID is random. Each member owns (degree - 2) / 2 chords; a chord ends at the first
+live member at or after a digest of the owner's ID. As in consistent hashing, a member that joins or leaves changes only
+the links around itself. Dead members are skipped on the ring and by chords: the live ones form a ring of their own, so
+the graph stays connected whichever members die.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from functools import lru_cache
 
 
 def wanted_links(own: str, members: Collection[str], dead: Collection[str], degree: int) -> set[str]:
-    """Return the members that `own` should have links with: its ring neighbours, its chords, and chords that end at it.
+    """Return the members that `own` should link to: its ring neighbours, its chords, and the chords that end at it.
 
-    Where there are no more than `degree` others, everybody. Two nodes with the same view of who is dead agree on the
-    link between them.
+    With at most `degree` others, all of them. Two nodes that agree on who is dead agree on the link between them.
     """
     live = sorted({member for member in members if member not in dead} | {own})
     if len(live) < 2:

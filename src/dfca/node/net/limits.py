@@ -30,7 +30,7 @@ class Refusals:
         self._members: dict[str, Counter[str]] = {}
 
     def add(self, reason: str, member: str | None = None) -> None:
-        """Count one refusal; member: of the roster, so that strangers cannot make this grow."""
+        """Count one refusal; member: of the roster only, so that strangers cannot fill the table."""
         self.total[reason] += 1
         if member is not None:
             self._members.setdefault(member, Counter())[reason] += 1
@@ -40,26 +40,26 @@ class Refusals:
         return dict(self._members.get(member, ()))
 
     def forget(self, member: str) -> None:
-        """Drop the counts of one that is no longer a member; the total stays."""
+        """Drop the counts of a removed member; the total stays."""
         self._members.pop(member, None)
 
 
 class Penalties:
-    """Keeps members that broke the rules out for a while, twice as long each time."""
+    """Keeps out members that broke the rules, twice as long each time."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self.first_s, self.most_s = first_s, most_s
         self._until: dict[str, tuple[float, float]] = {}
 
     def punish(self, member: str, now: float) -> None:
-        """Keep a member out from now on; one that behaved for as long as it was out begins anew."""
+        """Keep a member out; one that behaved for as long as it was kept out starts again at the first span."""
         until, span = self._until.get(member, (now, 0.0))
         again = span > 0 and now - until < max(span, self.most_s)
         span = min(self.most_s, 2 * span) if again else self.first_s
         self._until[member] = (now + span, span)
 
     def keep_out(self, member: str, until: float) -> None:
-        """Keep a member out until some time, whatever it did."""
+        """Keep a member out until a given time."""
         self._until[member] = (until, 0.0)
 
     def left_s(self, member: str, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Probes, for `dfca node doctor`: is a member there, what time is it there, and can it reach this device?"""
+"""Probes, for `dfca node doctor`: does a member answer, what does its clock say, and can it reach this device?"""
 
 from __future__ import annotations
 
@@ -25,34 +25,31 @@ MOST_ERROR = 200
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of a probe of one address. error: empty where the member answered; offset_s: its clock minus ours, at
-    most wrong by half the round trip; back: by address of this device, why the member cannot reach it ("": it can)."""
+    """The result of probing one address."""
 
     address: str
-    error: str = ""
+    error: str = ""  # empty if the member answered
     rtt_s: float = 0.0
-    offset_s: float = 0.0
-    back: tuple[tuple[str, str], ...] = ()
+    offset_s: float = 0.0  # its clock minus ours, within half the round trip
+    back: tuple[tuple[str, str], ...] = ()  # (address of this device, why the member cannot reach it or "")
 
 
 async def answer_probe(local: Local, member: str, data: bytes) -> bytes:
     """Answer the probe of a member. Raises Refused for one that is malformed."""
     request = parse_probe(data)
     reply = pb.ProbeReply()
-    known = local.roster.member(member)
+    known, insecure = local.roster.member(member), local.options.insecure
     if request.dial_back and known is not None:
-        insecure = local.options.insecure
-        addresses = known.addresses[:MOST_ADDRESSES]
-        results = await asyncio.gather(*(probe(local.identity, known, each, insecure, False) for each in addresses))
-        for each in results:
-            reply.dialled.add(address=each.address, error=each.error[:MOST_ERROR])
+        dials = (probe(local.identity, known, at, insecure, False) for at in known.addresses[:MOST_ADDRESSES])
+        for dialled in await asyncio.gather(*dials):
+            reply.dialled.add(address=dialled.address, error=dialled.error[:MOST_ERROR])
     reply.time_s = time.time()
     answer: bytes = reply.SerializeToString()
     return answer
 
 
 async def probe(identity: Identity, member: Member, address: str, insecure: bool, dial_back: bool) -> Probed:
-    """Dial an address of a member; whatever is wrong is in the result."""
+    """Dial an address of a member; errors are part of the result."""
     span = 3 * DIAL_S if dial_back else DIAL_S
     channel = None
     try:
@@ -64,7 +61,7 @@ async def probe(identity: Identity, member: Member, address: str, insecure: bool
         request = pb.ProbeRequest(dial_back=dial_back).SerializeToString()
         reply = parse_probe_reply(await call(request, timeout=span, metadata=call_metadata(identity, insecure)))
         took, now = time.monotonic() - begin, time.time()
-        back = tuple((each.address, each.error) for each in reply.dialled)
+        back = tuple((dialled.address, dialled.error) for dialled in reply.dialled)
         return Probed(address, "", took, reply.time_s - (now - took / 2) if not dial_back else 0.0, back)
     except TimeoutError:
         return Probed(address, "no answer in time")

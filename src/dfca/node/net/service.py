@@ -1,4 +1,4 @@
-"""What other nodes call: Talk, which begins a link, and Read, which hands out a model that the caller was offered."""
+"""What other nodes call: Talk opens a link, Read hands out a model that was offered to the caller, Probe answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from dfca.node.wire.frames import parse_read
 from dfca.node.wire.refused import Refused
 
 CALLS_PER_S, CALLS_BURST = 20.0, 200
-NOTICES_PER_S, NOTICES_BURST = 0.5, 20
-"""How often devices that were removed are told so, all together: each time the roster is searched."""
-FAST_S, SLOW_S = 0.05, 0.3
-"""A chunk that leaves faster is followed by one twice as large; one that takes longer, by one half as large."""
+NOTICES_PER_S, NOTICES_BURST = 0.5, 20  # for all removed devices together: each notice searches the roster
+FAST_S, SLOW_S = 0.05, 0.3  # after a faster chunk the size doubles, after a slower one it halves
 
 
 class PeerService:
-    """Answers calls, of members only; everything else is refused and counted."""
+    """Answers calls of members; everything else is refused and counted."""
 
     def __init__(self, local: Local, neighbours: Neighbours, dialer: Dialer, offers: Offers) -> None:
         options = local.options
@@ -43,7 +41,7 @@ class PeerService:
         self._notices = Bucket(NOTICES_PER_S, NOTICES_BURST, local.now())
 
     def forget(self, member: str) -> None:
-        """Forget one that is no longer a member."""
+        """Forget a removed member."""
         self._calls.pop(member, None)
 
     async def talk(self, _requests: Any, context: Any) -> None:
@@ -74,9 +72,9 @@ class PeerService:
             self._reads[member] -= 1
 
     async def probe(self, request: bytes, context: Any) -> bytes:
-        """Say what time it is here, and whether the caller can be reached from here."""
+        """Return the time, and whether the caller can be reached from here."""
         member = await self._admit(context)
-        if member in self._probing:  # each one makes this node dial: one at a time
+        if member in self._probing:  # a probe makes this node dial: one at a time
             await self._refuse(context, "rate", member, grpc.StatusCode.RESOURCE_EXHAUSTED)
         self._probing.add(member)
         try:
@@ -118,7 +116,7 @@ class PeerService:
                 size = max(size // 2, self._options.least_chunk_bytes)
 
     async def _admit(self, context: Any) -> str:
-        """Return the caller, a member; whoever else calls is refused."""
+        """Return the caller if it is a member, else refuse the call."""
         self.handshakes.call(context.peer())
         caller = caller_of(context, self._options.insecure)
         if caller is None or caller == self._local.identity.id or self._local.roster.member(caller) is None:
@@ -133,7 +131,7 @@ class PeerService:
         return caller
 
     async def _turn_away(self, context: Any) -> bool:
-        """Show a caller that was removed the records that say so, a few times per minute; return whether it was."""
+        """Send a removed caller the records that prove its removal, rate limited; return whether this was done."""
         caller = caller_of(context, self._options.insecure)
         notice = None if caller is None else notice_frame(self._local.roster, caller)
         if notice is None or not self._notices.take(self._local.now()):
@@ -151,7 +149,7 @@ class PeerService:
         await context.abort(code, reason)
 
     async def _greet(self, member: str, context: Any) -> NetLink | None:
-        """Do the handshake of a link; None if there are enough links, or the other one's own dial goes on."""
+        """Do the handshake of a link; None if there are too many links, or this node is dialling the caller."""
         options = self._options
         async with asyncio.timeout(options.most_dial_s):
             epoch = self._local.greeting.check(await read_frame(context))
@@ -167,12 +165,12 @@ class PeerService:
         if first.WhichOneof("kind") != "heartbeat":
             raise Refused("unasked", "the first frame after the hello is not a heartbeat")
         known = self._local.roster.member(member)
-        if known is None:  # removed meanwhile
+        if known is None:  # removed in the meantime
             raise Refused("member")
         return NetLink(member, known.number, context, options, self._local.now, dialled=False)
 
     async def _last_word(self, context: Any, frame: bytes) -> bool:
-        """Write a frame to a caller that may be gone; returns whether it was written."""
+        """Write a frame to a caller that may be gone; return whether it was written."""
         try:
             async with asyncio.timeout(0.5):
                 await write_frame(context, frame)

@@ -4,9 +4,9 @@
     address = await transport.start()
     node = Node(peer, worker, transport)        # which calls open, send, when_quiet and close
 
-Small messages go over one stream per link (`links`), models are announced there and read apart (`sender`, `puller`).
-Neighbours are numbers for the node, and device IDs of the roster here. Everything runs in one event loop, but for the
-encoding and checking of models, which two threads do.
+Small messages use one stream per link (`links`); models are announced there and read by separate calls (`sender`,
+`puller`). The node knows neighbours by number, the network by device ID. Everything runs in one event loop; two threads
+encode and check models.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from dfca.node.net.links.detector import SteadyClock
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
 from dfca.node.net.links.neighbours import Neighbours
-from dfca.node.net.local import Local
+from dfca.node.net.local import LinkTraffic, Local
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.service import PeerService
-from dfca.node.net.traffic import LinkTraffic
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.puller import Puller
 from dfca.node.net.transfer.sender import Sender
@@ -47,21 +46,18 @@ from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Alarm
 
-ASKED = 2
-"""Members that a node asks for others that it does not know."""
+ASKED = 2  # members that a node asks for others that it does not know
 TICK_S = 0.25
-DOUBT_S = 2.0
-"""How long a neighbour that claims more voters than this node knows devices has to send the records of the others."""
+DOUBT_S = 2.0  # time for a neighbour that claims unknown voters to send their roster records
 DTYPES = {torch.float32: pb.FLOAT32, torch.float64: pb.FLOAT64}
 
 
 class GrpcTransport:
-    """The links of one node, see `node.transport`. folder: of the node; partial models are kept in it.
+    """The links of one node, see `node.transport`. folder: of the node; it holds partial models.
 
-    on_neighbours: called when the graph around this node changed, with the numbers of its neighbours: before
-    `connected` of a new one, after `disconnected` of one that left. on_devices: called with the number of devices that
-    were ever introduced, when it changes. reference_norm: returns the norm of a model that is
-    known to be sound, None where there is none: others may not be out of all proportion to it.
+    on_neighbours: called with the numbers of the neighbours when they change: before `connected` of a new one, after
+    `disconnected` of one that left. on_devices: called when the number of devices ever introduced changes.
+    reference_norm: returns the norm of a sound model or None; a received model with a far larger norm is refused.
     """
 
     def __init__(self, identity: Identity, roster: Roster, swarm: Swarm, options: NetOptions, folder: Path) -> None:
@@ -81,7 +77,7 @@ class GrpcTransport:
         self._discovery: Any = None
 
     async def start(self) -> str:
-        """Begin to listen; returns the address. Calls are refused until `open`.
+        """Start to listen; returns the address. Calls are refused until `open`.
 
         Raises:
             ConfigError: if the node cannot listen there.
@@ -133,7 +129,7 @@ class GrpcTransport:
             raise
 
     async def stop(self) -> None:
-        """Break all links and end everything; what is half read stays on the disk."""
+        """Break all links and end everything; partial models stay on the disk."""
         self.close()
         if self._server is None:
             return
@@ -151,31 +147,27 @@ class GrpcTransport:
     # The contract of node/transport.py.
 
     def open(self, node: TransportInputs) -> None:
-        """Begin to connect."""
         self._node, self._devices = node, 0
         self._service.is_open = True
         self._rewire()
 
     def send(self, neighbour: int, message: Any) -> None:
-        """Send a message to a neighbour; one that is out of reach does not get it."""
         link = self._numbers.get(neighbour)
         if link is not None and not link.down:
             self._sender.send(link, message)
 
     def when_quiet(self, call: Callable[[], None]) -> None:
-        """Call back once everything that has come has been handled."""
         asyncio.get_running_loop().call_soon(call)
 
     def close(self) -> None:
-        """Break all links; the node is not called any more."""
-        self._node = None
+        self._node = None  # it is not called any more
         if self._server is not None:
             self._service.is_open = False
             self._dialer.want(set())
             self._neighbours.end_all(LinkDown("closed"))
 
     def block(self, members: Collection[str], seconds: float) -> None:
-        """Cut the links with some members, and have none with them for some seconds: what a broken network does."""
+        """Cut the links with some members and keep them out for some seconds, as a broken network would."""
         for member in members:
             self._local.penalties.keep_out(member, self._local.now() + seconds)
             link = self._neighbours.links.get(member)
@@ -183,7 +175,7 @@ class GrpcTransport:
                 self._neighbours.end(link, LinkDown("closed", "blocked by its user"))
 
     def unread(self) -> int:
-        """Count the neighbours in reach that have not read the newest update of this node yet."""
+        """Count the neighbours in reach that have not read this node's newest update."""
         return self._sender.unread()
 
     # For screens and metrics.
@@ -206,7 +198,7 @@ class GrpcTransport:
         }
 
     def found(self, member: str, addresses: tuple[str, ...]) -> None:
-        """Take the addresses that discovery has found for a member; they decide nothing but where to dial."""
+        """Take the addresses that discovery found for a member; they only say where to dial."""
         if self._roster.member(member) is not None:
             self._dialer.found[member] = addresses
             self._neighbours.wake()
@@ -229,7 +221,7 @@ class GrpcTransport:
         }
 
     def _silent_s(self, member: str) -> float | None:
-        """Return how long ago something came from a member; None where nothing has in this life."""
+        """Return how long ago something came from a member; None if nothing has since the start."""
         link, heard = self._neighbours.links.get(member), self._local.traffic.heard.get(member)
         if link is not None:
             return round(self._local.now() - link.detector.heard, 3)
@@ -238,29 +230,29 @@ class GrpcTransport:
     # The graph.
 
     def _wanted(self, dead: set[str] | None = None) -> set[str]:
-        """Return the members to have links with, walking past dead ones where the graph is automatic."""
+        """Return the members to link to; the automatic graph skips dead ones."""
         members, own = self._roster.members(), self._identity.id
         if own not in members:
             return set()
         if self._options.neighbours == "auto":
             return wanted_links(own, list(members), dead or set(), self._options.degree)
         named = [self._roster.by_name(name) for name in self._options.neighbours]
-        found = {member.id for member in named if member is not None} - {own}
-        if None in named or not all(self._dialer.addresses(id) for id in found):
-            # Somebody is not known yet, or not where it is: others know more, whom one can ask.
+        wanted = {member.id for member in named if member is not None} - {own}
+        if None in named or not all(self._dialer.addresses(id) for id in wanted):
+            # A neighbour or its address is unknown: link to other members, whose rosters may have it.
             known = [id for id in sorted(members) if id != own and self._dialer.addresses(id)]
-            found |= set(known[:ASKED])
-        return found
+            wanted |= set(known[:ASKED])
+        return wanted
 
     def _rewire(self) -> None:
-        """Dial who is wanted, and report the neighbours if they changed."""
+        """Dial the wanted members, and report the neighbours if they changed."""
         if self._node is None:
             return
         if (devices := len(self._roster.introduced())) != self._devices:
             self._devices = devices
             self._call(self.on_devices, devices)
         current = self._wanted(self._dialer.dead())
-        self._dialer.want(current | self._wanted())  # dead ones too, more and more rarely: they may come back
+        self._dialer.want(current | self._wanted())  # dead ones too, with growing pauses: they may come back
         members = self._roster.members()
         numbers = tuple(sorted(members[id].number for id in current | set(self._neighbours.links) if id in members))
         if numbers != self._reported and self._node is not None:
@@ -287,7 +279,7 @@ class GrpcTransport:
         self._last.pop(member, None)
 
     async def _tick(self) -> None:
-        """Look after clocks and time limits."""
+        """Check clocks and time limits."""
         loop, ticks = asyncio.get_running_loop(), 0
         while True:
             await asyncio.sleep(TICK_S)
@@ -354,7 +346,7 @@ class GrpcTransport:
             self._judge(link, late=False)
 
     def _judge(self, link: NetLink, late: bool) -> None:
-        """End a link over which something came that cannot be true: as a lie once its roster has had time to come."""
+        """End a link that carried an impossible claim; it is a lie once the roster has had time to arrive."""
         message, until = self._doubted.get(link, (None, 0.0))
         lie = find_lie(message, self._roster.introduced())
         if message is not None and lie is None:
@@ -363,11 +355,11 @@ class GrpcTransport:
             self._neighbours.end(link, LinkDown(lie.reason, lie.text, guilty=True))
 
     def _is_believed(self, link: NetLink, message: Any) -> bool:
-        """Return whether a message can be true by the roster; after one that cannot, nothing of a link is taken."""
+        """Return whether a message can be true by the roster; after one that cannot, take nothing from its link."""
         if link in self._doubted:
             return False
         if isinstance(message, Alarm) and self._roster.by_number(message.origin) is None:
-            self._local.refusals.add("member", link.member)  # who hands it on may not know of a removal yet
+            self._local.refusals.add("member", link.member)  # the sender may not know of a removal yet
             return False
         if find_lie(message, self._roster.introduced()) is None:
             return True
@@ -381,7 +373,7 @@ class GrpcTransport:
             self._neighbours.end(link, LinkDown("failed", "a message on which this node failed", guilty=True))
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> bool:
-        """Call the node; return whether it worked. What it raises is reported to the event loop's handler."""
+        """Call the node; return whether it worked. The event loop's handler is told what it raised."""
         try:
             function(*arguments)
         except Exception as error:

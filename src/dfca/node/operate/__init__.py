@@ -1,1 +1,1 @@
-"""What people do with a node that runs, or does not: commands to it, its state, its logs and metrics, its ailments."""
+"""How people operate a node: commands, status, logs, metrics, diagnosis."""

@@ -24,17 +24,17 @@ from dfca.node.trust.roster import Roster
 
 @dataclass(frozen=True)
 class Made:
-    """A new node. code: the six characters of a pairing; inviter: who introduced it."""
+    """A new node."""
 
     identity: Identity
     config: Config
     facts: Facts
-    code: str = ""
-    inviter: str = ""
+    code: str = ""  # the six characters of the pairing
+    inviter: str = ""  # who introduced it
 
 
 def init_node(path: Path, options: Founding) -> Made:
-    """Make the first node of a new swarm. Where that fails, the folder is as it was."""
+    """Make the first node of a new swarm. If that fails, the folder is as it was."""
     existed = path.exists()
     folders.prepare(path)
     try:
@@ -49,14 +49,14 @@ def init_node(path: Path, options: Founding) -> Made:
 
 
 def join_node(path: Path, invite: str, options: Joining) -> Made:
-    """Make a node and pair it: its data is checked against the swarm's facts before it becomes a member.
+    """Make a node and pair it; its data is checked against the swarm's facts before it becomes a member.
 
-    Where that fails, the folder is as it was.
+    If that fails, the folder is as it was.
     """
     from dfca.node.trust.invite import Invite
-    from dfca.node.trust.pairing import join
+    from dfca.node.trust.joining import join
 
-    Invite.parse(invite)  # a mistake in it is said before anything is made
+    Invite.parse(invite)  # check it before anything is made
     existed = path.exists()
     folders.prepare(path)
     made: list[tuple[Config, Facts]] = []
@@ -91,7 +91,7 @@ def _undo(path: Path, existed: bool) -> None:
 
 
 def _addresses(options: Joining) -> tuple[str, ...]:
-    """Return where a device that has not started yet will be reached: others may have to dial it first."""
+    """Return the future addresses of a device that has not started: others may have to dial it first."""
     given = options.settings or {}
     data = {"path": options.data, **given.get("data", {})}
     config = Config.checked({"name": "device", **given, "data": data}, "the settings")
@@ -104,7 +104,7 @@ def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
     >>> parse_settings(["network.port=7500", "name=shed"], "--set")
     {'network': {'port': 7500}, 'name': 'shed'}
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         parts = key.strip().split(".")
@@ -114,20 +114,29 @@ def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
-        place = found
+        section = settings
         for part in parts[:-1]:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
                 raise ConfigError(f'{option} {pair}: "{part}" was given a value before')
-        place[parts[-1]] = value
-    return found
+        section[parts[-1]] = value
+    return settings
 
 
 def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> Any:
-    """Load one saved model of a node: its own cluster's after the personal last step, where it takes one; or that of a
-    cluster, or of its own (shared), as the swarm has it. Returns `task.export.Exported`.
+    """Load one saved model of a node.
 
-    Raises RunError where there is none yet, DataError where the samples for the personal step cannot be read.
+    Args:
+        path: The folder of the node.
+        cluster: Which model, as the swarm has it; None: that of the node's cluster, after its personal last step.
+        shared: Without the personal last step.
+
+    Returns:
+        A `task.export.Exported`.
+
+    Raises:
+        RunError: If there is no model yet.
+        DataError: If the samples for the personal step cannot be read.
     """
     from dfca.core.rules.merging import hide_closed
     from dfca.node.task.dataset import load
@@ -167,7 +176,7 @@ def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> 
 
 
 def predict_file(path: Path, data: str, cluster: int | None = None, shared: bool = False) -> tuple[str, Any]:
-    """Predict the samples of a file by a node's model; returns CSV, and the model that was used."""
+    """Predict the samples of a file with a node's model; returns CSV and the model."""
     from dfca.node.task import export
 
     folder = NodeFolder.load(path)

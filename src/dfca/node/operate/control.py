@@ -1,4 +1,4 @@
-"""Commands to a node that runs: JSON lines on 127.0.0.1, for those who can read its folder.
+"""Commands to a running node: JSON lines on 127.0.0.1, for users who can read its folder.
 
     control.json   {"port": 40123, "token": "...", "pid": 4711}, readable by the owner only
 
@@ -26,13 +26,10 @@ from dfca.node.disk.save_file import STATE, last_save
 FILE = "control.json"
 MOST_REQUEST_BYTES = 1 << 18
 MOST_ANSWER_BYTES = 1 << 26
-MOST_CONNECTIONS = 32
-"""One more ends the oldest that has sent no command yet."""
+MOST_CONNECTIONS = 32  # one more ends the oldest that has sent no command yet
 PATIENCE_S = 10.0
-STOP_S = 15.0
-"""How long a node may take to end; it promises ten seconds."""
-LOCK = "lock"
-"""The file in the folder of a node that its process holds for as long as it runs."""
+STOP_S = 15.0  # how long a node may take to end; it promises ten seconds
+LOCK = "lock"  # the file in the folder of a node that its process holds for as long as it runs
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -41,7 +38,7 @@ class NotRunning(RunError):
 
 
 class ControlServer:
-    """Serves commands. handlers: by the name of the command; each returns what is answered, or raises DfcaError."""
+    """Serves commands. handlers: by command; they return the answer or raise DfcaError."""
 
     def __init__(self, folder: Path, handlers: Mapping[str, Handler]) -> None:
         self._path, self._handlers = folder / FILE, handlers
@@ -51,7 +48,7 @@ class ControlServer:
         self._silent: dict[asyncio.StreamWriter, None] = {}
 
     async def open(self) -> None:
-        """Begin to listen, and say where in the folder."""
+        """Start to listen, and write port and token into the folder."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MOST_REQUEST_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         try:
@@ -64,7 +61,7 @@ class ControlServer:
             ) from error
 
     async def close(self) -> None:
-        """Stop listening; a command that is being answered is finished."""
+        """Stop listening; finish the commands that are being answered."""
         with suppress(OSError):
             self._path.unlink()
         if self._server is not None:
@@ -83,13 +80,13 @@ class ControlServer:
             oldest.transport.abort()
         try:
             line = await asyncio.wait_for(reader.readline(), PATIENCE_S)
-            if writer not in self._silent:  # it had to make room
+            if writer not in self._silent:  # aborted to make room
                 return
             del self._silent[writer]
             writer.write(json.dumps(await self._answer(line), allow_nan=True).encode() + b"\n")
             await asyncio.wait_for(writer.drain(), PATIENCE_S)
         except (TimeoutError, OSError, ValueError):
-            pass  # whoever asked is gone, or sent no line
+            pass  # the client is gone, or sent no line
         finally:
             self._calls.discard(task)
             self._silent.pop(writer, None)
@@ -114,7 +111,7 @@ class ControlServer:
 
 
 class RefusedCommand(DfcaError):
-    """The node that runs has refused a command."""
+    """The running node refused a command."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -124,11 +121,11 @@ class RefusedCommand(DfcaError):
 def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> dict[str, Any]:
     """Send a command to the node that runs in a folder and return its answer.
 
-    Raises NotRunning where none runs there, and RefusedCommand with its sentence where it refuses.
+    Raises NotRunning if no node runs there, and RefusedCommand with its sentence if it refuses.
     """
     try:
-        found = json.loads(read_small(folder / FILE, MOST_ANSWER_BYTES))
-        port, token = int(found["port"]), str(found["token"])
+        control = json.loads(read_small(folder / FILE, MOST_ANSWER_BYTES))
+        port, token = int(control["port"]), str(control["token"])
         with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(json.dumps({"token": token, "command": command, **values}).encode() + b"\n")
@@ -150,10 +147,9 @@ def call(folder: Path, command: str, timeout_s: float = 30.0, **values: Any) -> 
 
 
 def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
-    """End the node that runs in a folder and wait until its process has let go of it; returns who it was, and the round
-    that the next start goes on from.
+    """End the node that runs in a folder and wait until it has unlocked it; returns its name and last saved round.
 
-    Raises NotRunning where none runs there, and RunError where it does not end in time.
+    Raises NotRunning if no node runs there, and RunError if it does not end in time.
     """
     from filelock import FileLock, Timeout
 
@@ -172,6 +168,6 @@ def stop_node(folder: Path, patience_s: float = STOP_S) -> dict[str, Any]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, in place of the old one, whole."""
+    """Replace a file atomically by one that only its owner can read."""
     with replacing(path, mode=0o600) as file:
         file.write(text.encode())

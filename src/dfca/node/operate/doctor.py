@@ -1,7 +1,4 @@
-"""`dfca node doctor`: look at everything that a node needs; what is wrong comes with its cure.
-
-Each check stands alone: one that fails does not keep the others from being made.
-"""
+"""`dfca node doctor`: independent checks of everything that a node needs; a failure comes with its cure."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,21 +24,20 @@ from dfca.node.task.facts import Facts
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
-CLOCK_S = 30.0
-"""A clock may be off by so much: certificates and the order of announcements need no more."""
+CLOCK_S = 30.0  # how far off a clock may be
 EXPIRES_DAYS = 60
-SAVES_KEPT = 4
-"""So many banks must fit on the disk: the two generations, the one being written, and models on their way."""
+SAVES_KEPT = 4  # banks that must fit on the disk: two generations, the one being written, and partial models
+MOST_MEMBERS = 64
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found. cure: what to do, where something is wrong."""
+    """The result of one check."""
 
     name: str
     outcome: Literal["ok", "warning", "failure"]
     text: str
-    cure: str = ""
+    cure: str = ""  # what to do if something is wrong
 
 
 def examine(path: Path) -> Iterator[Check]:
@@ -54,11 +51,10 @@ def examine(path: Path) -> Iterator[Check]:
     yield from _check_disk(path, facts)
     status = _ask_status(path)
     running = status is not None
-    yield (
-        Check("node", "ok", "runs")
-        if running
-        else Check("node", "warning", "does not run", f"start it: dfca node run {path}")
-    )
+    if running:
+        yield Check("node", "ok", "runs")
+    else:
+        yield Check("node", "warning", "does not run", f"start it: dfca node run {path}")
     for problem in (status or {}).get("problems", ()):
         text, _, cure = problem.partition("; ")
         yield Check("problem", "warning", text, cure)
@@ -77,7 +73,7 @@ def examine(path: Path) -> Iterator[Check]:
 
 
 def _attempt(name: str, act: Any, text: str) -> Iterator[Check] | Any:
-    """Do something that may raise DfcaError; return its result, or None."""
+    """Call `act`, which may raise DfcaError; return its result, or None."""
     try:
         result = act()
     except DfcaError as error:
@@ -88,7 +84,7 @@ def _attempt(name: str, act: Any, text: str) -> Iterator[Check] | Any:
 
 
 def _failure(name: str, error: DfcaError) -> Check:
-    """Part a sentence into what is wrong and what to do."""
+    """Split a sentence into what is wrong and what to do."""
     text, _, cure = str(error).partition("; ")
     return Check(name, "failure", text, cure)
 
@@ -141,17 +137,14 @@ def _check_data(path: Path, config: Config, facts: Facts) -> Check:
 
 def _check_ports(config: Config, running: bool) -> Iterator[Check]:
     network = config.network
-    wanted = [("port", network.port, network.host, running)]
-    wanted.append(("invite_port", network.invite_port, network.host, False))
-    if config.log.metrics_port:
-        wanted.append(("metrics_port", config.log.metrics_port, "127.0.0.1", running))
-    for key, port, host, listening in wanted:
-        if not port:
-            continue
-        if listening:
-            yield _check_listening(key, port, host)
-        else:
-            yield _check_free(key, port, host)
+    ports = (
+        ("port", network.port, network.host, running),
+        ("invite_port", network.invite_port, network.host, False),
+        ("metrics_port", config.log.metrics_port, "127.0.0.1", running),
+    )
+    for key, port, host, listening in ports:
+        if port:
+            yield _check_listening(key, port, host) if listening else _check_free(key, port, host)
 
 
 def _check_listening(key: str, port: int, host: str) -> Check:
@@ -212,14 +205,11 @@ def _ask_status(path: Path) -> dict[str, Any] | None:
 
 async def _check_members(folder: NodeFolder, running: bool) -> list[Check]:
     """Dial every member; ask those that answer for the time, and to dial back."""
-    others = [each for each in folder.roster.members().values() if each.id != folder.identity.id]
+    others = [member for member in folder.roster.members().values() if member.id != folder.identity.id]
     if not others:
         return [Check("members", "warning", "none but this device", f"invite one: dfca node invite {folder.path}")]
-    found = await asyncio.gather(*(_check_member(folder, each, running) for each in others[:MOST_MEMBERS]))
-    return [check for checks in found for check in checks]
-
-
-MOST_MEMBERS = 64
+    checks = await asyncio.gather(*(_check_member(folder, member, running) for member in others[:MOST_MEMBERS]))
+    return list(chain.from_iterable(checks))
 
 
 async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[Check]:
@@ -227,18 +217,16 @@ async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[
 
     insecure = folder.config.network.insecure
     if not member.addresses:
-        return [
-            Check("reach", "warning", f"no address of {member.name} is known", "start it once: it announces its own")
-        ]
-    results = await asyncio.gather(
-        *(probe(folder.identity, member, address, insecure, False) for address in member.addresses[:4])
-    )
-    answered = [each for each in results if not each.error]
+        text, cure = f"no address of {member.name} is known", "start it once: it announces its own"
+        return [Check("reach", "warning", text, cure)]
+    dials = (probe(folder.identity, member, address, insecure, False) for address in member.addresses[:4])
+    results = await asyncio.gather(*dials)
+    answered = [probed for probed in results if not probed.error]
     if not answered:
-        tried = ", ".join(f"{each.address}: {each.error}" for each in results)
+        tried = ", ".join(f"{probed.address}: {probed.error}" for probed in results)
         cure = f"is {member.name} running, with this device in its roster? is its port open in every firewall between?"
         return [Check("reach", "failure", f"{member.name} does not answer ({tried})", cure)]
-    best = min(answered, key=lambda each: each.rtt_s)
+    best = min(answered, key=lambda probed: probed.rtt_s)
     checks = [Check("reach", "ok", f"{member.name} answers at {best.address} in {1000 * best.rtt_s:.0f} ms")]
     checks.append(_check_clock(member.name, best.offset_s))
     if running:
@@ -250,10 +238,8 @@ async def _check_member(folder: NodeFolder, member: Any, running: bool) -> list[
 def _check_clock(name: str, offset_s: float) -> Check:
     if abs(offset_s) <= CLOCK_S:
         return Check("clock", "ok", f"that of {name} differs by {abs(offset_s):.1f} s")
-    way = "ahead of" if offset_s < 0 else "behind"
-    text = (
-        f"this device's clock is {abs(offset_s):.0f} s {way} that of {name} ({time.strftime('%Y-%m-%d %H:%M:%S')} here)"
-    )
+    way, here = "ahead of" if offset_s < 0 else "behind", time.strftime("%Y-%m-%d %H:%M:%S")
+    text = f"this device's clock is {abs(offset_s):.0f} s {way} that of {name} ({here} here)"
     return Check("clock", "failure", text, "set the clock of the one that is wrong: timedatectl set-ntp true")
 
 

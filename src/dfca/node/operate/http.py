@@ -1,4 +1,4 @@
-"""An HTTP server in threads that a flood of connections cannot take down: few at once, each for a short time."""
+"""An HTTP server in threads that survives a flood of connections: few at once, each for a short time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-MOST_CONNECTIONS = 16
-"""One more ends the oldest: a scrape takes milliseconds, so the oldest is not one."""
+MOST_CONNECTIONS = 16  # one more ends the oldest: a scrape takes milliseconds, so the oldest is not one
 PATIENCE_S = 10.0
 
 
 def serve(port: int, host: str, app: Any) -> Callable[[], None]:
-    """Serve a WSGI application in threads; returns what ends it. Raises OSError where the port cannot be used."""
+    """Serve a WSGI application in threads; returns a function that ends it. Raises OSError for an unusable port."""
     server = make_server(host, port, app, _Server, handler_class=_QuietHandler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
@@ -61,4 +60,4 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: whoever asked is gone, too slow, or sent no HTTP."""
+        """Log nothing: the client is gone, too slow, or sent no HTTP."""

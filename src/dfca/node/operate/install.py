@@ -88,20 +88,16 @@ def make_unit(folder: Path, user: str | None = None, device: str = "cpu", data: 
 
 
 def _sight(own: Sequence[Path], data: Sequence[Path]) -> list[str]:
-    """Write which homes and temporary folders the node sees: none, unless something that it needs lies there.
-
-    ReadWritePaths= lifts ProtectSystem= and ProtectHome=read-only for the node's folder, but not ProtectHome=yes, which
-    hides it. PrivateTmp= hides files in /tmp: those must be mounted again, by their folder, as files are replaced.
-    """
-    needed = [*own, *data]
-    in_home = [path for path in needed if any(path.is_relative_to(home) for home in HOMES)]
+    """Write which homes and temporary folders the node sees: none, unless something that it needs lies there."""
+    # ReadWritePaths= lifts ProtectSystem= and ProtectHome=read-only for the node's folder, but not ProtectHome=yes.
+    # PrivateTmp= hides files in /tmp: mount them again by their folder, because files are replaced.
+    in_home = any(path.is_relative_to(home) for path in (*own, *data) for home in HOMES)
     lines = ["ProtectHome=read-only" if in_home else "ProtectHome=yes", "PrivateTmp=yes"]
-    for path in dict.fromkeys(path if path.is_dir() else path.parent for path in data):
-        if any(path.is_relative_to(temporary) for temporary in TEMPORARY):
-            lines.append(f"BindReadOnlyPaths={_escaped(str(path))}")
-    for path in own[:1]:
-        if any(path.is_relative_to(temporary) for temporary in TEMPORARY):
-            lines.append(f"BindPaths={_escaped(str(path))}")
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in data)
+    for key, paths in (("BindReadOnlyPaths", folders), ("BindPaths", own[:1])):
+        for path in paths:
+            if any(path.is_relative_to(temporary) for temporary in TEMPORARY):
+                lines.append(f"{key}={_escaped(str(path))}")
     return lines
 
 
@@ -110,7 +106,7 @@ def _escaped(path: str) -> str:
 
 
 def write_unit(folder: Path, text: str, target: Path | None = None) -> Path:
-    """Write a unit, by default where the system looks for it. Raises RunError where that is not allowed."""
+    """Write a unit, by default where the system looks for it. Raises RunError if that is not allowed."""
     path = (target or UNITS) / unit_name(folder.resolve())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,15 +25,15 @@ class Log:
         self.last_error: dict[str, Any] | None = None
 
     def debug(self, text: str, **values: Any) -> None:
-        """Log what is of interest to those who look for a fault."""
+        """Log details for finding a fault."""
         self._write(logging.DEBUG, text, values)
 
     def info(self, text: str, **values: Any) -> None:
-        """Log what goes as it should."""
+        """Log normal events."""
         self._write(logging.INFO, text, values)
 
     def warning(self, text: str, **values: Any) -> None:
-        """Log what should not be; it is shown as the last error."""
+        """Log a problem; the status shows it as the last error."""
         self._write(logging.WARNING, text, values)
 
     def error(self, text: str, **values: Any) -> None:
@@ -49,7 +49,7 @@ class Log:
         """Close the files."""
         for handler in list(self._logger.handlers):
             self._logger.removeHandler(handler)
-            with suppress(OSError):  # on a full disk its last lines are lost, but not the error that ends the node
+            with suppress(OSError):  # a full disk loses the last lines, but must not hide the error that ends the node
                 handler.close()
 
 

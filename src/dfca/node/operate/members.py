@@ -1,4 +1,4 @@
-"""All members of a swarm, as one node knows them: by the roster, its own links, and what it has heard."""
+"""All members of a swarm as one node knows them: from the roster, its links, and what it has heard."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OWN, NONE = "this device", "none"
 def describe_members(
     roster: Roster, own: str, links: Mapping[str, Mapping[str, Any]], silent_s: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Describe every member. links: of the neighbours, by ID; silent_s: how long ago each was heard in this life.
+    """Describe every member. links: of the neighbours, by ID; silent_s: how long ago each was heard since the start.
 
-    A member that is no neighbour has no link, and nobody asks it whether it runs; `announced` is when it last said
-    where it is reached, by its own clock: at its first start, and where its address changed.
+    Members other than neighbours have no link, and are not asked whether they run; `announced` is when a member last
+    announced its addresses, by its own clock: at its first start and when they change.
     """
     announced = roster.announced()
     return [
@@ -46,25 +46,25 @@ def _date(seconds: int | None) -> str | None:
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        return None  # a device may say anything of its clock
+        return None  # a device may claim any time
 
 
 def read_members(folder: Path) -> dict[str, Any]:
-    """Ask the node that runs in a folder for the members; where none runs, read them, without links.
+    """Ask the node that runs in a folder for the members; if none runs, read the roster, without links.
 
-    Raises DfcaError where there is no node, or its roster cannot be read.
+    Raises DfcaError if there is no node, or its roster cannot be read.
     """
     try:
         return {"running": True, **call(folder, "members", timeout_s=10.0)}
     except NotRunning:
         from dfca.node.disk.folder import NodeFolder
 
-        found = NodeFolder.load(folder)
-        return {"running": False, "members": describe_members(found.roster, found.identity.id, {}, {})}
+        loaded = NodeFolder.load(folder)
+        return {"running": False, "members": describe_members(loaded.roster, loaded.identity.id, {}, {})}
 
 
-def members_table(found: Mapping[str, Any]) -> RenderableType:
-    """Show the members to people."""
+def members_table(answer: Mapping[str, Any]) -> RenderableType:
+    """Make a table of what `read_members` returns."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -72,18 +72,18 @@ def members_table(found: Mapping[str, Any]) -> RenderableType:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("member", "ID", "link", "last heard", "addresses", "may invite"):
         table.add_column(name)
-    for each in found["members"]:
-        link = each["link"] if found["running"] or each["link"] == OWN else ""
-        addresses, may = ", ".join(each["addresses"]), "yes" if each["may_introduce"] else ""
-        cells = (each["name"], short(each["id"]), link, _heard(each), addresses, may)
+    for member in answer["members"]:
+        link = member["link"] if answer["running"] or member["link"] == OWN else ""
+        addresses, may = ", ".join(member["addresses"]), "yes" if member["may_introduce"] else ""
+        cells = (member["name"], short(member["id"]), link, _heard(member), addresses, may)
         table.add_row(*(Text(cell) for cell in cells))
-    return table if found["running"] else Group(table, Text("the node does not run: it has no links", style="dim"))
+    return table if answer["running"] else Group(table, Text("the node does not run: it has no links", style="dim"))
 
 
-def _heard(each: Mapping[str, Any]) -> str:
-    if each["link"] == OWN:
+def _heard(member: Mapping[str, Any]) -> str:
+    if member["link"] == OWN:
         return ""
-    if each["silent_s"] is not None:
-        return format_ago(each["silent_s"])
-    said = each["announced"]
+    if member["silent_s"] is not None:
+        return format_ago(member["silent_s"])
+    said = member["announced"]
     return "never" if said is None else f"published its address {said[:16].replace('T', ' ')} UTC"

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a node, on a port of their own: computed from its status when somebody asks."""
+"""Prometheus metrics of a node on a separate port, computed from its status at every scrape."""
 
 from __future__ import annotations
 
@@ -13,12 +13,26 @@ from dfca.node.operate.http import serve
 
 FRESH_S = 0.5
 STATES = ("up", "down", "dead")
+GAUGES = (  # name, help, key of the status
+    ("round", "The round that the node trains or will train next.", "round"),
+    ("clusters", "How many models it keeps.", "clusters"),
+    ("assignment", "The cluster that it trained last.", "cluster"),
+    ("loss", "Of the chosen model on its samples, before training.", "loss"),
+    ("accuracy", "Of its cluster's model on held-out samples, 0 to 1.", "accuracy"),
+    ("rmse", "Of its cluster's model on held-out samples, of a regression.", "rmse"),
+    ("staleness_updates", "Mean age of the last folded models.", "staleness"),
+    ("round_seconds", "How long its last training took.", "round_s"),
+    ("since_round_seconds", "Time since it ended a round.", "since_round_s"),
+    ("members", "Members of the swarm.", "members"),
+    ("problems", "Problems that last: disk, data, certificate.", "problems"),
+    ("incarnation", "How often it has been started, less one.", "incarnation"),
+)
 
 
 def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve metrics in a thread; returns what ends it. status: called in that thread.
+    """Serve metrics in a thread; returns a function that ends it. status: called in that thread.
 
-    Raises ConfigError where the port is taken.
+    Raises ConfigError if the port cannot be used.
     """
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
@@ -36,7 +50,7 @@ def serve_metrics(port: int, status: Callable[[], Mapping[str, Any]], host: str 
 
 
 class _Collector:
-    """Turns a status into metrics; asks for it at most every FRESH_S, however many ask here."""
+    """Turns a status into metrics; asks for it at most every FRESH_S."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
         self._status = status
@@ -45,7 +59,6 @@ class _Collector:
         self._until = 0.0
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of this moment."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._last = self._status()
@@ -54,33 +67,21 @@ class _Collector:
 
 
 def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the metrics of a status; what is not known yet is left out."""
+    """Yield the metrics of a status; unknown values are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
-    def gauge(name: str, help: str, value: float | None) -> Iterator[Any]:
-        if value is not None:
-            yield GaugeMetricFamily(f"dfca_{name}", help, value=value)
 
     info = InfoMetricFamily("dfca_node", "Who this node is.")
     info.add_metric([], {key: str(status.get(key, "")) for key in ("name", "id", "swarm", "version")})
     yield info
-    yield from gauge("round", "The round that the node trains or will train next.", status.get("round"))
-    yield from gauge("clusters", "How many models it keeps.", status.get("clusters"))
-    yield from gauge("assignment", "The cluster that it trained last.", status.get("cluster"))
-    yield from gauge("loss", "Of the chosen model on its samples, before training.", status.get("loss"))
-    yield from gauge("accuracy", "Of its cluster's model on held-out samples, 0 to 1.", status.get("accuracy"))
-    yield from gauge("rmse", "Of its cluster's model on held-out samples, of a regression.", status.get("rmse"))
-    yield from gauge("staleness_updates", "Mean age of the last folded models.", status.get("staleness"))
-    yield from gauge("round_seconds", "How long its last training took.", status.get("round_s"))
-    yield from gauge("since_round_seconds", "Time since it ended a round.", status.get("since_round_s"))
-    yield from gauge("members", "Members of the swarm.", status.get("members"))
-    yield from gauge("problems", "Problems that last: disk, data, certificate.", len(status.get("problems") or ()))
-    yield from gauge("incarnation", "How often it has been started, less one.", status.get("incarnation"))
-    for way in ("in", "out"):
-        what = "received from" if way == "in" else "sent to"
+    for name, help, key in GAUGES:
+        value = len(status.get(key) or ()) if key == "problems" else status.get(key)
+        if value is not None:
+            yield GaugeMetricFamily(f"dfca_{name}", help, value=value)
+    neighbours = status.get("neighbours") or ()
+    for way, what in (("in", "received from"), ("out", "sent to")):
         family = CounterMetricFamily(f"dfca_bytes_{way}", f"Bytes {what} a neighbour.", labels=["neighbour"])
-        for each in status.get("neighbours") or ():
-            family.add_metric([each["name"]], each.get(f"bytes_{way}") or 0)
+        for neighbour in neighbours:
+            family.add_metric([neighbour["name"]], neighbour.get(f"bytes_{way}") or 0)
         yield family
     refused = CounterMetricFamily("dfca_refused", "What was refused, by reason.", labels=["reason"])
     for reason, count in sorted((status.get("refused") or {}).items()):
@@ -89,14 +90,14 @@ def metrics_of(status: Mapping[str, Any]) -> Iterator[Any]:
     for name, help in (("folds", "Models folded."), ("drops", "Models that came too late or were of no use.")):
         yield CounterMetricFamily(f"dfca_{name}", help, value=status.get(name) or 0)
     states = GaugeMetricFamily("dfca_neighbours", "Neighbours by the state of their link.", labels=["state"])
-    found = [str(each.get("state")) for each in status.get("neighbours") or ()]
-    for state in dict.fromkeys((*STATES, *found)):
-        states.add_metric([state], found.count(state))
+    seen = [str(neighbour.get("state")) for neighbour in neighbours]
+    for state in dict.fromkeys((*STATES, *seen)):
+        states.add_metric([state], seen.count(state))
     yield states
     round_trip = GaugeMetricFamily("dfca_round_trip_seconds", "To a neighbour and back.", labels=["neighbour"])
-    for each in status.get("neighbours") or ():
-        if each.get("rtt_s") is not None:
-            round_trip.add_metric([each["name"]], each["rtt_s"])
+    for neighbour in neighbours:
+        if neighbour.get("rtt_s") is not None:
+            round_trip.add_metric([neighbour["name"]], neighbour["rtt_s"])
     yield round_trip
     saves = status.get("saves") or {}
     for name, help in (("count", "Saves."), ("bytes", "Bytes saved."), ("seconds", "Time that saves took.")):

@@ -1,4 +1,4 @@
-"""What has happened at a node since it began: counts and last values, for its status, its metrics and its log."""
+"""What has happened at a node since it started: counts and last values, for its status, metrics and log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from dfca.node.operate.logs import Log
 from dfca.node.operate.status import counted
 from dfca.peer.records.work import Note
 
-REMEMBERED = 200
-"""Folds of which the age is remembered."""
+REMEMBERED = 200  # folds of which the age is remembered
 
 
 @dataclass
 class NodeLog:
-    """Counts the notes of a peer by kind. name: how a log calls a member, by its number."""
+    """Counts the notes of a peer by kind. name: returns the name of a member by its number."""
 
     log: Log
     name: Callable[[int], str] = str
@@ -29,7 +28,7 @@ class NodeLog:
     _began: float = 0.0
 
     def note(self, note: Note) -> None:
-        """Take in a note."""
+        """Count a note, and log it if it is of interest."""
         self.counts[note.kind] += 1
         if note.kind == "start":
             self._began = time.monotonic()
@@ -54,15 +53,13 @@ class NodeLog:
             (self.log.debug if note.kind in ("timeout", "warmed") else self.log.info)(text, event=note.kind)
 
     def _log_round(self, note: Note) -> None:
-        """Log rounds: each of the first ten, then every tenth, then every hundredth; all of them as debugging."""
-        seldom = note.round % 10 ** (len(str(note.round)) - 1) != 0
-        text = f"round {note.round} is done, cluster {note.cluster}"
+        """Log the first ten rounds, then every tenth, then every hundredth; the others as debugging."""
         if note.cluster < 0:
             self.log.warning(f"round {note.round}: training diverged, the model is left as it was; is the data scaled?")
-        elif seldom:
-            self.log.debug(text, event="round", round=note.round, cluster=note.cluster, seconds=self.round_s)
-        else:
-            self.log.info(text, event="round", round=note.round, cluster=note.cluster, seconds=self.round_s)
+            return
+        log = self.log.debug if note.round % 10 ** (len(str(note.round)) - 1) else self.log.info
+        text = f"round {note.round} is done, cluster {note.cluster}"
+        log(text, event="round", round=note.round, cluster=note.cluster, seconds=self.round_s)
 
     @property
     def staleness(self) -> float | None:

@@ -1,6 +1,6 @@
-"""The state of a node, as one JSON object: what it does, with whom, how well, and what went wrong.
+"""The status of a node as one JSON object: what it does, with whom, how well, and what went wrong.
 
-A running node answers with it; one that does not run has left its last one in status.json.
+A running node answers with it; a stopped one has left its last in status.json.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from dfca.peer.machine import Machine
 
 FILE = "status.json"
-MISFIT, FIT = 0.9, 0.6
-"""Of the loss of guessing: a model with more has learned nothing about the data; one with less fits again."""
-RECENT = 10
-"""So many losses are needed to say so."""
+MISFIT, FIT = 0.9, 0.6  # shares of the loss of guessing: above, a model has learned nothing; below, it fits again
+RECENT = 10  # losses needed for this verdict
 MOST_BYTES = 16 * 2**20
 
 
@@ -41,7 +39,7 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
     """Describe what a node computes: state, round, clusters, scores, staleness."""
     machine, report = node.machine, work.report
     closed, models = machine.copies.closed, 0 if machine.bank is None else len(machine.bank)
-    scores = [] if report is None else [_score(each) for each in report.scores]
+    scores = [] if report is None else [_score(score) for score in report.scores]
     own = scores[report.cluster] if scores else None
     scores = [score for j, score in enumerate(scores) if j not in closed]
     waits = re.sub(r"clients? (?=\d)", "", machine.waits())
@@ -68,8 +66,8 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
 
 
 def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | None:
-    """Describe the personal last step: its steps, before which round they were picked, by which losses on held-out
-    samples without it and with it, and the score after it where it was taken; None where there is none yet."""
+    """Describe the personal last step, or return None before there is one: steps, the round before which they were
+    picked, the held-out losses without and with it, and the score after it."""
     from dfca.core.rules.personal import GRID
     from dfca.peer.last_step import LastStep
 
@@ -77,44 +75,43 @@ def describe_personal(machine: Machine, work: LocalWork) -> dict[str, Any] | Non
     if not isinstance(last_step, LastStep) or not (last_step.curves.measured or last_step.steps):
         return None
     pool, steps = last_step.curves, last_step.steps
-    found: dict[str, Any] = {"steps": steps}
+    personal: dict[str, Any] = {"steps": steps}
     if pool.measured:
         losses = [_finite(pool.rows[0][place]) for place in (0, GRID.index(steps))]
-        found |= {"round": pool.due, "samples": pool.samples, "losses": losses, "sweeps": len(pool.rows) - 1}
+        personal |= {"round": pool.due, "samples": pool.samples, "losses": losses, "sweeps": len(pool.rows) - 1}
     scores = () if work.personal is None else work.personal.scores
-    return {**found, **(_score(scores[0]) if scores else {})}
+    return {**personal, **(_score(scores[0]) if scores else {})}
 
 
 def _score(score: Any) -> dict[str, Any]:
-    found = {"accuracy": score.accuracy, "loss": _finite(score.loss)}
-    return found if score.rmse is None else {**found, "rmse": _finite(score.rmse)}
+    values = {"accuracy": score.accuracy, "loss": _finite(score.loss)}
+    return values if score.rmse is None else {**values, "rmse": _finite(score.rmse)}
 
 
 def describe_misfit(losses: Sequence[float], facts: Facts, members: int, known: bool = False) -> str | None:
-    """Say that no model of the swarm fits this device's data, by its losses before the last trainings; or None.
+    """Return a sentence if no model of the swarm fits this device's data, by its last losses before training.
 
-    known: it has been said; then a little less loss than that of guessing is not enough to take it back.
+    known: it has been reported; taking it back needs a clearly lower loss.
 
-    Guessing has the loss ln(classes), of scaled numbers 1. A model that is no better in most of the last rounds was
-    trained by others, on data that contradicts this device's: what it learns in a round is averaged away again. Most,
-    not all: in a round before which nothing has come from others, its own last training still counts.
+    Guessing has the loss ln(classes), or 1 for scaled numbers. If most of the last losses are no better, others train
+    these models on contradicting data and average away what this device learns. The median, because its own training
+    still counts in a round before which nothing arrived.
     """
     guess = math.log(len(facts.classes)) if facts.classes else 1.0
     if members < 2 or len(losses) < RECENT or median(losses) < (FIT if known else MISFIT) * guess:
         return None
-    found = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
+    text = f"no model of the swarm fits this device's data (loss {median(losses):.2g}; guessing has {guess:.2g})"
     if facts.clusters is None and facts.algorithm.startswith("dfca"):
         return (
-            f"{found}: it may be the only one of its kind, and a swarm that finds its clusters itself opens one for at "
+            f"{text}: it may be the only one of its kind, and a swarm that finds its clusters itself opens one for at "
             f"least {facts.election.support} devices; add a second such device, or found the swarm anew with --clusters"
         )
-    return f"{found}; are its labels and units those of the others? is --clusters large enough for all kinds?"
+    return f"{text}; are its labels and units those of the others? is --clusters large enough for all kinds?"
 
 
 def describe_neighbours(node: Node, links: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> list[Any]:
     """Describe every neighbour: what the transport knows of its link, and what the peer knows of its round."""
-    known = node.machine.links
-    found = []
+    known, entries = node.machine.links, []
     for number in sorted({*links, *known, *getattr(node.machine, "neighbours", ())}, key=lambda n: names.get(n, "")):
         said = known.get(number)
         hello = said.hello if said is not None else None
@@ -122,8 +119,8 @@ def describe_neighbours(node: Node, links: Mapping[int, Mapping[str, Any]], name
         entry |= {"state": "up" if number in known else "down"} | dict(links.get(number, {}))
         entry["round"] = None if said is None or hello is None else max(hello.round - 1, said.round)
         entry["clusters"] = None if hello is None else hello.clusters
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def _finite(value: float | None) -> float | None:
@@ -131,7 +128,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def save_status(folder: Path, status: Mapping[str, Any]) -> None:
-    """Keep a status for the time when the node does not run. Raises RunError where the disk refuses."""
+    """Keep a status for when the node does not run. Raises RunError if it cannot be written."""
     try:
         with replacing(folder / FILE) as file:
             file.write(json.dumps(status).encode() + b"\n")
@@ -140,10 +137,10 @@ def save_status(folder: Path, status: Mapping[str, Any]) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Ask the node that runs in a folder for its status; where none runs, return the last one it left.
+    """Ask the node that runs in a folder for its status; if none runs, return the last one.
 
-    One that was killed has gone on for a while since it left that: "saved" says from where its next start goes on.
-    Raises RunError where there is none, ConfigError where there is no node.
+    That may be older than the last save of a node that was killed: "saved" says where its next start continues.
+    Raises RunError if there is no status, ConfigError if there is no node.
     """
     try:
         return call(folder, "status", timeout_s=10.0)
@@ -162,7 +159,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """Show a status to people."""
+    """Make a table of a status."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -175,8 +172,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     links = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("neighbour", "state", "round", "seen", "rtt", "received", "sent", "address", "last error"):
         links.add_column(name, justify="right" if name in ("round", "seen", "rtt", "received", "sent") else "left")
-    for each in status.get("neighbours", ()):
-        links.add_row(*(Text(cell) for cell in _cells(each, bool(status.get("running")))))
+    for neighbour in status.get("neighbours", ()):
+        links.add_row(*(Text(cell) for cell in _cells(neighbour, bool(status.get("running")))))
     return Group(facts, Text(""), links) if status.get("neighbours") else Group(facts)
 
 
@@ -209,7 +206,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, title, form in (("accuracy", "accuracy", ".1%"), ("rmse", "RMSE", ".4g")):
         if get(key) is None:
             continue
-        scores = [format(each[key], form) for each in get("scores") or () if each.get(key) is not None]
+        scores = [format(score[key], form) for score in get("scores") or () if score.get(key) is not None]
         others = f" (all clusters: {', '.join(scores)})" if len(scores) > 1 else ""
         samples = get("samples") or {}
         rows.append((title, f"{format(get(key), form)} on {samples.get('held_out')} held-out samples{others}"))
@@ -239,44 +236,37 @@ def _dated(time: str | None) -> str:
         return str(time)
 
 
-def _personal(found: Mapping[str, Any]) -> str:
-    """Say in a line what the personal last step is."""
-    if not found["steps"] and not found.get("samples"):
+def _personal(step: Mapping[str, Any]) -> str:
+    if not step["steps"] and not step.get("samples"):
         return "none: nothing is held out to pick it on"
-    if not found["steps"]:
-        return f"none: on {found.get('samples')} held-out samples the swarm's model is the best"
-    parts = [f"{found['steps']} steps before the model is used"]
-    if found.get("losses") and None not in found["losses"]:
-        before, after = found["losses"]
-        parts.append(f"loss {before:.4g} -> {after:.4g} on {found['samples']} held-out samples")
+    if not step["steps"]:
+        return f"none: on {step.get('samples')} held-out samples the swarm's model is the best"
+    parts = [f"{step['steps']} steps before the model is used"]
+    if step.get("losses") and None not in step["losses"]:
+        before, after = step["losses"]
+        parts.append(f"loss {before:.4g} -> {after:.4g} on {step['samples']} held-out samples")
     for key, form in (("accuracy", ".1%"), ("rmse", ".4g")):
-        if found.get(key) is not None:
-            parts.append(f"then {key} {format(found[key], form)}")
+        if step.get(key) is not None:
+            parts.append(f"then {key} {format(step[key], form)}")
     return ", ".join(parts)
 
 
-def _cells(each: Mapping[str, Any], running: bool) -> list[str]:
-    """Write a row of a neighbour; of a node that does not run it says what was, and not how long ago."""
-
-    def shown(key: str, form: str = "{}") -> str:
-        return "" if each.get(key) is None else form.format(each[key])
-
-    rtt = "" if each.get("rtt_s") is None else f"{1000 * each['rtt_s']:.1f} ms"
-    state = shown("state") if running else f"was {shown('state')}"
-    seen = "" if each.get("silent_s") is None or not running else format_ago(each["silent_s"])
-    return [
-        *(shown("name"), state, shown("round"), seen, rtt),
-        *(
-            format_traffic(each.get("bytes_in") or 0),
-            format_traffic(each.get("bytes_out") or 0),
-            shown("address"),
-            "" if each.get("state") == "up" else _brief(shown("last_error")),
-        ),
-    ]
+def _cells(neighbour: Mapping[str, Any], running: bool) -> list[str]:
+    """Write a row of a neighbour; if the node does not run, without how long ago it was heard."""
+    texts = {key: "" if value is None else str(value) for key, value in neighbour.items()}
+    name, state, round, address, error = (
+        texts.get(key, "") for key in ("name", "state", "round", "address", "last_error")
+    )
+    rtt_s, silent_s = neighbour.get("rtt_s"), neighbour.get("silent_s")
+    rtt = "" if rtt_s is None else f"{1000 * rtt_s:.1f} ms"
+    seen = "" if silent_s is None or not running else format_ago(silent_s)
+    traffic = (format_traffic(neighbour.get(key) or 0) for key in ("bytes_in", "bytes_out"))
+    problem = "" if state == "up" else _brief(error)
+    return [name, state if running else f"was {state}", round, seen, rtt, *traffic, address, problem]
 
 
 def _brief(error: str) -> str:
-    """Shorten what gRPC says of a dial to its cause; the address has a column of its own.
+    """Shorten gRPC's error of a dial to its cause; the address has its own column.
 
     >>> _brief("10.0.0.2:7447: broken: failed to connect to all addresses; last error: UNKNOWN: Connection refused")
     'Connection refused'

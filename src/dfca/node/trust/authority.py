@@ -1,10 +1,10 @@
-"""Fleets: an authority that stays at home introduces devices by files, without pairing and without a network.
+"""Fleets: an offline authority introduces devices by files, without pairing and without a network.
 
-    device      request     its certificate and a signing request, made where the private key stays
-    authority   sign        an introduction, and the roster so far: a bundle
-    device      accept      takes the bundle in
+    device      request     its certificate and a signing request; the private key stays on the device
+    authority   sign        a bundle: an introduction and the roster so far
+    device      accept      merges the bundle
 
-People compare fingerprints (device IDs) at both ends. The authority is the root of the roster and no member: it holds
+People compare fingerprints (device IDs) at both ends. The authority is the root of the roster but not a member: it has
 no data and is never online. The first request with facts gives the fleet its facts, with the authority as founder.
 """
 
@@ -55,13 +55,12 @@ class DeviceRequest:
     certificate: bytes
     name: str | None
     addresses: tuple[str, ...]
-    facts: bytes | None
-    """Of the swarm that the device has prepared, if any."""
+    facts: bytes | None  # of the swarm that the device has prepared, if any
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What the authority hands to a device: the swarm's facts and its roster, checked."""
+    """What the authority gives a device: the swarm's facts and its roster, checked."""
 
     facts: bytes
     roster: Roster
@@ -74,7 +73,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Introduce:
-    """How the authority introduces a device; None: as the request says."""
+    """How the authority introduces a device; None and empty: as the request says."""
 
     name: str | None = None
     addresses: tuple[str, ...] = ()
@@ -86,7 +85,7 @@ def make_request(folder: Path, name: str | None = None, addresses: Iterable[str]
 
     Raises:
         ConfigError: if name or addresses are wrong.
-        DataError: if what is in the folder cannot be read.
+        DataError: if the folder cannot be read.
     """
     folder = Path(folder)
     given = _check_given(name, list(addresses))
@@ -105,7 +104,7 @@ def make_request(folder: Path, name: str | None = None, addresses: Iterable[str]
 
 
 def read_request(data: bytes) -> DeviceRequest:
-    """Read a request and check that its maker holds the key. Raises DataError if it is damaged or none."""
+    """Read a request and check that its maker holds the key. Raises DataError for anything else."""
     values = _read_file(data, REQUEST_VERSION, "a request of `dfca keys request`")
     try:
         certificate = str(values.get("certificate")).encode("ascii")
@@ -143,16 +142,15 @@ def sign_request(folder: Path, request: DeviceRequest, how: Introduce) -> tuple[
 
 
 def remove_member(folder: Path, name: str) -> tuple[Member, bytes]:
-    """Remove a member of the fleet for ever; return it and a bundle, which one member takes in and hands on.
+    """Remove a member of the fleet for ever; return it and a bundle for one member, which tells the others.
 
-    Raises:
-        ConfigError: if there is no such member.
+    Raises ConfigError if there is no such member.
     """
     folder = Path(folder)
     identity, (facts, roster) = Identity.load(folder), load_fleet(folder)
     member = roster.by_name(name)
     if member is None:
-        known = ", ".join(each.name for each in roster.members().values()) or "none"
+        known = ", ".join(other.name for other in roster.members().values()) or "none"
         raise ConfigError(f"{name!r} is not a member of this fleet; members: {known}")
     roster.remove(identity, member.id)
     _save_fleet(folder, facts, roster)
@@ -166,14 +164,14 @@ def make_bundle(bundle: Bundle) -> bytes:
 
 
 def read_bundle(data: bytes) -> Bundle:
-    """Read a bundle and check every record in it. Raises DataError if it is damaged or none."""
+    """Read a bundle and check every record in it. Raises DataError for anything else."""
     values = _read_file(data, BUNDLE_VERSION, "a bundle of `dfca keys sign`")
     facts = _to_bytes(values.get("facts"))
     received = values.get("records")
     if not isinstance(received, list):
         raise DataError("this bundle has no records; make it again with `dfca keys sign`")
     roster = Roster(swarm_of(facts), founder_of(facts))
-    reasons = roster.merge(_to_bytes(each) for each in received)
+    reasons = roster.merge(map(_to_bytes, received))
     if reasons:
         raise DataError(
             f"{len(reasons)} of {len(received)} records of this bundle do not hold ({reasons[0]}); make it again with "
@@ -183,9 +181,9 @@ def read_bundle(data: bytes) -> Bundle:
 
 
 def accept_bundle(folder: Path, bundle: Bundle) -> Roster:
-    """Take a bundle into the folder of a device: it becomes a member of the fleet, or learns of new ones.
+    """Merge a bundle into the folder of a device: it becomes a member of the fleet, or learns of new members.
 
-    A swarm that the device has founded for itself alone gives way; another one does not.
+    It replaces a swarm of which the device is the only member, but no other swarm.
 
     Raises:
         ConfigError: if the bundle is not for this device, or it belongs to another swarm.
@@ -255,13 +253,13 @@ def _open_fleet(folder: Path, identity: Identity, request: DeviceRequest) -> tup
             "this authority has no fleet yet, and the request brings no facts; let the first device be one with data: "
             "dfca node init, then dfca keys request"
         )
-    founder_of(request.facts)  # facts at all
+    founder_of(request.facts)  # raises if they are no facts
     facts = _to_bytes(json.loads(request.facts) | {"founder": identity.id})
     return facts, Roster.found(identity, swarm_of(facts), AUTHORITY_NAME, is_device=False)
 
 
 def _save_fleet(folder: Path, facts: bytes, roster: Roster) -> None:
-    atomic_write(folder / FACTS_FILE, facts)  # the roster last: it is what makes a fleet
+    atomic_write(folder / FACTS_FILE, facts)  # the roster last: a folder with a roster is a fleet
     roster.save(folder / ROSTER_FILE)
 
 
@@ -280,25 +278,27 @@ def _check_given(name: str | None, addresses: list[str]) -> tuple[str | None, tu
 
 
 def _read_facts(data: bytes, path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(data) if len(data) <= MAX_FACTS_BYTES else None
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
+    values = _read_object(data, MAX_FACTS_BYTES)
+    if values is None:
         raise DataError(f"{path} does not hold the facts of a swarm; restore it from a copy")
     return values
 
 
 def _read_file(data: bytes, version: str, what: str) -> dict[str, Any]:
-    try:
-        values = json.loads(data) if len(data) <= MAX_FILE_BYTES else None
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict) or values.get("version") != version:
+    values = _read_object(data, MAX_FILE_BYTES)
+    if values is None or values.get("version") != version:
         raise DataError(f"this file is not {what}; use the file that it wrote, whole")
     return values
 
 
+def _read_object(data: bytes, most: int) -> dict[str, Any] | None:
+    try:
+        values = json.loads(data) if len(data) <= most else None
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
 def _to_bytes(values: object) -> bytes:
-    """Write JSON in its canonical form, as the facts of a swarm are digested."""
+    """Write canonical JSON, as the facts of a swarm are digested."""
     return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()

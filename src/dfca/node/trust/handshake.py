@@ -1,4 +1,4 @@
-"""The messages of a pairing, for both ends: lines of JSON, proofs, and the six characters. See `pairing`."""
+"""The messages of a pairing, for both ends: lines of JSON, proofs, and the code of six characters. See `pairing`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WRITE_S = 60.0
 
 
 class BadMessage(ValueError):
-    """A message that is none: the text is the reason that is counted."""
+    """A malformed message; the text is the reason that is counted."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """Which pairing this is: who, and the nonces of both, so that nothing of another pairing fits."""
+    """Identifies one pairing by both IDs and nonces, so that nothing from another pairing fits."""
 
     inviter: str
     joiner: str
@@ -55,7 +55,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """What the joining device says about itself."""
+    """What the joining device sends about itself."""
 
     certificate: bytes
     name: str
@@ -71,7 +71,7 @@ class JoinRequest:
         return (self.certificate, self.name.encode(), addresses, self.version.encode())
 
     def to_message(self) -> dict[str, Any]:
-        """Return it as values of JSON."""
+        """Return the values for JSON."""
         return {
             "certificate": self.certificate.decode("ascii"),
             "name": self.name,
@@ -84,7 +84,7 @@ class JoinRequest:
 
     @classmethod
     def from_message(cls, values: dict[str, Any]) -> JoinRequest:
-        """Read it; only its form is checked. Raises BadMessage if it has another form."""
+        """Read a request and check its form. Raises BadMessage."""
         certificate, version = values.get("certificate"), values.get("version")
         if not isinstance(certificate, str) or not certificate.isascii():
             raise BadMessage("malformed")
@@ -106,12 +106,7 @@ class JoinRequest:
 
 
 async def read_line(reader: asyncio.StreamReader) -> bytes:
-    """Read one line of at most MAX_LINE bytes.
-
-    Raises:
-        BadMessage: if it is longer.
-        EOFError: if the connection ends before.
-    """
+    """Read one line. Raises BadMessage if it is longer than MAX_LINE, EOFError if the connection ends before."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.LimitOverrunError as error:
@@ -119,25 +114,26 @@ async def read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Read one JSON object on a line. Raises BadMessage if it is none."""
+    """Read one JSON object on a line. Raises BadMessage for anything else."""
+    line = await read_line(reader)
     try:
-        values = json.loads(await read_line(reader))
+        values = json.loads(line)
     except (RecursionError, ValueError) as error:
-        raise error if isinstance(error, BadMessage) else BadMessage("malformed") from error
+        raise BadMessage("malformed") from error
     if not isinstance(values, dict):
         raise BadMessage("malformed")
     return values
 
 
 async def send_message(writer: asyncio.StreamWriter, values: dict[str, Any], more: bytes = b"") -> None:
-    """Send one JSON object as a line, and what follows it."""
+    """Send one JSON object as a line, followed by `more`."""
     writer.write(json.dumps(values, separators=(",", ":")).encode() + b"\n" + more)
     async with asyncio.timeout(WRITE_S):
         await writer.drain()
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """End a connection; the other end is not waited for."""
+    """End a connection without waiting for the other end."""
     writer.close()
     with suppress(OSError, TimeoutError, ssl.SSLError):
         async with asyncio.timeout(1):
@@ -146,12 +142,12 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 def encode(data: bytes) -> str:
-    """Write bytes in JSON."""
+    """Write bytes as text for JSON."""
     return base64.b64encode(data).decode()
 
 
 def decode(values: dict[str, Any], key: str, size: int | None = None) -> bytes:
-    """Read bytes from JSON. Raises BadMessage if they are none, or not as many as they should be."""
+    """Read bytes from JSON. Raises BadMessage if they are missing, malformed, or of another size."""
     text = values.get(key)
     try:
         data = base64.b64decode(text, validate=True) if isinstance(text, str) and len(text) <= 200 else b""

@@ -1,7 +1,7 @@
-"""Who a device is: a key that never leaves it, and a certificate whose name is the digest of that key.
+"""The identity of a device: a key that never leaves it, and a certificate named by the digest of that key.
 
 Device ID = SHA-256 of the public key (SubjectPublicKeyInfo, DER) in lower-case base32 without padding: 52 characters.
-It survives a renewal of the certificate, and nobody can hold the certificate of another one's ID.
+It survives a renewal of the certificate, and only the holder of the key can have a certificate of this ID.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ KEY_FILE = "key.pem"
 CERTIFICATE_FILE = "certificate.pem"
 ID_PATTERN = re.compile(r"[a-z2-7]{51}[aq]")  # 256 bits leave one bit for the last character
 VALID = timedelta(days=3653)
-EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
-"""Certificates are valid from here on: a device without a battery starts with a clock of years ago."""
-NEWEST_KNOWN = datetime(2026, 1, 1, tzinfo=UTC)
-"""No clock that shows less is right when a certificate is made."""
+EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # begin of every certificate: a device without a battery has an old clock
+NEWEST_KNOWN = datetime(2026, 1, 1, tzinfo=UTC)  # a clock that shows less is wrong
 MAX_CERTIFICATE_BYTES = 2048
 SIGNING = ec.ECDSA(hashes.SHA256())
 
@@ -45,15 +43,15 @@ class Identity:
 
     @property
     def number(self) -> int:
-        """What the peer protocol calls this device."""
+        """The number of this device in the peer protocol."""
         return peer_number(self.id)
 
     @classmethod
     def create(cls, folder: Path) -> Identity:
-        """Make a key and its certificate in a folder that has none.
+        """Make a key and its certificate in a folder.
 
         Raises:
-            ConfigError: if the folder has a key: another one would be another device.
+            ConfigError: if the folder has a key.
             RunError: if the folder cannot be written.
         """
         folder = Path(folder)
@@ -66,9 +64,10 @@ class Identity:
             raise ConfigError(
                 f"{folder} has a key already; with another one it would be another device: use an empty folder"
             )
-        # The key last: a folder with a key is a whole identity, whenever the power goes.
+        # The key last: after a power cut, a folder with a key is a complete identity.
         atomic_write(folder / CERTIFICATE_FILE, certificate)
-        _write_key(folder / KEY_FILE, key)
+        with explain_write_errors(folder / KEY_FILE), replacing(folder / KEY_FILE, mode=0o600) as file:
+            file.write(key)
         return cls(device_id(certificate), certificate, key, folder)
 
     @classmethod
@@ -77,7 +76,7 @@ class Identity:
 
         Raises:
             ConfigError: if a file is missing or can be read by others.
-            DataError: if one is damaged or expired, or they do not fit each other.
+            DataError: if a file is damaged or expired, or they do not fit each other.
         """
         folder = Path(folder)
         key = _read(folder / KEY_FILE)
@@ -108,7 +107,7 @@ class Identity:
 
 
 def device_id(certificate_pem: bytes) -> str:
-    """Return the ID of the device that a certificate is for. Raises DataError if it is not a certificate."""
+    """Return the device ID of a certificate. Raises DataError if it is not a certificate."""
     try:
         return _id_of(x509.load_pem_x509_certificate(certificate_pem).public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -116,13 +115,10 @@ def device_id(certificate_pem: bytes) -> str:
 
 
 def check_certificate(certificate_pem: bytes) -> str:
-    """Return the ID of a device's certificate, if it is one as `Identity.create` makes them.
+    """Return the device ID of a certificate as `Identity.create` makes it. Raises ValueError with the reason.
 
-    Whoever trusts a certificate puts it among the roots of TLS. So exactly one may be in the text, and it must not be
-    able to vouch for others. Dates are not compared with a clock: all members must come to the same result.
-
-    Raises:
-        ValueError: with the reason.
+    Trusted certificates become roots of TLS: the text must hold exactly one, and it must not be able to sign others.
+    Dates are not compared with a clock, because all members must come to the same result.
     """
     if len(certificate_pem) > MAX_CERTIFICATE_BYTES:
         raise ValueError(f"it has {len(certificate_pem)} bytes, more than {MAX_CERTIFICATE_BYTES}")
@@ -155,7 +151,7 @@ def check_certificate(certificate_pem: bytes) -> str:
 
 
 def peer_number(id: str) -> int:
-    """Return the number that stands for a device in the peer protocol: the first 8 bytes of the digest without a bit.
+    """Return the number of a device in the peer protocol: the first 63 bits of its digest.
 
     >>> peer_number("a" * 52), peer_number("7" * 51 + "q") == 2**63 - 1
     (0, True)
@@ -186,7 +182,7 @@ def short(id: str) -> str:
 
 
 def fingerprint(id: str) -> str:
-    """Write an ID in groups of four, for two people who compare it.
+    """Write an ID in groups of four, for people to compare.
 
     >>> fingerprint("abcdefghijkl")
     'abcd efgh ijkl'
@@ -242,12 +238,6 @@ def _is_signed_by(public: ec.EllipticCurvePublicKey, certificate: x509.Certifica
     return True
 
 
-def _write_key(path: Path, key: bytes) -> None:
-    """Write the key for the owner only, whole or not at all."""
-    with explain_write_errors(path), replacing(path, mode=0o600) as file:
-        file.write(key)
-
-
 def _read(path: Path) -> bytes:
     try:
         return read_small(path, 1 << 16)
@@ -271,7 +261,7 @@ def _load_key(key: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def expired_on(certificate_pem: bytes) -> str:
-    """Return the day on which a certificate of another device expired; empty where it has not."""
+    """Return the day on which a certificate expired; empty if it has not."""
     end = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
     return f"{end:%Y-%m-%d}" if datetime.now(UTC) > end else ""
 

@@ -1,4 +1,4 @@
-"""The line that a person carries from one device to another: where to go, whom to meet, and a secret for one use."""
+"""The invite that a person carries from one device to another: an address, a device ID, and a one-time secret."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Invite:
 
     @classmethod
     def parse(cls, text: str) -> Invite:
-        """Read the line of an invitation. Raises ConfigError if it is none."""
+        """Read the line of an invitation. Raises ConfigError."""
         line = text.strip()
         match = PATTERN.fullmatch(line)
         if match is None:
@@ -66,7 +66,7 @@ def qr(invite: Invite | str) -> str:
 
 
 def _decode(text: str) -> bytes | None:
-    """Return the bytes of a secret, if it is written as `str` writes it."""
+    """Return the bytes of a secret in canonical form, else None."""
     data = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
     return data if base64.b32encode(data).decode().lower().rstrip("=") == text else None
 

@@ -1,4 +1,4 @@
-"""How a device joins a swarm by an invite: the joining end of a pairing. See `pairing`."""
+"""The joining end of a pairing. See `pairing`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,8 @@ from importlib import metadata
 from typing import Any
 
 from dfca.base.errors import ConfigError, DfcaError
-from dfca.node.trust import records
-from dfca.node.trust.handshake import (
-    MAX_FACTS_BYTES,
-    MAX_LINE,
-    MAX_SWARM,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    PROTOCOL,
-    BadMessage,
-    JoinRequest,
-    Transcript,
-    close,
-    decode,
-    encode,
-    read_line,
-    read_message,
-    send_message,
-)
+from dfca.node.trust import handshake, records
+from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, short
 from dfca.node.trust.invite import Invite
 from dfca.node.trust.membership import Member
@@ -47,12 +31,11 @@ CURES = {
     "burnt": "too many wrong secrets were tried: make a new invite",
     "removed": "that is final: make a new device in an empty folder, and pair that one with another invite",
     "not introduced": "the inviting device says why in its log",
-}
-"""What to do, by the reasons of the inviting device."""
+}  # what to do, by the reasons of the inviting device
 
 
 class PairingError(DfcaError):
-    """A pairing did not come about; `reason` is the short word that is counted."""
+    """A pairing failed; `reason` is the short word that is counted."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -61,21 +44,12 @@ class PairingError(DfcaError):
 
 @dataclass(frozen=True)
 class Joined:
-    """What a device has after it joined; `roster` is checked, and has this device and the inviter in it.
-
-    Whether swarm and root of the roster are those of the facts is for the reader of the facts to compare.
-    """
+    """What a device has after it joined. The caller must compare swarm and root of the roster with the facts."""
 
     facts: bytes
-    roster: Roster
-    code: str
-    """Both ends show the same six characters."""
+    roster: Roster  # checked; it contains this device and the inviter
+    code: str  # both ends show the same six characters
     inviter: Member
-
-    @property
-    def records(self) -> list[records.Record]:
-        """The records of the roster."""
-        return self.roster.records()
 
 
 async def join(
@@ -88,9 +62,9 @@ async def join(
     """Join the swarm of an invite; `check_facts` gets the swarm's facts (in a thread) and raises to decline.
 
     Raises:
-        ConfigError: if the invite, name or an address is none.
-        PairingError: if the pairing does not come about; the sentence says why and what to do.
-        DfcaError: whatever `check_facts` raises; the device is no member then.
+        ConfigError: if the invite, the name or an address is malformed.
+        PairingError: if the pairing fails; the sentence says why and what to do.
+        DfcaError: what `check_facts` raises; the device is not a member then.
     """
     invite = Invite.parse(invite) if isinstance(invite, str) else invite
     try:
@@ -111,12 +85,12 @@ async def join(
             "connection lost", f"the connection to {_place(invite)} was lost ({error}); try again, with a new invite"
         ) from error
     finally:
-        await close(writer)
+        await handshake.close(writer)
 
 
 @dataclass(frozen=True)
 class JoinSession:
-    """One attempt to join: with whom, as whom, over which connection."""
+    """One attempt to join."""
 
     invite: Invite
     identity: Identity
@@ -124,9 +98,9 @@ class JoinSession:
     writer: asyncio.StreamWriter
 
     async def receive(self, within_s: float) -> dict[str, Any]:
-        """Read a message that is not a refusal."""
+        """Read a message. Raises PairingError for a refusal."""
         async with asyncio.timeout(within_s):
-            values = await read_message(self.reader)
+            values = await handshake.read_message(self.reader)
         if "refused" in values:
             raise _refusal(self.invite, str(values["refused"])[:200])
         return values
@@ -137,31 +111,31 @@ async def _join(
 ) -> Joined:
     invite, identity, reader, writer = joining.invite, joining.identity, joining.reader, joining.writer
     hello = await joining.receive(ANSWER_S)
-    if hello.get("dfca") != PROTOCOL:
+    if hello.get("dfca") != handshake.PROTOCOL:
         raise PairingError(
             "version",
             f"{_place(invite)} pairs by version {str(hello.get('dfca'))[:9]!r} of the protocol, this device by "
-            f"{PROTOCOL}; install the same dfca at both ends",
+            f"{handshake.PROTOCOL}; install the same dfca at both ends",
         )
-    transcript, sent = _make_request(invite, identity, request, decode(hello, "nonce", NONCE_BYTES))
-    await send_message(writer, sent.to_message())
+    transcript, sent = _make_request(invite, identity, request, handshake.decode(hello, "nonce", handshake.NONCE_BYTES))
+    await handshake.send_message(writer, sent.to_message())
     welcome = await joining.receive(ANSWER_S)
     swarm, root, size = welcome.get("swarm"), welcome.get("root"), welcome.get("facts")
-    if not isinstance(swarm, str) or not 0 < len(swarm) <= MAX_SWARM or not isinstance(root, str):
+    if not isinstance(swarm, str) or not 0 < len(swarm) <= handshake.MAX_SWARM or not isinstance(root, str):
         raise BadMessage("malformed")
-    if not is_device_id(root) or not isinstance(size, int) or not 0 <= size <= MAX_FACTS_BYTES:
+    if not is_device_id(root) or not isinstance(size, int) or not 0 <= size <= handshake.MAX_FACTS_BYTES:
         raise BadMessage("malformed")
     async with asyncio.timeout(ROSTER_S):
         facts = await reader.readexactly(size)
     expected = transcript.proof(invite.secret, "welcome", swarm.encode(), root.encode(), facts)
-    _compare(invite, decode(welcome, "proof", PROOF_BYTES), expected)
+    _compare(invite, handshake.decode(welcome, "proof", handshake.PROOF_BYTES), expected)
     try:
         await asyncio.to_thread(check_facts, facts)
     except BaseException:
         with suppress(OSError, TimeoutError):
-            await send_message(writer, {"decline": True})
+            await handshake.send_message(writer, {"decline": True})
         raise
-    await send_message(writer, {"accept": encode(transcript.proof(invite.secret, "accept"))})
+    await handshake.send_message(writer, {"accept": handshake.encode(transcript.proof(invite.secret, "accept"))})
     roster = await _receive_roster(joining, transcript, Roster(swarm, root))
     inviter = roster.member(invite.id)
     if inviter is None or identity.id not in roster.members():
@@ -172,7 +146,7 @@ async def _join(
 def _make_request(
     invite: Invite, identity: Identity, request: tuple[str, tuple[str, ...]], inviter_nonce: bytes
 ) -> tuple[Transcript, JoinRequest]:
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonce = secrets.token_bytes(handshake.NONCE_BYTES)
     transcript = Transcript(invite.id, identity.id, inviter_nonce, nonce)
     plain = JoinRequest(identity.certificate, *request, _version(), nonce)
     fields = plain.fields()
@@ -191,10 +165,10 @@ async def _receive_roster(joining: JoinSession, transcript: Transcript, roster: 
     lines = []
     async with asyncio.timeout(ROSTER_S):
         for _ in range(count):
-            lines.append((await read_line(joining.reader)).rstrip(b"\n"))
+            lines.append((await handshake.read_line(joining.reader)).rstrip(b"\n"))
     _compare(
         joining.invite,
-        decode(head, "proof", PROOF_BYTES),
+        handshake.decode(head, "proof", handshake.PROOF_BYTES),
         transcript.proof(joining.invite.secret, "roster", canonical(*lines)),
     )
     reasons = roster.merge(lines)
@@ -208,15 +182,15 @@ async def _receive_roster(joining: JoinSession, transcript: Transcript, roster: 
 
 
 async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect, and make sure that it is the device of the invite before anything is sent to it."""
+    """Connect, and check that it is the device of the invite before anything is sent to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No authority vouches for devices: the ID below is the check. TLS has proved that the other end holds the key.
+    # No authority signs certificates: the ID below is the check. TLS has proved that the other end holds the key.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(
-                invite.host, invite.port, ssl=context, server_hostname="", limit=MAX_LINE
+                invite.host, invite.port, ssl=context, server_hostname="", limit=handshake.MAX_LINE
             )
     except (OSError, TimeoutError) as error:
         detail = f" ({error})" if str(error) else ""
@@ -227,15 +201,15 @@ async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.Stream
         ) from error
     der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     try:
-        found = check_certificate(ssl.DER_cert_to_PEM_cert(der).encode())
+        other = check_certificate(ssl.DER_cert_to_PEM_cert(der).encode())
     except ValueError:
-        found = ""
-    if not hmac.compare_digest(found.encode(), invite.id.encode()):
+        other = ""
+    if not hmac.compare_digest(other.encode(), invite.id.encode()):
         writer.transport.abort()
         raise PairingError(
             "other device",
             f"{invite.host} port {invite.port} is not device {short(invite.id)} of the invite but "
-            f"{short(found) or 'something else'}; nothing was sent to it: make a new invite and check the address",
+            f"{short(other) or 'something else'}; nothing was sent to it: make a new invite and check the address",
         )
     return reader, writer
 
@@ -256,7 +230,7 @@ def _compare(invite: Invite, proof: bytes, expected: bytes) -> None:
 
 def _refusal(invite: Invite, text: str) -> PairingError:
     reason = text if text in CURES else "refused"
-    readable = "".join(each for each in text if each.isprintable())
+    readable = "".join(filter(str.isprintable, text))
     cure = CURES.get(text, "make a new invite and try again")
     return PairingError(reason, f"{_place(invite)} refused this device: {readable}; {cure}")
 

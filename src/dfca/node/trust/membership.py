@@ -1,4 +1,4 @@
-"""Who is a member, from the records of a roster alone: a pure function, whatever the order they came in."""
+"""Who is a member: a pure function of the records of a roster, independent of their order."""
 
 from __future__ import annotations
 
@@ -16,37 +16,34 @@ class Member:
     """A device that belongs to the swarm."""
 
     id: str
-    name: str
-    """Unique: where two have the same name, both have a part of their ID behind it."""
+    name: str  # unique: where two have the same name, both have a part of their ID behind it
     certificate: bytes
     addresses: tuple[str, ...]
     may_introduce: bool
 
     @property
     def number(self) -> int:
-        """What the peer protocol calls it."""
+        """Its number in the peer protocol."""
         return peer_number(self.id)
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What the records of a roster amount to."""
+    """What follows from the records of a roster."""
 
-    members: Mapping[str, Member]
-    """By ID, in order of the IDs."""
+    members: Mapping[str, Member]  # by ID, in order of the IDs
     removed: frozenset[str]
-    introducers: Mapping[str, int]
-    """Those whose introductions count, with the number of introductions from the root to each; some may be removed."""
-    counting: tuple[Introduction, ...]
-    """The introductions that count."""
+    introducers: Mapping[str, int]  # whose introductions count, with their distance from the root; also removed ones
+    counting: tuple[Introduction, ...]  # the introductions that count
 
 
 def find_members(root: str, records: Iterable[Record]) -> Membership:
-    """Work out the members.
+    """Derive the members.
 
-    A removed device is none. An introduction counts if its introducer is reached from the root by introductions that
-    count, each with `may_introduce`; one by a removed device only if `find_kept` lists it. Of several the one nearest
-    to the root gives name and certificate. Of two with the same number the one nearer to the root is a member.
+    A removed device is not a member. An introduction counts if a chain of counting introductions with `may_introduce`
+    leads from the root to its introducer; one by a removed device only if `find_kept` lists it. The introduction
+    nearest to the root gives name and certificate. Of two devices with the same number the one nearer to the root is a
+    member.
     """
     records = list(records)
     removals = [record for record in records if isinstance(record, Removal)]
@@ -68,24 +65,18 @@ def find_members(root: str, records: Iterable[Record]) -> Membership:
         chosen.setdefault(peer_number(record.id), record)
     names = unique_names({record.id: record.name for record in chosen.values()})
     addresses = {record.id: record.addresses for record in records if isinstance(record, Contact)}
-    members = {
-        record.id: Member(
-            record.id,
-            names[record.id],
-            record.certificate,
-            addresses.get(record.id, record.addresses),
-            record.id in depths,
-        )
-        for record in sorted(chosen.values(), key=lambda record: record.id)
-    }
+    members = {}
+    for record in sorted(chosen.values(), key=lambda record: record.id):
+        reached = addresses.get(record.id, record.addresses)
+        members[record.id] = Member(record.id, names[record.id], record.certificate, reached, record.id in depths)
     return Membership(members, removed, depths, counting)
 
 
 def find_kept(removals: Iterable[Removal]) -> dict[str, set[str]]:
-    """Return for every removed device those that it introduced and that stay.
+    """Return for every removed device those that it introduced and that stay members.
 
-    All others that removed it must list them. Its own word counts only if nobody else has removed it: else it could
-    keep friends.
+    Everyone else who removed it must list them. Its own removal counts only if nobody else removed it, so that it
+    cannot keep friends.
     """
     lists: dict[str, list[set[str]]] = defaultdict(list)
     own: dict[str, set[str]] = {}
@@ -94,11 +85,11 @@ def find_kept(removals: Iterable[Removal]) -> dict[str, set[str]]:
             own[removal.id] = set(removal.kept)
         else:
             lists[removal.id].append(set(removal.kept))
-    return own | {id_: set.intersection(*each) for id_, each in lists.items()}
+    return own | {id_: set.intersection(*kept) for id_, kept in lists.items()}
 
 
 def find_depths(root: str, introductions: Iterable[Introduction]) -> dict[str, int]:
-    """Return how many introductions from the root everybody is who may introduce by them."""
+    """Return the distance from the root, in introductions, of every device that may introduce."""
     introduced: dict[str, list[str]] = defaultdict(list)
     for record in introductions:
         if record.may_introduce:
@@ -106,17 +97,16 @@ def find_depths(root: str, introductions: Iterable[Introduction]) -> dict[str, i
     depths = {root: 0} if root in introduced[root] else {}
     frontier = list(depths)
     while frontier:
-        found = {id_ for each in frontier for id_ in introduced[each] if id_ not in depths}
-        depths.update(dict.fromkeys(found, depths[frontier[0]] + 1))
-        frontier = sorted(found)
+        reached = {id_ for introducer in frontier for id_ in introduced[introducer] if id_ not in depths}
+        depths.update(dict.fromkeys(reached, depths[frontier[0]] + 1))
+        frontier = sorted(reached)
     return depths
 
 
 def find_notice(id: str, records: Iterable[Record]) -> set[tuple[str, str, str]]:
-    """Return the slots of the records that show to a device that it was removed.
+    """Return the slots of the records that prove to a device that it was removed, and of no others.
 
-    Removals of it and of those that introduced it, and the introductions of who signed them; nothing else that has
-    happened in the swarm is its business.
+    These are removals of it and of its introducers, and the introductions of those who signed them.
     """
     records = list(records)
     introducers: dict[str, set[str]] = defaultdict(set)
@@ -124,22 +114,22 @@ def find_notice(id: str, records: Iterable[Record]) -> set[tuple[str, str, str]]
         if isinstance(record, Introduction):
             introducers[record.id].add(record.introducer)
 
-    def line_of(ids: set[str]) -> set[str]:
-        found, new = set(ids), set(ids)
+    def with_introducers(ids: set[str]) -> set[str]:
+        line, new = set(ids), set(ids)
         while new:
-            new = {above for each in new for above in introducers[each]} - found
-            found |= new
-        return found
+            new = {above for id_ in new for above in introducers[id_]} - line
+            line |= new
+        return line
 
-    above = line_of({id})
-    removals = [record for record in records if isinstance(record, Removal) and record.id in above]
-    signers = line_of({removal.by for removal in removals})
-    introductions = {each.slot for each in records if isinstance(each, Introduction) and each.id in signers}
+    line = with_introducers({id})
+    removals = [record for record in records if isinstance(record, Removal) and record.id in line]
+    signers = with_introducers({removal.by for removal in removals})
+    introductions = {record.slot for record in records if isinstance(record, Introduction) and record.id in signers}
     return introductions | {removal.slot for removal in removals}
 
 
 def unique_names(names: dict[str, str]) -> dict[str, str]:
-    """Put a part of the ID behind every name that two have; letters of either case are the same.
+    """Append a part of the ID to every name that is not unique, ignoring case.
 
     >>> unique_names({"abcdefgh": "Pi", "bcdefghi": "pi", "cdefghij": "nas"})
     {'abcdefgh': 'Pi~abcdefg', 'bcdefghi': 'pi~bcdefgh', 'cdefghij': 'nas'}

@@ -1,7 +1,7 @@
-"""Pairing: a device that holds an invite becomes a member. `docs/protocol-trust.md` has every byte of it.
+"""Pairing: a device with an invite becomes a member. `docs/protocol-trust.md` has every byte of it.
 
-A invites, B joins. B compares A's ID with the invite's before it sends anything; both prove the secret by HMAC over
-both IDs and nonces, and never send it; B becomes a member only after it has seen the swarm's facts and wants to.
+A invites, B joins. B checks A's ID before it sends anything; both prove the secret by HMAC over both IDs and nonces,
+and never send it; B becomes a member only after it has seen and accepted the swarm's facts.
 
     A -> B   hello    version, nonce
     B -> A   join     certificate, name, addresses, nonce, proof, signature
@@ -28,30 +28,13 @@ from typing import Any
 
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.addresses import outgoing_hosts
-from dfca.node.trust import records
-from dfca.node.trust.handshake import (
-    MAX_FACTS_BYTES,
-    MAX_LINE,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    PROTOCOL,
-    BadMessage,
-    JoinRequest,
-    Transcript,
-    close,
-    decode,
-    encode,
-    read_message,
-    send_message,
-)
+from dfca.node.trust import handshake, records
+from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import CERTIFICATE_FILE, KEY_FILE, Identity, check_certificate, verify
 from dfca.node.trust.invite import LIFETIME_S, Invite
-from dfca.node.trust.joining import Joined, PairingError, join
 from dfca.node.trust.membership import Member
 from dfca.node.trust.records import canonical
 from dfca.node.trust.roster import Roster
-
-__all__ = ["Joined", "PairingError", "PairingServer", "PairingSettings", "join"]
 
 MAX_OPEN = 8
 SPENT_KEPT = 64
@@ -62,20 +45,13 @@ log = logging.getLogger(__name__)
 class PairingSettings:
     """How a device invites."""
 
-    host: str | None = None
-    """What the invite names as this device's address; None: the address that it would go out from."""
-    bind: str = ""
-    """Where to listen; empty: everywhere."""
-    may_introduce: bool = False
-    """Whether those who join may introduce others."""
-    attempts: int = 5
-    """After so many wrong secrets an invite is burnt."""
-    connections: int = 32
-    """So many at once; one more ends the oldest that has not proved the secret."""
-    prove_s: float = 10.0
-    """From the first byte to the proof of the secret, TLS included."""
-    accept_s: float = 120.0
-    """So long the other device may look at the facts (it may have to read its data)."""
+    host: str | None = None  # the address in the invite; None: the one that this device sends from
+    bind: str = ""  # where to listen; empty: everywhere
+    may_introduce: bool = False  # whether devices that join may introduce others
+    attempts: int = 5  # wrong secrets after which an invite is burnt
+    connections: int = 32  # at once; one more ends the oldest that has not proved the secret
+    prove_s: float = 10.0  # from the first byte to the proof of the secret, TLS included
+    accept_s: float = 120.0  # for the other device to check the facts against its data
 
 
 @dataclass
@@ -103,10 +79,10 @@ class PairingRefused(Exception):
 
 
 class PairingServer:
-    """Listens while an invite is open, and makes members of those who prove its secret.
+    """Listens while an invite is open, and makes devices that prove its secret members.
 
-    `on_joined(member, code)` is called when a device has become a member and before it is sent the roster: save the
-    roster there. `refused` counts, by reason, what did not lead to a member.
+    `on_joined(member, code)` is called when a device has become a member, before it is sent the roster: save the roster
+    there. `refused` counts the other attempts by reason.
     """
 
     def __init__(
@@ -127,14 +103,14 @@ class PairingServer:
     @property
     def invites(self) -> list[Invite]:
         """The invites that can still be used."""
-        return [each.invite for each in self._open]
+        return [entry.invite for entry in self._open]
 
     async def open(
         self, identity: Identity, roster: Roster, facts: bytes, port: int = 0, lifetime_s: float = LIFETIME_S
     ) -> Invite:
         """Open an invite for one device and listen until it is used, expired or burnt.
 
-        Where another one is open the port is that one's.
+        If another one is open, `port` is ignored and that one's is used.
 
         Raises:
             ConfigError: if this device may not introduce, the port cannot be used, or too many invites are open.
@@ -142,26 +118,31 @@ class PairingServer:
         if not roster.may_introduce(identity.id):
             raise ConfigError(
                 "this device may not introduce others to its swarm; invite from one that may: "
-                + (", ".join(each.name for each in roster.members().values() if each.may_introduce) or "none is left")
+                + (
+                    ", ".join(other.name for other in roster.members().values() if other.may_introduce)
+                    or "none is left"
+                )
             )
         if len(self._open) >= MAX_OPEN:
             raise ConfigError(f"{MAX_OPEN} invites are open; use them or wait until they expire")
-        if not 0 < len(facts) <= MAX_FACTS_BYTES:
-            raise ConfigError(f"the facts of the swarm have {len(facts)} bytes; 1 to {MAX_FACTS_BYTES} can be sent")
+        if not 0 < len(facts) <= handshake.MAX_FACTS_BYTES:
+            raise ConfigError(
+                f"the facts of the swarm have {len(facts)} bytes; 1 to {handshake.MAX_FACTS_BYTES} can be sent"
+            )
         if self._socket is None:
-            if self._accepting is not None:  # when it has ended the port is closed
+            if self._accepting is not None:  # the port is closed when it has ended
                 await asyncio.gather(self._accepting, return_exceptions=True)
             self._start_listening(identity, port)
         host = self.settings.host or next(iter(outgoing_hosts()), "127.0.0.1")
-        each = OpenInvite(Invite.make(host, self._port, identity.id), identity, roster, facts)
-        each.timer = asyncio.get_running_loop().call_later(lifetime_s, self._spend, each, "expired")
-        self._open.append(each)
-        return each.invite
+        entry = OpenInvite(Invite.make(host, self._port, identity.id), identity, roster, facts)
+        entry.timer = asyncio.get_running_loop().call_later(lifetime_s, self._spend, entry, "expired")
+        self._open.append(entry)
+        return entry.invite
 
     async def close(self) -> None:
         """Close all invites and the port."""
-        for each in tuple(self._open):
-            self._spend(each, "closed")
+        for entry in tuple(self._open):
+            self._spend(entry, "closed")
         self._stop_listening()
         tasks = [visit.task for visit in self._visits]
         for task in tasks:
@@ -169,14 +150,14 @@ class PairingServer:
         await asyncio.gather(*tasks, *((self._accepting,) if self._accepting else ()), return_exceptions=True)
         self._accepting = None
 
-    def _spend(self, each: OpenInvite, why: str) -> None:
-        """Take an invite out of use; with the last one the port closes."""
-        if each not in self._open:
+    def _spend(self, entry: OpenInvite, why: str) -> None:
+        """Invalidate an invite; with the last one the port closes."""
+        if entry not in self._open:
             return
-        self._open.remove(each)
-        self._spent.append((each.invite, why))
-        if each.timer is not None:
-            each.timer.cancel()
+        self._open.remove(entry)
+        self._spent.append((entry.invite, why))
+        if entry.timer is not None:
+            entry.timer.cancel()
         if not self._open:
             self._stop_listening()
 
@@ -197,7 +178,7 @@ class PairingServer:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listening)
-            except OSError:  # too many open files, or the other end is gone already
+            except OSError:  # too many open files, or the other end is gone
                 await asyncio.sleep(0.1)
                 continue
             if not self._make_room():
@@ -205,10 +186,10 @@ class PairingServer:
                 continue
             visit = Visit(loop.create_task(self._serve(connection, context)))
             self._visits.append(visit)
-            visit.task.add_done_callback(partial(self._forget, visit))
+            visit.task.add_done_callback(lambda _, visit=visit: self._forget(visit))  # type: ignore[misc]
 
     def _make_room(self) -> bool:
-        """Return whether there is room for one more visit, if need be instead of one that has proved nothing."""
+        """Return whether there is room for one more visit; end one that has proved nothing if necessary."""
         if len(self._visits) < self.settings.connections:
             return True
         self.refused["too many connections"] += 1
@@ -219,14 +200,14 @@ class PairingServer:
         self._visits.remove(oldest)
         return True
 
-    def _forget(self, visit: Visit, _: asyncio.Task[None]) -> None:
+    def _forget(self, visit: Visit) -> None:
         if visit in self._visits:
             self._visits.remove(visit)
 
     async def _serve(self, connection: socket.socket, context: ssl.SSLContext) -> None:
-        """Serve one connection; whatever it does, the server goes on."""
+        """Serve one connection; no error of it ends the server."""
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=MAX_LINE, loop=loop)
+        reader = asyncio.StreamReader(limit=handshake.MAX_LINE, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         deadline = loop.time() + self.settings.prove_s
         writer = None
@@ -237,9 +218,7 @@ class PairingServer:
                 )
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             await self._talk(reader, writer, deadline)
-        except PairingRefused as error:
-            await self._refuse(writer, str(error))
-        except BadMessage as error:
+        except (PairingRefused, BadMessage) as error:
             await self._refuse(writer, str(error))
         except TimeoutError:
             await self._refuse(writer, "too slow")
@@ -252,7 +231,7 @@ class PairingServer:
             if writer is None:
                 connection.close()
             else:
-                await close(writer)
+                await handshake.close(writer)
 
     async def _refuse(self, writer: asyncio.StreamWriter | None, reason: str) -> None:
         self.refused[reason] += 1
@@ -260,33 +239,39 @@ class PairingServer:
         if writer is not None:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1):
-                    await send_message(writer, {"refused": reason})
+                    await handshake.send_message(writer, {"refused": reason})
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float) -> None:
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce = secrets.token_bytes(handshake.NONCE_BYTES)
         async with asyncio.timeout_at(deadline):
-            await send_message(writer, {"dfca": PROTOCOL, "nonce": encode(nonce)})
-            request = JoinRequest.from_message(await read_message(reader))
-        each, transcript = self._check(request, nonce)
+            await handshake.send_message(writer, {"dfca": handshake.PROTOCOL, "nonce": handshake.encode(nonce)})
+            request = JoinRequest.from_message(await handshake.read_message(reader))
+        entry, transcript = self._check(request, nonce)
         task = asyncio.current_task()
         for visit in self._visits:
             visit.proved = visit.proved or visit.task is task
-        swarm, root = each.roster.swarm, each.roster.root
-        proof = transcript.proof(each.invite.secret, "welcome", swarm.encode(), root.encode(), each.facts)
-        welcome: dict[str, Any] = {"swarm": swarm, "root": root, "facts": len(each.facts), "proof": encode(proof)}
-        await send_message(writer, welcome, more=each.facts)
+        secret, swarm, root = entry.invite.secret, entry.roster.swarm, entry.roster.root
+        proof = transcript.proof(secret, "welcome", swarm.encode(), root.encode(), entry.facts)
+        welcome: dict[str, Any] = {
+            "swarm": swarm,
+            "root": root,
+            "facts": len(entry.facts),
+            "proof": handshake.encode(proof),
+        }
+        await handshake.send_message(writer, welcome, more=entry.facts)
         async with asyncio.timeout(self.settings.accept_s):
-            answer = await read_message(reader)
+            answer = await handshake.read_message(reader)
         if "decline" in answer:
             raise PairingRefused("declined")
-        accepted = transcript.proof(each.invite.secret, "accept")
-        if not hmac.compare_digest(decode(answer, "accept", PROOF_BYTES), accepted):
+        if not hmac.compare_digest(
+            handshake.decode(answer, "accept", handshake.PROOF_BYTES), transcript.proof(secret, "accept")
+        ):
             raise PairingRefused("wrong secret")
-        self._introduce(each, request, transcript.code())
-        lines = [records.to_bytes(record) for record in each.roster.records()]
-        proof = transcript.proof(each.invite.secret, "roster", canonical(*lines))
-        head = {"records": len(lines), "proof": encode(proof)}
-        await send_message(writer, head, more=b"".join(line + b"\n" for line in lines))
+        self._introduce(entry, request, transcript.code())
+        lines = [records.to_bytes(record) for record in entry.roster.records()]
+        proof = transcript.proof(secret, "roster", canonical(*lines))
+        head = {"records": len(lines), "proof": handshake.encode(proof)}
+        await handshake.send_message(writer, head, more=b"".join(line + b"\n" for line in lines))
 
     def _check(self, request: JoinRequest, nonce: bytes) -> tuple[OpenInvite, Transcript]:
         """Return the invite whose secret the request proves."""
@@ -294,49 +279,50 @@ class PairingServer:
             joiner = check_certificate(request.certificate)
         except ValueError as error:
             raise PairingRefused("certificate") from error
-        fields = request.fields()
-        found, transcript = None, None
-        for each in self._open:
-            transcript = Transcript(each.identity.id, joiner, nonce, request.nonce)
-            if hmac.compare_digest(request.proof, transcript.proof(each.invite.secret, "join", *fields)):
-                found = each
-                break
-        if found is None or transcript is None:
-            raise PairingRefused(self._why_unknown(request, nonce, joiner))
-        if joiner == found.identity.id:
+        proves = partial(_proves, request, nonce, joiner)
+        entry = next((entry for entry in self._open if proves(entry.invite)), None)
+        if entry is None:
+            raise PairingRefused(self._why_unknown(proves))
+        if joiner == entry.identity.id:
             raise PairingRefused("itself")
-        if found.roster.is_removed(joiner):
+        if entry.roster.is_removed(joiner):
             raise PairingRefused("removed")
-        if not verify(request.certificate, transcript.bytes_for("join", *fields), request.signature):
+        transcript = Transcript(entry.identity.id, joiner, nonce, request.nonce)
+        if not verify(request.certificate, transcript.bytes_for("join", *request.fields()), request.signature):
             raise PairingRefused("signature")
-        return found, transcript
+        return entry, transcript
 
-    def _why_unknown(self, request: JoinRequest, nonce: bytes, joiner: str) -> str:
-        """Return why no open invite fits: one of the past, or a wrong secret, which counts against all open ones."""
+    def _why_unknown(self, proves: Callable[[Invite], bool]) -> str:
+        """Return why no open invite fits: a spent one, or a wrong secret, which counts against all open ones."""
         for invite, why in self._spent:
-            transcript = Transcript(invite.id, joiner, nonce, request.nonce)
-            if hmac.compare_digest(request.proof, transcript.proof(invite.secret, "join", *request.fields())):
+            if proves(invite):
                 return why
-        for each in tuple(self._open):
-            each.wrong += 1
-            if each.wrong >= self.settings.attempts:
-                self._spend(each, "burnt")
+        for entry in tuple(self._open):
+            entry.wrong += 1
+            if entry.wrong >= self.settings.attempts:
+                self._spend(entry, "burnt")
                 self.refused["burnt"] += 1
         return "wrong secret"
 
-    def _introduce(self, each: OpenInvite, request: JoinRequest, code: str) -> None:
-        if each not in self._open:  # another device was faster, or the time is over
-            raise PairingRefused(next((why for invite, why in self._spent if invite == each.invite), "used"))
+    def _introduce(self, entry: OpenInvite, request: JoinRequest, code: str) -> None:
+        if entry not in self._open:  # another device was faster, or it expired
+            raise PairingRefused(next((why for invite, why in self._spent if invite == entry.invite), "used"))
         try:
-            member = each.roster.introduce(
-                each.identity, request.certificate, request.name, request.addresses, self.settings.may_introduce
+            member = entry.roster.introduce(
+                entry.identity, request.certificate, request.name, request.addresses, self.settings.may_introduce
             )
         except DfcaError as error:
             log.warning("a device that knows the secret cannot be introduced: %s", error)
             raise PairingRefused("not introduced") from error
-        self._spend(each, "used")
+        self._spend(entry, "used")
         if self.on_joined is not None:
             self.on_joined(member, code)
+
+
+def _proves(request: JoinRequest, nonce: bytes, joiner: str, invite: Invite) -> bool:
+    """Return whether a request proves the secret of an invite."""
+    transcript = Transcript(invite.id, joiner, nonce, request.nonce)
+    return hmac.compare_digest(request.proof, transcript.proof(invite.secret, "join", *request.fields()))
 
 
 def _context(identity: Identity) -> ssl.SSLContext:

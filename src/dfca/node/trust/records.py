@@ -1,6 +1,6 @@
-"""The signed records of a roster: what they hold, the bytes that are signed, and how they are written.
+"""The signed records of a roster: their fields, the signed bytes, and JSON.
 
-Signed are length-prefixed fields, never JSON: two programs that write JSON differently still sign the same bytes.
+Signatures cover length-prefixed fields, not JSON: programs that write JSON differently sign the same bytes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ MAX_NAME = 64
 MAX_ADDRESSES = 8
 MAX_SIGNATURE_BYTES = 80
 MAX_SERIAL = 2**63 - 1
-SUFFIX_SIGN = "~"
-"""Between a name and a part of the ID where two members have the same name; no name may contain it."""
+SUFFIX_SIGN = "~"  # between a name and a part of the ID where two members have the same name; no name may contain it
 NOT_IN_NAMES = frozenset(SUFFIX_SIGN + "/\\")  # a name may end up in the name of a file
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{2,64}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
 
@@ -42,7 +41,7 @@ def canonical(*fields: bytes) -> bytes:
 
 
 class _Signed:
-    """What all kinds of records share. Fields are signed in their order, the signature excepted."""
+    """What all kinds of records share. All fields but the signature are signed, in order."""
 
     kind: ClassVar[str]
     signer_field: ClassVar[str]
@@ -52,12 +51,12 @@ class _Signed:
 
     @property
     def signer(self) -> str:
-        """The ID of the device that must have signed it."""
+        """The ID of the device that signs it."""
         return str(getattr(self, self.signer_field))
 
     @property
     def slot(self) -> tuple[str, str, str]:
-        """Of all records with the same slot one is held."""
+        """A roster holds one record per slot."""
         return (self.kind, self.id, self.signer)
 
     def signed_bytes(self, swarm: str) -> bytes:
@@ -84,7 +83,7 @@ class Introduction(_Signed):
     signature: bytes = b""
 
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher is held. What was allowed once stays allowed (see `Roster`)."""
+        """Order records of one slot: the highest is held. What was allowed once stays allowed (see `Roster`)."""
         content = (self.is_device, self.name.encode(), self.certificate, self.addresses, self.signature)
         return (self.may_introduce, self.serial, *content)
 
@@ -102,7 +101,7 @@ class Removal(_Signed):
     signature: bytes = b""
 
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher is held."""
+        """Order records of one slot: the highest is held."""
         return (-len(self.kept), self.kept, self.signature)
 
 
@@ -119,7 +118,7 @@ class Contact(_Signed):
     signature: bytes = b""
 
     def rank(self) -> tuple[Any, ...]:
-        """Order records of one slot: the higher is held."""
+        """Order records of one slot: the highest is held."""
         return (self.serial, self.addresses, self.signature)
 
 
@@ -148,7 +147,7 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(data: bytes) -> Record:
-    """Read a record; only its form is checked, not its signature. Raises MalformedRecord."""
+    """Read a record and check its form, not its signature. Raises MalformedRecord."""
     if len(data) > MAX_RECORD_BYTES:
         raise MalformedRecord(f"a record has {len(data)} bytes, more than {MAX_RECORD_BYTES}")
     try:
@@ -159,7 +158,7 @@ def from_bytes(data: bytes) -> Record:
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """Return a record as values of JSON."""
+    """Return a record as JSON values."""
     values: dict[str, Any] = {name: getattr(record, name) for name in record.__match_args__}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     if isinstance(record, Introduction):
@@ -168,7 +167,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(values: object) -> Record:
-    """Make a record of values of JSON. Raises MalformedRecord."""
+    """Make a record from JSON values. Raises MalformedRecord."""
     if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
         raise MalformedRecord("a record is not an object with a kind")
     kind = KINDS.get(values["kind"])
@@ -263,5 +262,4 @@ FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "kept": _kept,
     "serial": _serial,
     "signature": _signature,
-}
-"""What checks a field of a record: takes the value and the field's name, raises MalformedRecord."""
+}  # what checks a field of a record: takes the value and the field's name, raises MalformedRecord

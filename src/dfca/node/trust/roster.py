@@ -1,14 +1,14 @@
 """Who belongs to a swarm: a set of signed records that all members merge, in any order, to the same result.
 
-Two questions are kept apart, so that the order of arrival never matters:
+Two questions are separate, so that the order of arrival never matters:
 
-- Is a record *held*? Its signature fits, and its signer is known by a chain of introductions from the root, each by one
-  that may introduce. More records never make a held one less so. Of each slot (kind, subject, signer) the record
-  with the highest rank is held; nothing is ever taken away.
-- Who is a *member*? That follows from all held records: a removed device is none; what a removed device introduced
-  counts only if every removal of it by others (else its own) lists it in `kept`.
+- Is a record *held*? Its signature is valid, and a chain of introductions by devices that may introduce leads from the
+  root to its signer. More records never change that. Of each slot (kind, subject, signer) the record with the highest
+  rank is held; nothing is ever deleted.
+- Who is a *member*? That follows from all held records: a removed device is not; a device that it introduced only if
+  every removal of it by others (else its own) lists it in `kept`.
 
-A removal counts for ever, also if its signer is removed later. The root can only be removed by itself.
+A removal counts for ever, also if its signer is removed later. Only the root can remove itself.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from dfca.node.trust.membership import Member, find_depths, find_members, find_n
 from dfca.node.trust.records import MAX_MEMBERS, Contact, Introduction, MalformedRecord, Record, Removal
 
 MAX_RECORDS = 8 * MAX_MEMBERS
-MAX_FORGED = 64
-"""After so many wrong signatures or certificates the rest of a call is not read: each takes 0.2 ms."""
-MOST_SHOWN = 2
-"""A removed device may connect until it was shown its removal so often: a caller may be gone before it reads."""
+MAX_FORGED = 64  # wrong signatures or certificates after which the rest of a call is not read: each takes 0.2 ms
+MOST_SHOWN = 2  # times a removed device is shown its removal before it may not connect: it may be gone before it reads
 VERSION = 1
 MOST_FILE_BYTES = 256 * 2**20
 
@@ -59,8 +57,7 @@ REASONS = (
     OLD_CONTACT,
     FULL,
     NOT_READ,
-)
-"""Why `merge` refuses a record."""
+)  # why `merge` refuses a record
 
 
 class Roster:
@@ -68,13 +65,10 @@ class Roster:
 
     def __init__(self, swarm: str, root: str) -> None:
         self.swarm, self.root = swarm, root
-        self.changed = False
-        """Whether there is something that `save` has not written."""
-        self.refused: Counter[str] = Counter()
-        """How many records were refused, by reason."""
+        self.changed = False  # whether there is something that `save` has not written
+        self.refused: Counter[str] = Counter()  # how many records were refused, by reason
         self._held: dict[tuple[str, str, str], Record] = {}
-        self._keys: dict[str, bytes] = {}
-        """A certificate of everybody who has an introduction; all of an ID have the same key."""
+        self._keys: dict[str, bytes] = {}  # a certificate of every introduced device; all of an ID have the same key
         self._may_sign: set[str] = set()
         self._membership = find_members(root, ())
         self._by_number: dict[int, Member] = {}
@@ -112,13 +106,11 @@ class Roster:
         for member in self._membership.members.values():
             if name in (member.name, member.id):
                 return member
-        begun = [
-            m for m in self._membership.members.values() if len(name) >= len(short(m.id)) and m.id.startswith(name)
-        ]
-        return begun[0] if len(begun) == 1 else None
+        begun = [id_ for id_ in self._membership.members if len(name) >= len(short(id_)) and id_.startswith(name)]
+        return self._membership.members[begun[0]] if len(begun) == 1 else None
 
     def announced(self) -> dict[str, int]:
-        """Return the members that have run: they have said where they are reached, at this second by their clocks."""
+        """Return the members that have announced their addresses, and when, in seconds of their clocks."""
         said = {record.id: record.serial for record in self._held.values() if isinstance(record, Contact)}
         return {id: serial for id, serial in said.items() if id in self._membership.members}
 
@@ -127,35 +119,34 @@ class Roster:
         return id in self._membership.removed
 
     def introduced(self) -> frozenset[int]:
-        """Return the numbers of all devices that were ever introduced, removed ones included."""
+        """Return the numbers of all devices that were ever introduced, also removed ones."""
         return self._introduced
 
     def certificates(self) -> list[bytes]:
-        """List the certificates that may connect: of the members, and of removed devices until they were shown it."""
-        found = self._membership  # gRPC asks in threads of its own
-        removed = [
-            self._keys[id_] for id_ in sorted(found.removed) if id_ in self._keys and self._shown[id_] < MOST_SHOWN
-        ]
-        return [*(member.certificate for member in found.members.values()), *removed]
+        """List the certificates that may connect: members, and removed devices that were not shown their removal."""
+        membership = self._membership  # gRPC calls this in its own threads
+        waiting = (id_ for id_ in sorted(membership.removed) if id_ in self._keys and self._shown[id_] < MOST_SHOWN)
+        return [*(member.certificate for member in membership.members.values()), *(self._keys[id_] for id_ in waiting)]
 
     def note_shown(self, id: str, times: int = 1) -> None:
-        """Note that this node has shown a removed device its removal."""
+        """Note that this node showed a removed device its removal."""
         self._shown[id] += times
 
     def notice(self, id: str) -> list[Record]:
-        """Return the records that show to a device why it is no member any more; none where it is one, or never was."""
+        """Return the records that prove to a device that it was removed; none if it is a member, or never was one."""
         if id in self._membership.members or id not in self._keys:
             return []
-        shown = find_notice(id, self._held.values())
-        return [each for each in self.records() if each.slot in shown]
+        slots = find_notice(id, self._held.values())
+        return [record for record in self.records() if record.slot in slots]
 
     def may_introduce(self, id: str) -> bool:
         """Return whether this member, or the authority, may introduce others now."""
         return id in self._membership.introducers and not self.is_removed(id)
 
     def records(self) -> list[Record]:
-        """Return all records, each after those that it needs: they can be sent in parts, in this order."""
-        depths = find_depths(self.root, (each for each in self._held.values() if isinstance(each, Introduction)))
+        """Return all records, each after those that it depends on: they can be sent in parts, in this order."""
+        introductions = (record for record in self._held.values() if isinstance(record, Introduction))
+        depths = find_depths(self.root, introductions)
         kinds = {"introduction": 0, "removal": 1, "contact": 2}
 
         def order(record: Record) -> tuple[int, int, tuple[str, str, str]]:
@@ -170,21 +161,21 @@ class Roster:
         """Return a digest that is equal if and only if swarm, root and records are."""
         if self._digest is not None:
             return self._digest
-        signed = (records.canonical(each.signed_bytes(self.swarm), each.signature) for each in self._held.values())
-        parts = sorted(hashlib.sha256(each).digest() for each in signed)
+        signed = (records.canonical(held.signed_bytes(self.swarm), held.signature) for held in self._held.values())
+        parts = sorted(hashlib.sha256(data).digest() for data in signed)
         head = records.canonical(b"dfca roster 1", self.swarm.encode(), self.root.encode())
         self._digest = hashlib.sha256(head + b"".join(parts)).hexdigest()
         return self._digest
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever there are new records; the result ends it."""
+        """Call back whenever there are new records; returns a function that ends this."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
     def merge(self, received: Iterable[Record | bytes]) -> list[str]:
-        """Take in records of others; return the reason (one of REASONS) for each that is refused.
+        """Merge records of others; return the reason (one of REASONS) for each that is refused.
 
-        Records may come in any order, as long as what they need comes in the same call or came before.
+        Records may come in any order, if those that they depend on come in the same call or came before.
         """
         reasons: list[str] = []
         new = [record for record in self._parsed(received, reasons) if self._held.get(record.slot) != record]
@@ -194,7 +185,7 @@ class Roster:
                 forged = reasons.count(SIGNATURE) + reasons.count(CERTIFICATE)
                 reason = self._hold(record) if forged < MAX_FORGED else NOT_READ
                 if reason in (UNKNOWN_SIGNER, NOT_ALLOWED):
-                    waiting.append((record, reason))  # perhaps another one of this call makes it good
+                    waiting.append((record, reason))  # another record of this call may make it valid
                 elif reason is not None:
                     reasons.append(reason)
             if len(waiting) == len(new):
@@ -213,11 +204,7 @@ class Roster:
         addresses: Iterable[str] = (),
         may_introduce: bool = False,
     ) -> Member:
-        """Make a device a member, in the name of this identity.
-
-        Raises:
-            ConfigError: if it cannot be: the sentence says why.
-        """
+        """Make a device a member, signed by this identity. Raises ConfigError with the reason if it cannot be."""
         try:
             id_ = check_certificate(certificate)
         except ValueError as error:
@@ -236,7 +223,7 @@ class Roster:
             raise ConfigError(f"device {short(id_)} has the number of another member; make it again")
         held = self._held.get(("introduction", id_, identity.id))
         serial = 0
-        if isinstance(held, Introduction):  # what was allowed once stays allowed, so that order never matters
+        if isinstance(held, Introduction):  # what was allowed once stays allowed, so that the order never matters
             may_introduce, serial = may_introduce or held.may_introduce, held.serial + 1
         may_introduce = may_introduce or id_ == self.root
         new = Introduction(id_, name, certificate, tuple(addresses), may_introduce, True, identity.id, serial)
@@ -244,10 +231,9 @@ class Roster:
         return self._membership.members[id_]
 
     def remove(self, identity: Identity, id: str, keep: Iterable[str] | None = None) -> None:
-        """Remove a member for ever; by default those that it introduced stay (`keep=()`: they go too).
+        """Remove a member for ever; the devices that it introduced stay by default (`keep=()`: they go too).
 
-        Raises:
-            ConfigError: if it is no member, or this identity may not remove it.
+        Raises ConfigError if it is not a member, or this identity may not remove it.
         """
         if id not in self._membership.members and id not in self._membership.introducers:
             raise ConfigError(
@@ -263,27 +249,19 @@ class Roster:
         self._add_own(identity, Removal(id, identity.id, tuple(sorted(kept))))
 
     def announce(self, identity: Identity, addresses: Iterable[str]) -> None:
-        """Publish where this device listens; nothing happens if that is known.
-
-        Raises:
-            ConfigError: if an address is not HOST:PORT.
-        """
+        """Publish where this device listens, if it changed. Raises ConfigError if an address is not HOST:PORT."""
         held = self._held.get(("contact", identity.id, identity.id))
         known = held if isinstance(held, Contact) else None
         if known is not None and known.addresses == tuple(addresses):
             return
-        # Seconds, so that a device that lost its roster does not begin below what others hold.
+        # Seconds, so that a device that lost its roster does not start below what others hold.
         serial = max(int(time.time()), known.serial + 1 if known else 0)
         self._add_own(identity, Contact(identity.id, tuple(addresses), serial))
 
     def save(self, path: Path) -> None:
-        """Write the roster, at once and whole."""
-        values = {
-            "version": VERSION,
-            "swarm": self.swarm,
-            "root": self.root,
-            "records": [records.to_json(record) for record in self.records()],
-        }
+        """Write the roster atomically."""
+        listed = [records.to_json(record) for record in self.records()]
+        values = {"version": VERSION, "swarm": self.swarm, "root": self.root, "records": listed}
         atomic_write(Path(path), json.dumps(values, indent=1) + "\n")
         self.changed = False
 
@@ -309,7 +287,7 @@ class Roster:
             ) from error
         if version != VERSION:
             raise DataError(f"{path} has version {version!r} and this program reads {VERSION}; update dfca")
-        reasons = roster.merge(json.dumps(each).encode() for each in received)
+        reasons = roster.merge(json.dumps(record).encode() for record in received)
         if reasons:
             raise DataError(
                 f"{path} is damaged: {len(reasons)} of {len(received)} records do not hold ({reasons[0]}); restore it, "
@@ -320,13 +298,13 @@ class Roster:
 
     def _parsed(self, received: Iterable[Record | bytes], reasons: list[str]) -> list[Record]:
         parsed = []
-        for count, each in enumerate(received):
+        for count, record in enumerate(received):
             if count >= MAX_RECORDS:
                 reasons.append(FULL)
                 break
             try:
-                # A record made elsewhere goes through the same checks of form as one from the network.
-                parsed.append(records.from_bytes(each if isinstance(each, bytes) else records.to_bytes(each)))
+                # A record made elsewhere is checked like one from the network.
+                parsed.append(records.from_bytes(record if isinstance(record, bytes) else records.to_bytes(record)))
             except (MalformedRecord, UnicodeError):
                 reasons.append(MALFORMED)
         return parsed
@@ -341,10 +319,8 @@ class Roster:
             return FULL
         if held is not None and held.rank() >= record.rank():
             return OLD_CONTACT if isinstance(held, Contact) and held.serial > getattr(record, "serial", 0) else None
-        if isinstance(record, Introduction) and record.id == record.introducer:
-            certificate = record.certificate
-        else:
-            certificate = self._keys[record.signer]
+        is_founding = isinstance(record, Introduction) and record.id == record.introducer
+        certificate = record.certificate if is_founding else self._keys[record.signer]  # type: ignore[union-attr]
         if not verify(certificate, record.signed_bytes(self.swarm), record.signature):
             return SIGNATURE
         self._held[record.slot] = record
@@ -356,7 +332,7 @@ class Roster:
         return None
 
     def _forbidden(self, record: Record) -> str | None:
-        """Return why its signer cannot make this record, whatever the signature."""
+        """Return why its signer may not make this record, whatever the signature."""
         founding = isinstance(record, Introduction) and record.id == record.introducer == self.root
         if isinstance(record, Introduction):
             if record.id == record.introducer and not founding:
@@ -390,7 +366,7 @@ class Roster:
         self._update()
 
     def _update(self) -> None:
-        """Work out the members from all records; call back if there are new records."""
+        """Derive the members, and call back, if there are new records."""
         if self._digest is not None:
             return
         self._membership = find_members(self.root, self._held.values())
@@ -401,7 +377,7 @@ class Roster:
             callback()
 
     def copy(self) -> Roster:
-        """Return a roster of its own with the same records and no subscribers."""
+        """Return a copy with the same records and no subscribers."""
         other = Roster(self.swarm, self.root)
         other._held, other._keys, other._may_sign = dict(self._held), dict(self._keys), set(self._may_sign)
         other._update()

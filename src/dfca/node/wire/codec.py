@@ -1,7 +1,7 @@
-"""Peer messages <-> protobuf: the records of `peer.messages`, field by field, by the names and types of their fields.
+"""Peer messages <-> protobuf: the records of `peer.records.messages`, field by field, by name and type.
 
-A record and the protobuf message of the same name have the same fields, models excepted; a field that only one of them
-has fails when this module is loaded. What `encode` makes, `decode` takes; whatever else comes raises `Refused`.
+A record and the protobuf message of the same name have the same fields, except for models; otherwise importing this
+module fails. `decode` reads what `encode` writes and raises `Refused` for everything else.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ from dfca.peer.records import messages
 from dfca.peer.records.lineage import MOST_ENTRIES
 from dfca.peer.records.messages import LARGE, well_formed
 
-MOST_BYTES = 2**18 - 2**10
-"""Of one message without its model: it fits into a frame."""
-MOST_COUNT = 2**53
-"""The largest whole number that counts something."""
+MOST_BYTES = 2**18 - 2**10  # of one message without its model: it fits into a frame
+MOST_COUNT = 2**53  # the largest whole number that counts something
 MOST_SUM_BYTES = 16
 MOST_ITEMS = 4096
-MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}
-"""Items of a list, by the field's name; `MOST_ITEMS` for the others."""
-
-EXACT = (messages.Candidate, messages.Centre)
-"""Messages whose models never travel rounded: an election digests them, and all peers must hold the same bits."""
-
+MOST_OF = {"lineage": MOST_ENTRIES, "base": MOST_ENTRIES, "log": 2**14}  # by field; `MOST_ITEMS` for other lists
+EXACT = (
+    messages.Candidate,
+    messages.Centre,
+)  # never rounded: an election digests their models, all peers need the bits
 _NO_MODEL, _NO_BANK = torch.empty(0), torch.empty(0, 0)
 
 
 class Decoded(NamedTuple):
-    """A message that came; without its model, where it needs one."""
+    """A received message, still without its model if it needs one."""
 
     partial: Any
     needs_model: bool
@@ -51,9 +48,9 @@ class Decoded(NamedTuple):
         return type(self.partial)
 
     def message(self, model: Tensor | None = None) -> Any:
-        """Return the message, with its model (P,), or (m, P) for `Served`.
+        """Return the message with its model (P,), or (m, P) for `Served`.
 
-        Raises Refused where the model is missing, not asked for or of another shape.
+        Raises Refused if the model is missing, not needed, or of another shape.
         """
         if (model is not None) != self.needs_model:
             raise Refused("shape", "a model is missing" if self.needs_model else "a model that does not belong here")
@@ -65,9 +62,9 @@ class Decoded(NamedTuple):
 
 
 def encode(message: Any) -> tuple[bytes, Tensor | None]:
-    """Serialise a message: what goes into a frame, and the model that is announced with it, if it has one.
+    """Serialise a message: the content of a frame, and the model to announce with it, if any.
 
-    Raises Refused for anything but a message, and for one beyond the bounds that `decode` checks.
+    Raises Refused for anything but a message within the bounds of `decode`.
     """
     return to_proto(message).SerializeToString(), model_of(message)
 
@@ -87,10 +84,7 @@ def to_proto(message: Any) -> pb.PeerMessage:
 
 
 def decode(data: bytes) -> Decoded:
-    """Read a message; its model, where it has one, comes later.
-
-    Raises Refused, and nothing else, whatever the bytes are.
-    """
+    """Read a message; its model, if any, comes later. Raises nothing but Refused, whatever the bytes are."""
     if len(data) > MOST_BYTES:
         raise Refused("too_large", f"a message of {len(data)} bytes, at most {MOST_BYTES}")
     try:
@@ -107,10 +101,7 @@ def decode(data: bytes) -> Decoded:
 
 
 def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
-    """Check that an announcement fits its message: one that needs a model, of that shape, and exact where it must be.
-
-    Raises Refused.
-    """
+    """Check that an announced model fits its message: needed, of that shape, exact if required. Raises Refused."""
     if not decoded.needs_model:
         raise Refused("unasked", f"a model for {decoded.kind.__name__}, which has none")
     if (rows > 0) != (decoded.kind is messages.Served):
@@ -123,7 +114,7 @@ def check_announced(decoded: Decoded, rows: int, encoding: str) -> None:
 
 
 def model_of(message: Any) -> Tensor | None:
-    """Return the model (P,) or models (m, P) of a message, None where it has none."""
+    """Return the model (P,) or models (m, P) of a message, or None."""
     if not isinstance(message, LARGE):
         return None
     inner = getattr(message, "message", message)
@@ -143,8 +134,6 @@ def _with_model(message: Any, model: Tensor) -> Any:
 
 
 class _Field(NamedTuple):
-    """Writes one field of a record into a protobuf message, and reads it."""
-
     write: Callable[[Any, Any], None]
     read: Callable[[Any], Any]
 
@@ -154,13 +143,13 @@ class _Record:
 
     def __init__(self, make: Callable[..., Any], hints: dict[str, Any], descriptor: Descriptor) -> None:
         self._make = make
-        self._models = {name: _placeholder(name) for name, hint in hints.items() if hint is Tensor}
+        self._models = {name: _NO_BANK if name == "bank" else _NO_MODEL for name in hints if hints[name] is Tensor}
         wanted = {name: hint for name, hint in hints.items() if hint is not Tensor}
-        there = {field.name: field for field in descriptor.fields}
-        if set(wanted) != set(there):
-            odd = ", ".join(sorted(set(wanted) ^ set(there)))
+        fields = {field.name: field for field in descriptor.fields}
+        if set(wanted) != set(fields):
+            odd = ", ".join(sorted(set(wanted) ^ set(fields)))
             raise TypeError(f"wire.proto and the records of peers differ in {descriptor.name}: {odd}; run `make proto`")
-        self._fields = {name: _field(hint, there[name]) for name, hint in wanted.items()}
+        self._fields = {name: _field(hint, fields[name]) for name, hint in wanted.items()}
 
     def write(self, record: Any, target: Any) -> None:
         values = record if type(record) is tuple else [getattr(record, name) for name in self._fields]
@@ -169,10 +158,6 @@ class _Record:
 
     def read(self, source: Any) -> Any:
         return self._make(**{name: field.read(source) for name, field in self._fields.items()}, **self._models)
-
-
-def _placeholder(name: str) -> Tensor:
-    return _NO_BANK if name == "bank" else _NO_MODEL
 
 
 @cache
@@ -184,7 +169,7 @@ def _record(hint: Any, descriptor: Descriptor) -> _Record:
 
 
 def _field(hint: Any, field: FieldDescriptor) -> _Field:
-    """Make what writes and reads a field: a scalar, a record, a tuple of either, or one of them or None."""
+    """Make the writer and reader of a field: a scalar, a record, a tuple of either, or an optional one."""
     if get_origin(hint) in (UnionType, Union):  # the latter where a part has annotations
         (inner,) = (part for part in get_args(hint) if part is not NoneType)
         return _optional(inner, field)
@@ -253,11 +238,10 @@ def _repeated(hint: Any, field: FieldDescriptor) -> _Field:
     def read_all(source: Any) -> tuple[Any, ...]:
         values = getattr(source, name)
         check(len(values))
-        if field.type == FieldDescriptor.TYPE_SINT64:  # many and often: the extremes say it for all
-            found = tuple(values)
-            _count(min(found, default=0))
-            _count(max(found, default=0))
-            return found
+        if field.type == FieldDescriptor.TYPE_SINT64:  # long lists: checking the extremes checks all
+            _count(min(values, default=0))
+            _count(max(values, default=0))
+            return tuple(values)
         return tuple([read(value) for value in values])
 
     return _Field(write_all, read_all)
@@ -270,7 +254,7 @@ _Convert = Callable[[Any], Any]
 
 
 def _scalar(hint: Any, field: FieldDescriptor) -> tuple[_Convert, _Convert]:
-    """Find what converts a number on its way out, and on its way in."""
+    """Return the converters of a number for writing and for reading."""
     known: dict[tuple[type, int], tuple[_Convert, _Convert]] = {
         (int, FieldDescriptor.TYPE_SFIXED64): (_name, _name),
         (int, FieldDescriptor.TYPE_SINT64): (_count, _count),
@@ -310,12 +294,12 @@ def _sum(data: bytes) -> int:
 
 def _float(value: float) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = float("nan")
-    if found != found or found != value:
+        number = float("nan")
+    if number != number or number != value:
         raise Refused("number", "not a number that a double holds")
-    return found
+    return number
 
 
 def _kind_of(record: type) -> str:

@@ -1,7 +1,7 @@
 """Frames, read requests and chunks: what a link carries, checked as far as the link itself can.
 
-Use bytes at the gRPC interface (no serialisers) and parse here: an error is then a `Refused` of one neighbour, not a
-broken stream.
+gRPC transports bytes (no serialisers), which are parsed here: an error is a `Refused` of one neighbour, not a broken
+stream.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-PROTOCOL = 1
-"""The version of wire.proto; nodes of different versions do not talk."""
+PROTOCOL = 1  # the version of wire.proto; nodes of different versions do not talk
 SERVICE = "dfca.wire.v1.Peer"
 TALK = f"/{SERVICE}/Talk"
 READ = f"/{SERVICE}/Read"
@@ -25,8 +24,7 @@ ENCODINGS: dict[str, pb.Encoding] = {
     "float64": pb.ENCODING_FLOAT64,
     "bf16": pb.ENCODING_BF16,
     "int8": pb.ENCODING_INT8,
-}
-"""What an announcement calls the encodings of `payload`."""
+}  # what an announcement calls the encodings of `payload`
 ENCODING_NAMES: dict[int, str] = {number: name for name, number in ENCODINGS.items()}
 
 MOST_FRAME_BYTES = 2**18
@@ -41,7 +39,7 @@ _Parsed = TypeVar("_Parsed", pb.Frame, pb.ReadRequest, pb.Chunk, pb.ProbeRequest
 
 
 def parse(data: bytes) -> pb.Frame:
-    """Parse a frame and check every field that the link itself reads. Raises Refused."""
+    """Parse a frame and check the fields that the link itself reads. Raises Refused."""
     frame = _parse(pb.Frame(), data, MOST_FRAME_BYTES)
     kind = frame.WhichOneof("kind")
     if kind is None:
@@ -71,10 +69,10 @@ def parse_probe_reply(data: bytes) -> pb.ProbeReply:
 
 def parse_chunk(data: bytes) -> pb.Chunk:
     """Parse a chunk; it holds at least one byte. Raises Refused."""
-    found = _parse(pb.Chunk(), data, MOST_CHUNK_BYTES + 64)
-    if not found.data:
+    chunk = _parse(pb.Chunk(), data, MOST_CHUNK_BYTES + 64)
+    if not chunk.data:
         raise Refused("field", "an empty chunk")
-    return found
+    return chunk
 
 
 def _parse(message: _Parsed, data: bytes, most: int) -> _Parsed:
@@ -103,10 +101,10 @@ def _check_hello(hello: pb.LinkHello) -> None:
         raise Refused("field", "a link hello needs a swarm, a model size and a dtype")
 
 
-def _check_records(found: pb.RosterRecords) -> None:
-    if len(found.records) > MOST_RECORDS:
-        raise Refused("length", f"{len(found.records)} roster records in a frame, at most {MOST_RECORDS}")
-    if any(len(record) > MOST_RECORD_BYTES for record in found.records):
+def _check_records(frame: pb.RosterRecords) -> None:
+    if len(frame.records) > MOST_RECORDS:
+        raise Refused("length", f"{len(frame.records)} roster records in a frame, at most {MOST_RECORDS}")
+    if any(len(record) > MOST_RECORD_BYTES for record in frame.records):
         raise Refused("too_large", f"a roster record of more than {MOST_RECORD_BYTES} bytes")
 
 
@@ -128,9 +126,9 @@ def _check_close(close: pb.Close) -> None:
 
 _CHECKS = {
     "hello": _check_hello,
-    "roster_digest": lambda found: _check_text(found.digest),
+    "roster_digest": lambda frame: _check_text(frame.digest),
     "roster_records": _check_records,
     "announce": _check_announce,
-    "unavailable": lambda found: _check_text(found.reason),
+    "unavailable": lambda frame: _check_text(frame.reason),
     "close": _check_close,
 }

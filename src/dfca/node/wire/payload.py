@@ -7,8 +7,8 @@
                      that shares a block with a large one would become 0
   compressed         zstd over the same file, with the bytes of the floats in planes: all first bytes, all second...
 
-docs/protocol.md has the format and what was measured. `unpack` checks everything before a number is used and raises
-`Refused`, and nothing else, whatever the bytes are.
+docs/protocol.md has the format and the measurements. `unpack` checks everything before a number is used and raises
+nothing but `Refused`, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -27,18 +27,15 @@ from torch import Tensor
 
 from dfca.base.files import safetensors_header, tensor_bytes
 from dfca.node.wire.frames import ENCODINGS
-from dfca.node.wire.refused import Refused
+from dfca.node.wire.refused import Reason, Refused
 
-COMPRESSED_BY_DEFAULT = ("bf16",)
-"""Where zstd saves a third; float32 it makes 8 to 15 % smaller, int8 not at all (docs/protocol.md)."""
+COMPRESSED_BY_DEFAULT = ("bf16",)  # zstd saves a third; of float32 8 to 15 %, of int8 nothing (docs/protocol.md)
 BLOCK = 64
 FORM = "dfca-model-1"
-NORM_FACTOR = 1e3
-"""A model is refused where its norm is beyond this many times the reference."""
+NORM_FACTOR = 1e3  # a model is refused where its norm is beyond this many times the reference
 MOST_HEADER_BYTES = 4096
 LEVEL = 1
-WORTH = 0.95
-"""A compressed file that is not at least this much smaller is sent plain."""
+WORTH = 0.95  # a compressed file that is not at least this much smaller is sent plain
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _FLOATS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16}
@@ -49,18 +46,14 @@ _Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Expect:
-    """What a payload must be.
+    """What a payload must be."""
 
-    size: P; dtype: of the result; rows: None for one model (P,), m for (m, P); encoding, digest: as announced, None:
-    any that dtype can hold, not compared; reference_norm: of a model that is known to be sound, None: any norm.
-    """
-
-    size: int
-    dtype: torch.dtype = torch.float32
-    rows: int | None = None
-    encoding: str | None = None
-    digest: str | None = None
-    reference_norm: float | None = None
+    size: int  # P
+    dtype: torch.dtype = torch.float32  # of the result
+    rows: int | None = None  # None: one model (P,); m: several (m, P)
+    encoding: str | None = None  # as announced; None: any that dtype can hold
+    digest: str | None = None  # as announced; None: not compared
+    reference_norm: float | None = None  # of a sound model; None: any norm is accepted
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +62,7 @@ class Expect:
 
 
 class _Tensor(NamedTuple):
-    """One tensor of a file: its type, its shape, where its bytes begin and end."""
+    """One tensor of a file: type, shape, where its bytes begin and end."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -81,7 +74,7 @@ class _Tensor(NamedTuple):
 
 
 def name(data: _Buffer | Path | list[_Buffer]) -> str:
-    """Name a payload, in memory, in a file or in pieces: SHA-256 in hex."""
+    """Name a payload in memory, in a file or in pieces: SHA-256 in hex."""
     if isinstance(data, Path):
         with data.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -92,7 +85,7 @@ def name(data: _Buffer | Path | list[_Buffer]) -> str:
 
 
 def most_bytes(expect: Expect) -> int:
-    """Compute the most bytes that a payload can have that fits; larger announcements are refused unread."""
+    """Compute the size of the largest valid payload; larger announcements are refused unread."""
     width = 8 if expect.dtype == torch.float64 and expect.encoding in (None, "float64") else 4
     if expect.encoding == "bf16":
         width = 2
@@ -102,14 +95,20 @@ def most_bytes(expect: Expect) -> int:
 def pack(model: Tensor, encoding: str = "float32", compress: bool | None = None, tail: int = 0) -> bytes:
     """Write a model (P,), or several (m, P), into bytes: the same bytes for the same numbers.
 
-    compress: None for what pays with this encoding; int8 never is. tail: with int8, how many of the last numbers of a
-    model stay exact (P - `FlatModel.trained`). Raises Refused for what is not finite, also after rounding.
+    Args:
+        model: Floats.
+        encoding: One of `ENCODINGS`.
+        compress: Whether to try zstd; None: if it pays with this encoding. int8 is never compressed.
+        tail: With int8, how many of the last numbers of a model stay exact (P - `FlatModel.trained`).
+
+    Raises:
+        Refused: If numbers are not finite, also after rounding.
     """
     return b"".join(pieces(model, encoding, compress, tail))
 
 
 def pieces(model: Tensor, encoding: str = "float32", compress: bool | None = None, tail: int = 0) -> list[_Buffer]:
-    """Return what `pack` joins. Pieces may be views of the model: they can be named while they are copied."""
+    """Return what `pack` joins. Pieces may be views of the model: they can be digested while they are copied."""
     if model.dim() not in (1, 2) or not model.is_floating_point() or not model.numel():
         raise Refused("shape", f"a model is (P,) or (m, P) of floats, got {tuple(model.shape)} of {model.dtype}")
     if encoding not in ENCODINGS:
@@ -128,7 +127,7 @@ def pieces(model: Tensor, encoding: str = "float32", compress: bool | None = Non
 
 
 def _smaller(floats: Tensor, encoding: str) -> bytes | None:
-    """Compress floats, byte by byte in planes; None where it does not pay."""
+    """Compress floats in byte planes; None if it does not pay."""
     import zstandard
 
     width = floats.element_size()
@@ -139,15 +138,15 @@ def _smaller(floats: Tensor, encoding: str) -> bytes | None:
     start, _ = _file({"planes": ("U8", (width, *floats.shape), planes.reshape(-1))}, encoding)
     size = len(start) + planes.size
     stream = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=size)
-    found = [stream.compress(start), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-    for plane in planes:  # its own blocks: exponents and digits have nothing in common
-        found += [stream.compress(plane.data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-    whole = b"".join([*found, stream.flush()])
+    blocks = [stream.compress(start), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    for plane in planes:  # blocks of its own: exponents and digits have nothing in common
+        blocks += [stream.compress(plane.data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    whole = b"".join([*blocks, stream.flush()])
     return whole if len(whole) <= WORTH * size else None
 
 
 def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
-    """Quantise: the tensors of an int8 file."""
+    """Return the tensors of an int8 file."""
     rows = model.reshape(-1, model.shape[-1]).to(torch.float32)
     body, exact = rows[:, : rows.shape[1] - tail], rows[:, rows.shape[1] - tail :].contiguous()
     blocks = -(-body.shape[1] // BLOCK)
@@ -155,13 +154,8 @@ def _quantise(model: Tensor, tail: int) -> dict[str, tuple[str, tuple[int, ...],
     scales = padded.abs().amax(dim=2) / 127
     _check_norms(torch.cat([scales, exact], dim=1), None)
     units = torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(2)
-    q = (
-        (padded / units)
-        .round_()
-        .clamp_(-127, 127)
-        .to(torch.int8)
-        .reshape(len(rows), blocks * BLOCK)[:, : body.shape[1]]
-    )
+    q = (padded / units).round_().clamp_(-127, 127).to(torch.int8)
+    q = q.reshape(len(rows), blocks * BLOCK)[:, : body.shape[1]]
     lead = tuple(model.shape[:-1])
     tensors = {"model": ("I8", q.contiguous()), "scales": ("F32", scales), "tail": ("F32", exact)}
     return {key: (dtype, (*lead, tensor.shape[1]), _bytes_of(tensor)) for key, (dtype, tensor) in tensors.items()}
@@ -172,7 +166,7 @@ def _bytes_of(tensor: Tensor) -> np.ndarray:
 
 
 def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], encoding: str) -> list[_Buffer]:
-    """Write a safetensors file, its data aligned to 64 bytes: what stands before the data, and the data."""
+    """Return a safetensors file as header and data, the data aligned to 64 bytes."""
     layout = [(key, dtype, shape, len(data)) for key, (dtype, shape, data) in tensors.items()]
     header = safetensors_header(layout, {"form": FORM, "encoding": encoding}, align=64)
     return [header, *(data.data for _, _, data in tensors.values())]
@@ -182,9 +176,9 @@ def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], encoding:
 
 
 def unpack(data: _Buffer | np.ndarray | Path, expect: Expect) -> Tensor:
-    """Read a model (P,), or several (m, P), that came; the result may share the memory of an array (bytes), no other.
+    """Read a received model (P,), or several (m, P); the result may share the memory of `data` if that is an array.
 
-    Size, digest, type, shape, finiteness and norm are checked. Raises Refused; OSError where a file cannot be read.
+    Size, digest, type, shape, finiteness and norm are checked. Raises Refused, or OSError if a file cannot be read.
     """
     most = most_bytes(expect)
     owned = isinstance(data, Path | np.ndarray)
@@ -227,16 +221,16 @@ def _decompressed(buffer: np.ndarray, most: int) -> np.ndarray:
 
     try:
         size = zstandard.get_frame_parameters(buffer.data).content_size
-        if size > most:  # also where it is unknown: that is a very large number
+        if size > most:  # an unknown size is a very large number
             raise Refused("too_large", f"a payload of more than {most} bytes once decompressed")
-        found = zstandard.ZstdDecompressor().decompress(buffer.data, max_output_size=most, allow_extra_data=False)
+        plain = zstandard.ZstdDecompressor().decompress(buffer.data, max_output_size=most, allow_extra_data=False)
     except zstandard.ZstdError:
         raise Refused("compression", "not one whole zstd frame") from None
-    return np.frombuffer(found, np.uint8)
+    return np.frombuffer(plain, np.uint8)
 
 
 def _header(buffer: np.ndarray) -> tuple[dict[str, _Tensor], str, int]:
-    """Read a header: the tensors, the encoding, where the data begins; the data is covered without a gap."""
+    """Read a header: the tensors, the encoding, where the data begins; the tensors cover the data without gaps."""
     length = int.from_bytes(bytes(buffer[:8]), "little")
     start = 8 + length
     if len(buffer) < 8 or length > MOST_HEADER_BYTES or start > len(buffer):
@@ -271,11 +265,9 @@ def _tensor(value: Any) -> _Tensor:
 
 
 def _are_sizes(values: Any, most: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) <= most
-        and all(type(each) is int and 0 <= each < 2**48 for each in values)
-    )
+    if not isinstance(values, list) or len(values) > most:
+        return False
+    return all(type(value) is int and 0 <= value < 2**48 for value in values)
 
 
 def _check_encoding(encoding: str, expect: Expect) -> None:
@@ -293,17 +285,16 @@ def _check_parts(parts: _Parts, wanted: dict[str, tuple[str, tuple[int, ...]]]) 
     if set(parts) != set(wanted):
         raise Refused("field", f"tensors {sorted(wanted)} are needed, got {len(parts)} others")
     for key, (dtype, shape) in wanted.items():
-        found = parts[key][0]
-        if found.dtype != dtype:
-            raise Refused("dtype", f"{key} of {found.dtype}, expected {dtype}")
-        if found.shape[-1:] != shape[-1:]:
-            raise Refused("size", f"{key} with shape {found.shape}, expected {shape}")
-        if found.shape != shape:
-            raise Refused("shape", f"{key} with shape {found.shape}, expected {shape}")
+        tensor = parts[key][0]
+        if tensor.dtype != dtype:
+            raise Refused("dtype", f"{key} of {tensor.dtype}, expected {dtype}")
+        if tensor.shape != shape:
+            reason: Reason = "size" if tensor.shape[-1:] != shape[-1:] else "shape"
+            raise Refused(reason, f"{key} with shape {tensor.shape}, expected {shape}")
 
 
 def _floats(data: np.ndarray, encoding: str, copy: bool = True) -> Tensor:
-    """View bytes as floats; a copy where the bytes are not ours, or not aligned."""
+    """View bytes as floats; copy them if they are not ours or not aligned."""
     dtype = _FLOATS[encoding]
     if not len(data):
         return torch.empty(0, dtype=dtype)
@@ -323,7 +314,7 @@ def _unplaned(parts: _Parts, encoding: str, expect: Expect) -> Tensor:
 
 
 def _dequantised(parts: _Parts, expect: Expect) -> Tensor:
-    """Compute x = s q, and put the exact tail behind."""
+    """Compute x = s q and append the exact tail."""
     tail = parts["tail"][0].shape[-1] if "tail" in parts and parts["tail"][0].shape else 0
     body, lead = expect.size - tail, expect.shape[:-1]
     blocks = -(-body // BLOCK)
@@ -333,20 +324,20 @@ def _dequantised(parts: _Parts, expect: Expect) -> Tensor:
     rows = expect.rows if expect.rows is not None else 1
     q = torch.from_numpy(parts["model"][1].copy()).view(torch.int8).view(rows, body)
     scales = _floats(parts["scales"][1], "float32").view(rows, blocks)
-    found = torch.zeros(rows, blocks * BLOCK)
-    found[:, :body] = q
-    found.view(rows, blocks, BLOCK).mul_(scales.unsqueeze(2))
+    floats = torch.zeros(rows, blocks * BLOCK)
+    floats[:, :body] = q
+    floats.view(rows, blocks, BLOCK).mul_(scales.unsqueeze(2))
     exact = _floats(parts["tail"][1], "float32").view(rows, tail)
-    return torch.cat([found[:, :body], exact], dim=1).view(expect.shape)
+    return torch.cat([floats[:, :body], exact], dim=1).view(expect.shape)
 
 
 def _check_norms(models: Tensor, reference: float | None) -> None:
-    """Check that all numbers are finite and every model's norm within bounds: one pass where all is well."""
+    """Check that all numbers are finite and every model's norm is within bounds, in one pass for a sound model."""
     if not models.numel():
         return
     rows = models.reshape(-1, models.shape[-1])
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32 if rows.dtype == torch.bfloat16 else None)
-    if not bool(torch.isfinite(norms).all()):  # not finite, or finite and too large for its square
+    if not bool(torch.isfinite(norms).all()):  # not finite, or the square overflows
         if not bool(torch.isfinite(rows).all()):
             raise Refused("not_finite", "a model with numbers that are not finite")
         norms = torch.linalg.vector_norm(rows.double(), dim=1)

@@ -1,4 +1,4 @@
-"""The one error that anything received can raise, with the reasons that metrics count."""
+"""The one error that received data can raise, with the reasons that metrics count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REASONS: tuple[str, ...] = get_args(Reason)
 
 
 class Refused(Exception):
-    """Something that came is not taken; reason: one of `REASONS`, text: what exactly, for a log."""
+    """Received data is not accepted; reason: one of `REASONS`, text: details for a log."""
 
     def __init__(self, reason: Reason, text: str = "") -> None:
         super().__init__(f"{reason}: {text}" if text else reason)

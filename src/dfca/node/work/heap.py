@@ -1,4 +1,4 @@
-"""Give memory that is free again back to the system."""
+"""Return free memory to the system."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import sys
 
 
 def give_back_memory() -> None:
-    """Collect garbage and return free memory to the system, where the C library keeps it (glibc).
-
-    Called where much was used once: when a node has started, has warmed up, or has read its data again.
-    """
+    """Collect garbage and return free memory that the C library (glibc) keeps: after work that needed much once."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none

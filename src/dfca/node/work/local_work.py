@@ -1,7 +1,7 @@
-"""The work of a device: its data is read again when it changes, and its models are scored on what it holds out.
+"""The work of a device: read its data again when it changes, and score its models on held-out samples.
 
-Data changes between two rounds only: an election compares losses on the same samples throughout, and none is under way
-when a peer asks for a round. Data that cannot be used any more is not taken; the node goes on with what it had.
+Data changes between two rounds only, because an election compares losses on the same samples. If new data cannot be
+used, the node continues with the old.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -22,36 +22,24 @@ from dfca.node.work.heap import give_back_memory
 from dfca.node.work.worker import Worker
 from dfca.peer.records.work import Job, Personalise, Score, Train, Trained, Warm
 
-RECENT = 10
-"""Rounds of which the losses are remembered."""
-SHARE = 0.1
-"""Of the time of a node, scoring may take so much."""
-
-
-class Scored(Protocol):
-    """How the models do on held-out samples: `node.task.learner.HeldOutReport`."""
-
-    cluster: int
-    scores: tuple[Any, ...]
+RECENT = 10  # rounds of which the losses are remembered
+SHARE = 0.1  # of a node's time that scoring may take
 
 
 @dataclass(frozen=True)
 class WorkSamples:
-    """What a device has: the client that trains on it, and how to score a bank (m, P) on what is held out; held: what
-    personal steps are picked on, where they are not picked on samples of the client."""
+    """The samples of a device."""
 
-    client: Client
-    held_out: int
-    score: Callable[[Tensor], Any]
-    held: Pair | None = None
+    client: Client  # trains on them
+    held_out: int  # how many are held out
+    score: Callable[[Tensor], Any]  # scores a bank (m, P) on held-out samples: a `node.task.learner.HeldOutReport`
+    held: Pair | None = None  # to pick personal steps on; None: samples of the client
 
 
 class LocalWork:
     """Computes the jobs of one peer in its thread.
 
-    refresh: returns new samples where the data has changed, else None; raises DfcaError where it cannot be used.
-    loss: of the chosen model before the last training; report: the last scores; personal: those of the model after the
-    personal last step; problem: with the data, None where there is none.
+    refresh: returns new samples if the data has changed, else None; raises DfcaError if it cannot be used.
     """
 
     def __init__(
@@ -63,13 +51,13 @@ class LocalWork:
         self.samples, self._refresh, self._clock = samples, refresh, clock
         self._worker = Worker(samples.client, held=samples.held)
         self._score_after = -float("inf")
-        self.loss: float | None = None
+        self.loss: float | None = None  # of the chosen model before the last training
         self.recent_losses: deque[float] = deque(maxlen=RECENT)
-        self.report: Any = None
-        self.personal: Any = None
+        self.report: Any = None  # the last scores
+        self.personal: Any = None  # scores after the personal last step
         self.rounds = 0
         self.rereads = 0
-        self.problem: str | None = None
+        self.problem: str | None = None  # with the data
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
@@ -92,7 +80,7 @@ class LocalWork:
         return result
 
     def score(self, bank: Tensor) -> None:
-        """Score all models on the held-out samples; seldom enough that it costs `SHARE` of the time at most."""
+        """Score all models on the held-out samples, rarely enough to take at most `SHARE` of the time."""
         begin = self._clock()
         self.report = self.samples.score(bank)
         end = self._clock()
@@ -112,9 +100,9 @@ class LocalWork:
 
 
 def moved(value: Any, device: str) -> Any:
-    """Move the tensors of a job's result: peers, messages and saves are on the CPU, whatever trains."""
+    """Move the tensors of a job's result: peers, messages and saves are on the CPU, whichever device trains."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(each, device) for each in value))
+        return type(value)(*(moved(part, device) for part in value))
     return value

@@ -1,4 +1,4 @@
-"""How fast a node does its rounds: pauses, and a limit on what it writes, so that flash does not wear out."""
+"""How fast a node does its rounds: pauses, and a limit on writes, so that flash does not wear out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from dfca.node.disk.saving import RETRY_S
 
 DAY_S = 86_400.0
-SAVE_OVERHEAD_BYTES = 18_000
-"""What the file system writes besides, for each save: journal, inode, folder. Measured on ext4 by the counter of its
-device, for files of 8 kB, 67 kB and 2 MB."""
-BURST_SHARE = 0.01
-"""Of a day's writes, so many may come at once: a new swarm learns fast, and settles then."""
+SAVE_OVERHEAD_BYTES = 18_000  # journal, inode, folder per save; measured on ext4 for files of 8 kB, 67 kB and 2 MB
+BURST_SHARE = 0.01  # of a day's writes, so many may come at once: a new swarm learns fast, and settles then
 
 
 class WriteBudget:
-    """A bucket of bytes that fills at a constant rate: what was written is taken out, and rounds wait if it is empty.
+    """A bucket of bytes that fills at a constant rate; writes drain it, and rounds wait while it is empty.
 
-    written: how many bytes have been written in how many saves, counted up. A node that begins with saved models begins
-    with a tenth of the burst, or one that is restarted all the time would never be limited.
+    written: returns the total of bytes written and of saves. A node with saved models starts with a tenth of the burst,
+    else one that restarts all the time would never be limited.
     """
 
     def __init__(self, bytes_per_day: float, written: Callable[[], tuple[int, int]], fresh: bool = True) -> None:
@@ -29,7 +26,7 @@ class WriteBudget:
         self._seen, self._at = 0, 0.0
 
     def wait_s(self, now: float) -> float:
-        """Return how long the next round must wait for the disk's sake; 0 where it may begin."""
+        """Return how long the next round must wait for the budget."""
         if not self._per_s:
             return 0.0
         total, saves = self._written()
@@ -42,17 +39,17 @@ class WriteBudget:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a node runs. pause_s: between two rounds, so that a device has time for something else; least_round_s: from
-    the begin of a round to that of the next, so that rounds of a millisecond do not flood the neighbours; retry_s:
-    until a save that failed is tried again; budget: of what is written; unread_s: how long a round waits at most until
-    all neighbours but one have read the last update. Rounds that are faster than the links would replace most updates
-    before anybody has read them; one neighbour that is dead or slow delays nothing."""
+    """How fast a node runs.
 
-    pause_s: float = 0.0
-    least_round_s: float = 0.0
-    retry_s: float = RETRY_S
+    A round waits until all neighbours but one have read the last update: rounds faster than the links would replace
+    most updates unread, and one dead or slow neighbour must not delay it.
+    """
+
+    pause_s: float = 0.0  # between two rounds
+    least_round_s: float = 0.0  # between the starts of two rounds, so that short rounds do not flood the neighbours
+    retry_s: float = RETRY_S  # until a failed save is tried again
     budget: WriteBudget | None = None
-    unread_s: float = 0.5
+    unread_s: float = 0.5  # the longest wait for neighbours to read the last update
 
     def wait_s(self, round_began: float, now: float) -> float:
         """Return how long the next round must wait."""

@@ -10,10 +10,7 @@ from typing import Any
 
 
 class OneThread(Executor):
-    """Runs calls one after the other in a daemon thread.
-
-    A `ThreadPoolExecutor` would be waited for when the process ends: a round of an hour would delay the end of a node.
-    """
+    """Runs calls one after the other in a daemon thread: unlike a `ThreadPoolExecutor`, it does not delay the exit."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -27,7 +24,7 @@ class OneThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread after what it does now; calls that wait are cancelled where that is asked for."""
+        """End the thread after the current call."""
         if cancel_futures:
             while not self._calls.empty():
                 entry = self._calls.get()
@@ -48,4 +45,4 @@ class OneThread(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del entry, future, call  # a result is large, and the next call may be long in coming
+            del entry, future, call  # a result is large, and the next call may come much later

@@ -33,29 +33,23 @@ from dfca.peer.records.work import (
     WarmUp,
 )
 
-MOST_PERSONAL_SAMPLES = 4096
-"""Personal steps are full-batch steps: on a device with more samples they are taken on so many of them."""
+MOST_PERSONAL_SAMPLES = 4096  # personal steps are full-batch steps on at most this many samples
 
 
 @dataclass
 class Worker:
-    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes.
-
-    memory: what the algorithm remembers of a bank of so many `models`; it does not survive a restart. seen, unseen: the
-    client with the samples that it does not hold out, and with those that it does, once a job is for them. personal:
-    what came of the last step; held: samples on which it is picked, where they are none of the client's.
-    """
+    """Computes jobs on the samples of one client. bank (m, P): the peer's models, which no job changes."""
 
     client: Client
-    memory: Tensor | None = None
+    memory: Tensor | None = None  # of the algorithm, for a bank of `models` models; lost by a restart
     models: int = 0
-    seen: Client | None = None
-    unseen: Client | None = None
-    personal: Tensor | None = None
-    held: Pair | None = None
+    seen: Client | None = None  # the client with the samples that it trains on, once samples are held out
+    unseen: Client | None = None  # the client with its held-out samples
+    personal: Tensor | None = None  # the model after the last step
+    held: Pair | None = None  # samples to pick the last step on; None: samples of the client
 
     def __post_init__(self) -> None:
-        """Leave it to the jobs which samples they are for."""
+        # The jobs say which samples are held out.
         self.client = replace(self.client, hold_out_until=None, chooses_unseen=False)
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
@@ -140,7 +134,7 @@ class Worker:
 
 
 def few(samples: Pair, client: Client) -> Pair:
-    """Draw the samples that personal steps are taken on, where there are too many."""
+    """Draw at most `MOST_PERSONAL_SAMPLES` samples for personal steps."""
     x, y = samples
     if len(y) <= MOST_PERSONAL_SAMPLES:
         return samples

@@ -1,8 +1,7 @@
 """gRPC channels and servers with mutual TLS: certificates decide who may connect, and the roster on every call.
 
-A channel trusts the certificate of one member and no other; the server lets those of the roster connect, as it is when
-a connection begins, and answers members only. IDs of callers are digests of the keys in their certificates, never what
-a message says.
+A channel trusts the certificate of one member. The server accepts connections of the devices in the roster and answers
+members only. The ID of a caller is the digest of the key in its certificate, never what a message says.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ from dfca.node.trust.identity import Identity, device_id
 from dfca.node.trust.roster import Roster
 from dfca.node.wire.frames import MOST_CHUNK_BYTES, MOST_FRAME_BYTES, SERVICE
 
-ID_HEADER = "dfca-device"
-"""Metadata with the caller's ID where there is no TLS."""
-ROOTS_S = 1.0
-"""The least time between two sets of roots of a server."""
-SETTLE_S = 0.1
-"""How long new roots wait for handshakes that have just begun with the old ones."""
+ID_HEADER = "dfca-device"  # metadata with the caller's ID where there is no TLS
+ROOTS_S = 1.0  # the least time between two sets of roots of a server
+SETTLE_S = 0.1  # how long new roots wait for handshakes that have just begun with the old ones
 MESSAGE_BYTES = max(MOST_CHUNK_BYTES, MOST_FRAME_BYTES) + 1024
 
 CHANNEL_OPTIONS = [
@@ -46,19 +42,19 @@ CHANNEL_OPTIONS = [
 SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MOST_FRAME_BYTES + 1024),
-    ("grpc.so_reuseport", 0),  # or two nodes would share a port, and each get half of the calls
+    ("grpc.so_reuseport", 0),  # else two nodes could share a port, each with half of the calls
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.max_concurrent_streams", 16),
-    ("grpc.max_allowed_incoming_connections", 512),  # the disk needs files too; those in excess wait in the backlog
+    ("grpc.max_allowed_incoming_connections", 512),  # the rest wait in the backlog: the disk needs descriptors too
     ("grpc.max_metadata_size", 8192),
 ]
 
 
 class Handshakes:
-    """Counts handshakes after which no call came: no certificate, a foreign one, no TLS at all.
+    """Counts handshakes without a following call: no certificate, a foreign one, no TLS at all.
 
-    gRPC says nothing about a handshake that failed, but asks for the certificates when one begins, in its own threads.
+    gRPC does not report a failed handshake, but asks for the certificates when one begins, in its own threads.
     """
 
     def __init__(self, patience_s: float = 6.0) -> None:
@@ -83,7 +79,7 @@ class Handshakes:
                     self._connections.popitem(last=False)
 
     def take_failed(self) -> int:
-        """Return how many handshakes have failed since the last time."""
+        """Return how many handshakes have failed since the last call of this."""
         failed = 0
         with self._lock:
             while self._begun and time.monotonic() - self._begun[0] > self._patience_s:
@@ -119,23 +115,17 @@ def make_server(
 
 
 def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshakes) -> Any:
-    """Make credentials whose roots are the certificates of the roster, as they are when a handshake begins.
-
-    A removed device keeps its own among the roots until it was shown the removal, which TLS alone could not tell it;
-    with the next roots it is a stranger. Who is a member is checked at every call (`service`).
-
-    gRPC frees the old roots while another thread may be about to use them (grpc issue 36693, open; seen with grpcio
-    1.85: 12 nodes whose roots were replaced at every handshake died of "Check failed: prior > 0" in one run of five,
-    and a thousand strangers that connect at once abort it for certain). In its code (ssl_security_connector.cc) `fetch`
-    is called under a mutex, which is left before the thread takes its reference to the roots, and the next thread in
-    may replace them. So new roots are returned only where they differ, at most once in ROOTS_S, and after a pause of
-    SETTLE_S inside the mutex: nobody new gets past `fetch` in this time, and who got past it before has long taken its
-    reference. What is left is a thread that the machine stops for all of SETTLE_S between these two instructions: the
-    gap cannot be closed from outside of gRPC, only made so narrow.
-    """
+    """Make credentials whose roots are the certificates of the roster when a handshake begins."""
+    # A removed device stays among the roots until it was shown its removal. Membership is checked at every call.
+    #
+    # gRPC frees the old roots while another thread may be about to use them (grpc issue 36693, open; grpcio 1.85 aborts
+    # with "Check failed: prior > 0"). It calls `fetch` under a mutex and leaves the mutex before the thread takes its
+    # reference to the roots. So new roots are returned only if they differ, at most once in ROOTS_S, and after a pause
+    # of SETTLE_S inside the mutex: threads that passed `fetch` before have taken their reference by then. This narrows
+    # the gap; it cannot be closed from outside of gRPC.
 
     def roots() -> bytes:
-        # The own certificate stands in where nobody else is known: without roots nothing would be required.
+        # Without any root no certificate would be required: use the own one if nobody else is known.
         return b"".join(roster.certificates() or [identity.certificate])
 
     def configuration(trusted: bytes) -> Any:
@@ -145,26 +135,22 @@ def _server_credentials(identity: Identity, roster: Roster, handshakes: Handshak
     lock = threading.Lock()
 
     def fetch() -> Any:
-        """Return the roots where they have changed, else None."""
+        """Return the roots if they have changed, else None."""
         nonlocal current, since
         handshakes.begin()
         with lock:
-            found, now = roots(), time.monotonic()
-            if found == current or now - since < ROOTS_S:
+            newest, now = roots(), time.monotonic()
+            if newest == current or now - since < ROOTS_S:
                 return None
             time.sleep(SETTLE_S)
-            current, since = found, time.monotonic()
-        return configuration(found)
+            current, since = newest, time.monotonic()
+        return configuration(newest)
 
     return grpc.dynamic_ssl_server_credentials(configuration(current), fetch, require_client_authentication=True)
 
 
 def make_channel(identity: Identity, member: str, certificate: bytes, address: str, insecure: bool) -> Any:
-    """Make a channel to an address that only the given member can answer.
-
-    Raises:
-        ConfigError: for plain text to another machine.
-    """
+    """Make a channel that only the given member can answer. Raises ConfigError for plain text to another machine."""
     if insecure:
         if not is_loopback(split_address(address)[0]):
             raise ConfigError(f"insecure is for loopback only, got the address {address}; drop insecure")
@@ -180,10 +166,10 @@ def call_metadata(identity: Identity, insecure: bool) -> Any:
 
 
 def caller_of(context: Any, insecure: bool) -> str | None:
-    """Return the ID of a caller: of the key in its certificate."""
+    """Return the ID of a caller: the digest of the key in its certificate."""
     if insecure:
-        found = dict(context.invocation_metadata()).get(ID_HEADER)
-        return found if isinstance(found, str) else None
+        claimed = dict(context.invocation_metadata()).get(ID_HEADER)
+        return claimed if isinstance(claimed, str) else None
     certificates = context.auth_context().get("x509_pem_cert")
     if not certificates:
         return None

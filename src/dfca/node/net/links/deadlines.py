@@ -1,6 +1,6 @@
-"""How long to wait for the next piece of a model: from the times that pieces took, as TCP times its segments.
+"""How long to wait for the next piece of a model, learned from earlier pieces as TCP learns its timeouts (RFC 6298).
 
-deadline = mean + 4 deviations, within bounds; twice as long after each one that was missed (RFC 6298)
+deadline = mean + 4 deviations, within bounds; doubled after each miss
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Deadline:
 
     @property
     def seconds(self) -> float:
-        """How long to wait now; before anything was observed: half of the longest."""
+        """How long to wait now; half of the longest before the first observation."""
         seconds = max(self.least_s, self._times.bound(self.most_s / 2))
         return min(self.most_s, seconds * 2.0 ** min(self._misses, 16))
 
@@ -35,14 +35,14 @@ class Deadline:
 
 
 class Backoff:
-    """Pauses between attempts: twice as long each time up to a bound, each drawn from the upper half of its span."""
+    """Pauses between attempts: the span doubles up to a bound, a pause is drawn from its upper half."""
 
     def __init__(self, first_s: float, most_s: float, draw: random.Random) -> None:
         self.first_s, self.most_s = first_s, most_s
         self._draw, self._failures = draw, 0
 
     def reset(self) -> None:
-        """Begin again with the shortest pause."""
+        """Start again with the shortest pause."""
         self._failures = 0
 
     def next(self) -> float:

@@ -1,9 +1,9 @@
-"""Whether a neighbour is alive, from the gaps between its heartbeats, on a clock that stands still while we starve.
+"""Whether a neighbour is alive, from the gaps between its heartbeats.
 
     silence allowed = mean + 4 deviations of the gaps, within bounds
 
-A node that was itself starved of processor time (a busy machine, a suspended laptop) has heard from nobody meanwhile.
-It distrusts its own clock first: time in which its event loop did not run does not count as anybody's silence.
+A node that was starved of processor time (a busy machine, a suspended laptop) hears nobody. So time in which its event
+loop did not run does not count as silence (`SteadyClock`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class SteadyClock:
     """Time without the moments in which the event loop was late: t = now - lost.
 
-    `tick` is called every `period_s`; what a tick is late by more than `slack_s` is lost time.
+    `tick` is called every `period_s`; lateness beyond `slack_s` is lost time.
     """
 
     def __init__(self, period_s: float, now: float, slack_s: float = 0.1) -> None:
@@ -48,12 +48,12 @@ class Estimate:
         self.mean += (value - self.mean) / 8
 
     def bound(self, otherwise: float) -> float:
-        """Return mean + 4 deviations: what the next value hardly exceeds."""
+        """Return mean + 4 deviations, a bound that the next value rarely exceeds."""
         return otherwise if self.mean is None else self.mean + 4 * self.deviation
 
 
 class Detector:
-    """Decides when the silence of one neighbour is death. All times are of a `SteadyClock`."""
+    """Decides when a silent neighbour counts as dead. All times are of a `SteadyClock`."""
 
     def __init__(self, now: float, least_s: float, most_s: float) -> None:
         self.least_s, self.most_s = least_s, most_s

@@ -1,7 +1,7 @@
-"""Keeps the links that are wanted: dials, dials again after a pause, and knows who has been out of reach for how long.
+"""Keeps the wanted links: dials, dials again after a pause, and knows how long each member has been out of reach.
 
-Of two members the one with the smaller ID dials. The other one waits for it, and dials itself only if nothing comes:
-it may be the only one that wants the link, or the only one that can reach the other.
+Of two members the one with the smaller ID dials. The other waits and dials only if nothing comes: it may be the only
+one that wants the link, or that can reach the other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ from dfca.node.wire.frames import TALK
 from dfca.node.wire.refused import Refused
 
 log = logging.getLogger(__name__)
-LASTING_S = 10.0
-"""A link that lasted so long was a good one: the next pauses begin with the shortest."""
-
-
-SHORT_S, SHORT_PAUSE_S = 30.0, 0.75
-"""Most breaks are short: in the first seconds pauses stay short too."""
-
-
+LASTING_S = 10.0  # after a link that lasted this long, pauses start again with the shortest
+SHORT_S, SHORT_PAUSE_S = 30.0, 0.75  # most breaks are short: for the first seconds pauses stay short
 FRESH_S = 0.5
 
 
@@ -45,16 +39,13 @@ class Dialer:
         self._ending: set[asyncio.Task[None]] = set()
         self._unreached: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
-        self.found: dict[str, tuple[str, ...]] = {}
-        """Addresses that discovery has found, by member."""
+        self.found: dict[str, tuple[str, ...]] = {}  # addresses that discovery has found, by member
         self._dialling: dict[str, float] = {}
-        self.reached: dict[str, str] = {}
-        """The address at which a member answered last."""
-        self.errors: dict[str, str] = {}
-        """Why the last attempt to dial a member failed."""
+        self.reached: dict[str, str] = {}  # the address at which a member answered last
+        self.errors: dict[str, str] = {}  # why the last attempt to dial a member failed
 
     def want(self, members: set[str]) -> None:
-        """Keep links with these members, and with no others that this node dialled."""
+        """Keep links with these members, and drop the others that this node dialled."""
         for member in set(self._tasks) - members:
             task = self._tasks.pop(member)
             task.cancel()
@@ -72,16 +63,16 @@ class Dialer:
         return {member for member, since in self._unreached.items() if since < limit and member not in links}
 
     def is_dialling(self, member: str) -> bool:
-        """Return whether an attempt has just begun: one that takes long may never succeed."""
+        """Return whether an attempt has just begun; an older one may never succeed."""
         return self._local.now() - self._dialling.get(member, float("-inf")) < FRESH_S
 
     def forget(self, member: str) -> None:
-        """Forget the addresses of one that is no longer a member."""
+        """Forget the addresses of a removed member."""
         for table in (self.found, self.reached, self._attempts):
             table.pop(member, None)
 
     def addresses(self, member: str) -> list[str]:
-        """List where a member may be: where it answered, what it says, what discovery found."""
+        """List the addresses of a member: where it answered last, what it announced, what discovery found."""
         known = self._local.roster.member(member)
         reached = self.reached.get(member)
         listed = [*([reached] if reached else []), *(known.addresses if known else ()), *self.found.get(member, ())]
@@ -117,14 +108,14 @@ class Dialer:
                 await self._wait_for(member, pause if away > SHORT_S else min(pause, SHORT_PAUSE_S))
 
     async def _wait_for(self, member: str, seconds: float) -> None:
-        """Wait, but not longer than until the member is linked."""
+        """Wait, at most until the member is linked."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while member not in self._neighbours.links and loop.time() < until:
             await self._neighbours.wait_change(until - loop.time())
 
     async def _dial(self, member: str) -> None:
-        """Try one address; where the link comes up, run it until it goes down."""
+        """Try one address; if the link comes up, run it until it goes down."""
         known, addresses = self._local.roster.member(member), self.addresses(member)
         if known is None or not addresses:
             self.errors[member] = "no address is known"
@@ -150,7 +141,7 @@ class Dialer:
         except TimeoutError:
             self.errors[member] = f"{address}: no answer in time"
             self._attempts[member] = attempt + 1
-        except Exception as error:  # a fault of this program: the next attempt may do better, no attempt cannot
+        except Exception as error:  # a fault of this program: keep dialling
             log.exception("the link with %s failed", member)
             self._local.refusals.add("failed", member)
             self.errors[member] = f"{address}: {type(error).__name__}: {error}"
@@ -162,7 +153,7 @@ class Dialer:
                     await channel.close()
 
     def _take_notice(self, records: list[bytes]) -> None:
-        """Take in the records by which a member shows that this device was removed; signatures decide."""
+        """Merge the records that prove the removal of this device; signatures decide."""
         self._local.roster.merge(records)
         if self._local.roster.member(self._local.identity.id) is None:
             raise LinkDown("member", REMOVED)

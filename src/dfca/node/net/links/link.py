@@ -1,8 +1,8 @@
 """One link: a Talk stream with one neighbour, from the first frame to the last. A new stream is a new epoch.
 
-The dialling node begins with a `LinkHello`, the other one answers with its own; the first heartbeat of the dialler
-completes the handshake, so that nobody is connected to a node that does not know of it. Then frames flow both ways,
-in order, until one end stops: by `Close`, by silence, by a frame that is refused, or because too much waits.
+The dialling node sends a `LinkHello`, the other answers with its own; the dialler's first heartbeat completes the
+handshake, so that both ends know of the link. Then frames flow both ways, in order, until one end stops: by `Close`, by
+silence, by a refused frame, or because its queue is full.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ import grpc.aio
 
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.detector import Detector, Estimate
-from dfca.node.net.links.outbox import Outbox, Overflow
+from dfca.node.net.links.queue import FrameQueue, Overflow
 from dfca.node.net.options import NetOptions
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What reading from or writing to a stream that has ended raises."""
-
-
-LEAST_READ_S = 0.05
-"""A neighbour is given so long to read a model, however fast it has been."""
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # raised by a stream that has ended
+LEAST_READ_S = 0.05  # the least time that a neighbour gets to read a model
 REMOVED = "removed from the swarm"
 
 
@@ -75,7 +71,7 @@ class Greeting:
         return serialize(pb.Frame(hello=hello))
 
     def check(self, frame: pb.Frame) -> int:
-        """Check the other one's first frame; returns its epoch. Raises Refused."""
+        """Check the first frame of the other end; returns its epoch. Raises Refused."""
         check_open(frame)
         if frame.WhichOneof("kind") != "hello":
             raise Refused("unasked", "the first frame is not a hello")
@@ -102,13 +98,13 @@ def close_frame(reason: str, text: str = "") -> bytes:
 
 
 def check_open(frame: pb.Frame) -> None:
-    """Raise LinkDown where a frame is the other one's last: it may close at any moment, also in the handshake."""
+    """Raise LinkDown for a frame that closes the link, which may come at any moment."""
     if frame.WhichOneof("kind") == "close":
         raise LinkDown(frame.close.reason or "closed", frame.close.text)
 
 
 async def read_frame(stream: FrameStream) -> pb.Frame:
-    """Read and parse a frame. Raises LinkDown at the end of the stream, Refused for what is no frame."""
+    """Read and parse a frame. Raises LinkDown at the end of the stream, Refused for anything else than a frame."""
     try:
         data = await stream.read()
     except _BROKEN as error:
@@ -119,7 +115,7 @@ async def read_frame(stream: FrameStream) -> pb.Frame:
 
 
 async def write_frame(stream: FrameStream, frame: bytes) -> None:
-    """Write a frame; raises LinkDown where the stream has ended."""
+    """Write a frame. Raises LinkDown if the stream has ended."""
     try:
         await stream.write(frame)
     except _BROKEN as error:
@@ -132,10 +128,7 @@ def _details(error: BaseException) -> str:
 
 
 class NetLink:
-    """One epoch of the link with one member. `make` in an outbox: called when it leaves, returns the frame or None.
-
-    now: the steady clock of the node.
-    """
+    """One epoch of the link with one member. now: the steady clock of the node."""
 
     def __init__(
         self,
@@ -151,31 +144,29 @@ class NetLink:
         self.announced = 0
         self.down = False
         self.rtt = Estimate()
-        self.reads = Estimate()
-        """From announcing a model until the neighbour has read it."""
+        self.reads = Estimate()  # from announcing a model until the neighbour has read it
         self._asked_at: float | None = None  # the first announcement since anything was heard
         self._stream, self._options, self._now = stream, options, now
         self.since = now()
         self.detector = Detector(now(), options.least_silence_s, options.most_silence_s)
         self._rate = Bucket(options.frames_per_s, options.frames_burst, now())
         self._time = Bucket(options.share, options.share_burst_s, now())
-        self._outbox: Outbox[Callable[[], bytes | None]] = Outbox(options.queued_frames, options.queued_bytes)
+        # What is queued makes a frame when it leaves, or None.
+        self._outbox: FrameQueue[Callable[[], bytes | None]] = FrameQueue(options.queued_frames, options.queued_bytes)
         self._something = asyncio.Event()
         self._end: asyncio.Future[LinkDown] = asyncio.get_running_loop().create_future()
         self._beats = 0
         self._sent_beats: OrderedDict[int, float] = OrderedDict()
         self._heard_beat, self._heard_at = 0, now()
         self._last_frame: bytes | None = None
-        self.parting: bytes | None = None
-        """A frame that is written before the last one, where this end takes the link down."""
-        self.on_parted: Callable[[], None] = lambda: None
-        """Called when that frame has been written."""
-        self._outbox.put(self._make_beat, 0)  # first of all: it completes the handshake
+        self.parting: bytes | None = None  # written before the last frame if this end takes the link down
+        self.on_parted: Callable[[], None] = lambda: None  # called when `parting` has been written
+        self._outbox.put(self._make_beat, 0)  # completes the handshake
 
     # What others call.
 
     def send(self, frame: pb.Frame) -> None:
-        """Queue a frame that must arrive; where too much waits, the link goes down."""
+        """Queue a frame that must arrive; if the queue is full, the link goes down."""
         data = serialize(frame)
         self.send_made(lambda: data, len(data))
 
@@ -193,33 +184,33 @@ class NetLink:
         self._something.set()
 
     def end(self, reason: LinkDown) -> None:
-        """Let the link go down."""
+        """Take the link down."""
         if not self._end.done():
             self._last_frame = close_frame(reason.reason, reason.text)
             self._end.set_result(reason)
 
     def silence(self) -> LinkDown | None:
-        """Return why the link must go down if the neighbour has been silent for too long."""
+        """Return why the link must go down, if the neighbour has been silent for too long."""
         if not self.detector.is_dead(self._now()):
             return None
         return LinkDown("silent", f"nothing for {self._now() - self.detector.heard:.1f} s")
 
     def ask(self) -> None:
-        """Note that an announcement leaves, which a neighbour that is alive will answer."""
+        """Note that an announcement leaves, which a live neighbour answers."""
         if self._asked_at is None:
             self._asked_at = self._now()
 
     @property
     def answers(self) -> bool:
-        """Whether the neighbour may still be reading: nothing was announced, or not longer ago than it usually takes.
+        """Whether the neighbour may still be reading: nothing was announced, or only as long ago as it usually takes.
 
-        A dead one is known by this long before its silence takes the link down.
+        This shows a dead one long before its silence takes the link down.
         """
         return self._asked_at is None or self._now() - self._asked_at <= max(LEAST_READ_S, self.reads.bound(math.inf))
 
     @property
     def queued(self) -> int:
-        """How many frames wait."""
+        """The number of queued frames."""
         return len(self._outbox)
 
     # The life of a link.
@@ -234,11 +225,11 @@ class NetLink:
             self.down = True
             report(why)
             self._something.set()
-            # By the task that writes: a read or write that is cancelled would end the call at once.
+            # The writing task sends the last frames: cancelling a read or write would end the call at once.
             await asyncio.wait(tasks[1:2], timeout=0.5)
             return why
         finally:
-            if not self.down:  # cancelled: reported before anything that may take time
+            if not self.down:  # cancelled: report it before anything that takes time
                 self.down = True
                 report(LinkDown("closed"))
             for task in tasks:
@@ -257,7 +248,7 @@ class NetLink:
             if isinstance(error, Refused):
                 self._last_frame = close_frame(error.reason, error.text)
                 return LinkDown(error.reason, error.text, guilty=True)
-            if error is not None:  # a mistake of this program: not the end of all links
+            if error is not None:  # a fault of this program ends this link only
                 asyncio.get_running_loop().call_exception_handler({"message": "a link failed", "exception": error})
                 return LinkDown("failed", f"{type(error).__name__}: {error}")
         return LinkDown("closed")
@@ -282,7 +273,7 @@ class NetLink:
             handle(frame)
             spent = time.perf_counter() - begin
             if not self._time.take(self._now(), spent):
-                await asyncio.sleep(spent / self._options.share)  # the sender waits, as it would on a slow link
+                await asyncio.sleep(spent / self._options.share)  # slow the sender down
 
     async def _write(self) -> None:
         while not self.down:

@@ -1,4 +1,4 @@
-"""The links that are up, by member: exactly one per member, each reported up once and down once."""
+"""The links that are up: one per member, each reported up once and down once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Neighbours:
             self.end(link, why)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Wait until a link goes up or down, or until so much time has passed."""
+        """Wait until a link goes up or down, at most `timeout_s`."""
         changed = self._changed
         try:
             async with asyncio.timeout(timeout_s):  # not wait_for, which in Python 3.11 may swallow a cancellation
@@ -63,6 +63,6 @@ class Neighbours:
             self._down(link, why)
 
     def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
+        """Wake everything that waits for a change."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Chunks of a model on the wire without needless copies: a `Chunk` is a tag, a length, the bytes, and an offset."""
+"""Chunks of a model on the wire with few copies: a `Chunk` is a tag, a length, the bytes, and an offset."""
 
 from __future__ import annotations
 

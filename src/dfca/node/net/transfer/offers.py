@@ -1,7 +1,7 @@
 """The encoded models that neighbours may read from this node: one copy for all readers.
 
-An offer is one announcement to one member. Of updates the newest per member and cluster is kept, also while the member
-is out of reach: it is announced again when the link is back, and the member resumes reading where it was cut off.
+An offer is one announcement to one member. The newest update per member and cluster is kept while the member is out of
+reach: it is announced again when the link is back, and the member resumes where it was cut off.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Offers:
             self.bytes -= len(payload.data)
 
     def take(self, member: str, number: int) -> ModelOffer | None:
-        """Withdraw the offer that was announced to a member under a number, and return it."""
+        """Withdraw and return the offer with this number of announcement to a member."""
         offer = next((offer for offer in self.of(member) if offer.number == number), None)
         if offer is not None:
             self.drop(offer)
@@ -102,7 +102,7 @@ class Offers:
         return [offer for payload in self._payloads.values() for offer in payload.offers]
 
     def lose_link(self, member: str) -> None:
-        """Drop what belonged to a link that went down; updates stay, for the next epoch."""
+        """Drop the offers of a link that went down; updates stay for the next epoch."""
         for offer in self.of(member):
             offer.number = 0
             if offer.cluster is None:

@@ -1,8 +1,8 @@
-"""Models that are being read from neighbours, on the disk: a break or a crash costs only what was not written yet.
+"""Models that are being read from neighbours, on the disk: a break or a crash loses only what was not written yet.
 
-A file is named by the digest of the whole payload and by the neighbour that sends it, so that no neighbour can spoil
-what another one sends. It holds a prefix of the payload. Nothing in it is trusted before the digest of the whole is
-right. A payload that is small or comes fast stays in memory.
+A file is named by the digest of the payload and by its sender, so that no neighbour can spoil another's payload. It
+holds a prefix of the payload and is not trusted before the digest of the whole is right. A payload that is small or
+arrives fast stays in memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SPILL_S = 0.5  # a read that takes longer is continued on the disk
 
 
 class Partial:
-    """One payload that is being read. Blocking: its methods are called in a thread.
+    """One payload that is being read. Its methods block: call them in a thread.
 
-    buffered: bytes are collected in memory and go to the disk only if the read takes longer than SPILL_S or ends early.
-    The reader may be cancelled while a thread still writes: what is written after `close` is dropped.
+    buffered: collect bytes in memory; write them to the disk only if the read takes longer than SPILL_S or ends early.
+    The reader may be cancelled while a thread still writes: writes after `close` are dropped.
     """
 
     def __init__(self, path: Path, size: int, in_memory: int, buffered: bool) -> None:
@@ -43,7 +43,6 @@ class Partial:
         self._lock, self._closed = threading.RLock(), False
         self._since = time.monotonic()
         self.resumed = self._resume()
-        # Pages that nothing was written to take no memory yet.
         is_buffered = not self.resumed and (buffered or size <= in_memory)
         self._buffer = np.empty(size, np.uint8) if is_buffered else None
 
@@ -69,13 +68,13 @@ class Partial:
         return self._digest.digest(), self._path if self._buffer is None else self._buffer[: self.offset]
 
     def _spill(self) -> None:
-        """Write what is in memory to the disk too."""
+        """Write the buffer to the disk too."""
         assert self._buffer is not None
         self._file = _open(self._path)
         _write(self._file, self._buffer[: self.offset].data)
 
     def close(self) -> None:
-        """Keep what has come for later."""
+        """Keep the bytes read so far for later."""
         with self._lock:
             if not self._closed and self._file is None and self._buffer is not None and self.offset > self._in_memory:
                 with suppress(OSError):
@@ -96,7 +95,7 @@ class Partial:
             self._digest = hashlib.sha256()
 
     def _resume(self) -> bool:
-        """Digest what an earlier attempt left; a file that cannot be a prefix is deleted."""
+        """Digest the file of an earlier attempt; delete one that cannot be a prefix."""
         try:
             status = os.lstat(self._path)
         except OSError:
@@ -115,8 +114,7 @@ class Partial:
 class Partials:
     """The folder of partial payloads, at most `most_bytes`; the oldest are deleted first.
 
-    Payloads of at most `in_memory` bytes never go to the disk. Larger ones are collected in memory while they have
-    `buffer_bytes` together.
+    Payloads of at most `in_memory` bytes never go to the disk. Larger ones share a buffer of `buffer_bytes`.
     """
 
     def __init__(self, folder: Path, most_bytes: int, in_memory: int, buffer_bytes: int = 0) -> None:
@@ -157,7 +155,7 @@ class Partials:
             return None
 
     async def open_in(self, executor: Executor, name: bytes, member: str, size: int) -> Partial | None:
-        """Open a payload in a thread; if this is cancelled meanwhile, the thread closes what it opened."""
+        """Open a payload in a thread; if this is cancelled, the thread closes what it opened."""
 
         def abandon(opened: Future[Partial | None]) -> None:
             if not opened.cancelled() and (partial := opened.result()) is not None:
@@ -207,7 +205,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write everything: an unbuffered file may take less at once, as when the disk is nearly full."""
+    """Write everything: one write to an unbuffered file may take only a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,7 +1,7 @@
-"""Reads announced models from neighbours: in chunks, resumed after a break, delivered when they are whole.
+"""Reads announced models from neighbours: in chunks, resumed after a break, delivered when complete.
 
-Time limits are those of the steady clock and follow what was observed (`deadlines`): a stall is noticed soon on a fast
-link and later on a slow one, and a neighbour that sends a byte per second is given up.
+Time limits use the steady clock and adapt to the link (`deadlines`): a stall is noticed soon on a fast link and later
+on a slow one, and a neighbour that sends a byte per second is given up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dfca.peer.records.messages import Update
 
 
 async def _ended(writing: Future[None] | None) -> None:
-    """Wait for a thread, however it ends; one that has ended costs the event loop nothing."""
+    """Wait until a thread has ended, with or without an error."""
     if writing is not None and not writing.done():
         with suppress(Exception):
             await asyncio.shield(asyncio.wrap_future(writing))
@@ -45,7 +45,7 @@ class _Stalled(Exception):
 
 
 class _Broken(_Stalled):
-    """The connection broke, or none could be made: the neighbour is not to blame."""
+    """The connection broke or could not be made: not the neighbour's fault."""
 
 
 class _Gone(Exception):
@@ -53,7 +53,7 @@ class _Gone(Exception):
 
 
 class _Source:
-    """The connection for models from one member, apart from its link: a large model does not delay heartbeats."""
+    """The connection for models of one member, separate from its link: a large model must not delay heartbeats."""
 
     def __init__(self, least_s: float, most_s: float) -> None:
         self.deadline = Deadline(least_s, most_s)
@@ -98,7 +98,7 @@ class Puller:
         self._due: dict[Pull, tuple[float, Any]] = {}
 
     def announce(self, link: NetLink, announce: pb.Announce) -> None:
-        """Take an announcement. Raises Refused for one that cannot be a model of this swarm."""
+        """Take an announcement. Raises Refused if it cannot be a model of this swarm."""
         decoded = codec.decode(announce.message)
         encoding = ENCODING_NAMES[announce.encoding]
         codec.check_announced(decoded, announce.rows, encoding)
@@ -128,15 +128,17 @@ class Puller:
             self._cancel(pull)
 
     def lose(self, link: NetLink) -> None:
-        """Stop reading what belongs to a link that went down; what has come stays on the disk."""
+        """Stop reading from a link that went down; partial models stay on the disk."""
         for pull in self.pulls.forget(link.member):
             self._cancel(pull)
         source = self._sources.pop(link.member, None)
         if source is not None:  # its connection is likely stuck too
-            self._drop_later(source)
+            task = asyncio.ensure_future(source.drop())
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
 
     def check(self) -> None:
-        """Cancel calls that are overdue; called often."""
+        """Cancel calls that are overdue."""
         now = self._local.now()
         for pull, (due, call) in list(self._due.items()):
             if now > due:
@@ -153,11 +155,6 @@ class Puller:
         for source in self._sources.values():
             await source.drop()
         self._sources.clear()
-
-    def _drop_later(self, source: _Source) -> None:
-        task = asyncio.ensure_future(source.drop())
-        self._dropping.add(task)
-        task.add_done_callback(self._dropping.discard)
 
     # One pull.
 
@@ -194,7 +191,7 @@ class Puller:
             if not await self._read_all(pull, partial):
                 return
             if partial.resumed and (await self._in_thread(partial.finish))[0] != pull.name:
-                await self._in_thread(partial.discard)  # what was on the disk may be at fault: read all of it again
+                await self._in_thread(partial.discard)  # the file on the disk may be wrong: read everything again
                 if not await self._read_all(pull, partial):
                     return
             done = True
@@ -209,7 +206,7 @@ class Puller:
             self._partials.close(pull.name, pull.member, partial, done)
 
     async def _read_all(self, pull: Pull, partial: Partial) -> bool:
-        """Read until everything has come, with a new connection after each stall; returns whether it has."""
+        """Read until the payload is complete, with a new connection after each stall; return whether it is."""
         source = self._source(pull.member)
         misses = 0
         while partial.offset < pull.size:
@@ -233,7 +230,7 @@ class Puller:
         return True
 
     async def _read_some(self, pull: Pull, partial: Partial, source: _Source) -> None:
-        """Read from the offset until everything has come or the connection breaks."""
+        """Read from the offset until the payload is complete or the connection breaks."""
         metadata = call_metadata(self._local.identity, self._local.options.insecure)
         channel = source.channel(lambda: self._make_channel(pull.member, source.attempts))
         request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
@@ -284,7 +281,7 @@ class Puller:
         return bytes(message)
 
     def _unpack(self, pull: Pull, partial: Partial, norm: float | None) -> Any:
-        """Check the digest and everything else, and return the model. Runs in a thread."""
+        """Check the payload and return the model. Runs in a thread."""
         digest, data = partial.finish()
         if digest != pull.name:
             raise Refused("digest", "other bytes than announced")
@@ -295,7 +292,7 @@ class Puller:
         self._lose(pull, reason)
 
     def _lose(self, pull: Pull, reason: str) -> None:
-        """An update that cannot be read is lost; with anything else the link goes down."""
+        """Give up a model: an update is lost, anything else takes the link down."""
         if pull.cluster is None:
             pull.link.end(LinkDown(reason, "a message that must arrive could not be read"))
         elif not pull.link.down:

@@ -1,7 +1,7 @@
 """Which announced models to read, from whom and in which order: bookkeeping without I/O.
 
 Of the updates of one neighbour and cluster the newest counts: it replaces one that waits, and cancels one that is being
-read, unless more than half of it has come: that one is finished first, so that a slow link receives something at all.
+read unless more than half of it is there, so that a slow link receives something at all.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Pulls:
         return None
 
     def end(self, pull: Pull) -> None:
-        """Note that a read has ended."""
+        """Note the end of a read."""
         member = self._members[pull.member]
         member.running.remove(pull)
         if not member.running and not member.waiting:

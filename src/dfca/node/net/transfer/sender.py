@@ -21,8 +21,7 @@ from dfca.node.wire.frames import ENCODINGS
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
-KEEP_UPDATE_S = 60.0
-"""How long an update waits for a neighbour that is out of reach."""
+KEEP_UPDATE_S = 60.0  # how long an update waits for a neighbour that is out of reach
 
 
 class Sender:
@@ -30,15 +29,14 @@ class Sender:
 
     def __init__(self, local: Local, swarm: Swarm, links: dict[str, NetLink], executor: Executor) -> None:
         self.offers = Offers(local.options.cache_bytes)
-        self.packed = 0
-        """How many models have been encoded."""
+        self.packed = 0  # how many models have been encoded
         self._local, self._swarm, self._links, self._executor = local, swarm, links, executor
         self._newest: dict[tuple[str, int], ModelOffer] = {}
         self._exact = "float64" if swarm.dtype == torch.float64 else "float32"
         self._packing: dict[tuple[int, str], tuple[Tensor, int, asyncio.Future[tuple[bytes, bytes]]]] = {}
 
     def send(self, link: NetLink, message: Any) -> None:
-        """Send a message; where it cannot be encoded the link goes down."""
+        """Send a message; if it cannot be encoded the link goes down."""
         try:
             proto, model = codec.to_proto(message), codec.model_of(message)
         except Refused as error:
@@ -63,13 +61,13 @@ class Sender:
         self._pack(model, offer.encoding).add_done_callback(partial(self._announce_packed, link, offer))
 
     def greet(self, link: NetLink) -> None:
-        """Announce the updates that were not read in the last epoch again, on a link that came up."""
+        """On a link that came up, announce again the updates that were not read in the last epoch."""
         self.offers.drop_older(link.member, self._local.now() - KEEP_UPDATE_S)
         for offer in self.offers.of(link.member):
             self._announce(link, offer)
 
     def lose(self, link: NetLink) -> None:
-        """Drop what belongs to a link that went down."""
+        """Drop the offers of a link that went down."""
         self.offers.lose_link(link.member)
 
     def prune(self) -> None:
@@ -78,7 +76,7 @@ class Sender:
             self.offers.drop_older(member, self._local.now() - KEEP_UPDATE_S)
 
     def unread(self) -> int:
-        """Count the neighbours in reach that answer and have not read the newest update."""
+        """Count the answering neighbours that have not read the newest update."""
         waiting = {member for member, _ in self._newest}
         waiting |= {offer.member for offer in self.offers.all() if offer.cluster is not None and not offer.done}
         return sum(member in waiting and link.answers for member, link in self._links.items())
@@ -90,7 +88,7 @@ class Sender:
             link.reads.add(self._local.now() - offer.announced)
 
     def unavailable(self, link: NetLink, number: int) -> None:
-        """Note that a neighbour will not read one: an update is lost, with anything else the link goes down."""
+        """Note that a neighbour will not read an announcement: only updates may be lost, else the link goes down."""
         offer = self.offers.take(link.member, number)
         if offer is not None and offer.cluster is None:
             link.end(LinkDown("unread", "the neighbour could not read a message that must arrive"))
@@ -109,7 +107,7 @@ class Sender:
         return future
 
     async def _encode(self, model: Tensor, encoding: str) -> tuple[bytes, bytes]:
-        """Digest and copy a model at the same time: neither needs the interpreter."""
+        """Digest and copy a model in parallel: both release the interpreter's lock."""
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         pieces = await in_thread(payload.pieces, model, encoding, self._swarm.compress, self._swarm.tail)
         name, data = await asyncio.gather(in_thread(payload.name, pieces), in_thread(b"".join, pieces))
@@ -126,7 +124,7 @@ class Sender:
             return
         if offer.cluster is not None:
             if self._newest.get((link.member, offer.cluster)) is not offer:
-                return  # a newer one was sent while this one was encoded
+                return  # replaced while it was encoded
             del self._newest[link.member, offer.cluster]
         if link.down and (offer.cluster is None or self._local.roster.member(link.member) is None):
             return
@@ -154,7 +152,7 @@ class Sender:
             link.send_newest(("update", offer.cluster), make)
 
     def _make_announce(self, link: NetLink, offer: ModelOffer) -> bytes | None:
-        """Make the announcement when it leaves: an update says how old it is then."""
+        """Make the announcement when it leaves, with the age of the update at that time."""
         if offer.done:
             return None
         if offer.cluster is not None:
