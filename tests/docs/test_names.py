@@ -42,7 +42,6 @@ TWICE = {
     "Config": "being renamed",
     "LastStep": "being renamed",
     "Merge": "being renamed",
-    "Outbox": "being renamed",
     "Section": "being renamed",
 }
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -160,6 +161,35 @@ def test_a_rank_that_dies_ends_the_run_with_one_sentence_and_one_process_resumes
         dfca(*run, killed)
         assert accuracy(killed) == pytest.approx(accuracy(tmp_path / "whole"), abs=0.02)
     victim.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
+def test_ranks_end_when_torchrun_is_killed(tmp_path: Path) -> None:
+    run = ["run", write_experiment(tmp_path, rounds=100_000), "--quiet", "--out", tmp_path / "run"]
+    launcher = subprocess.Popen(torchrun(2, "-m", "dfca", *run), env=environment(), stderr=subprocess.DEVNULL)
+    wait_until(lambda: bool(list((tmp_path / "run" / "checkpoint" / "dfca-li-0").glob("round-*.json"))))
+    ranks = [find_rank(launcher.pid, rank) for rank in range(2)]
+    launcher.kill()
+    launcher.wait()
+    try:
+        wait_until(lambda: not any(map(runs, ranks)))
+    finally:
+        for rank in filter(runs, ranks):
+            os.kill(rank, signal.SIGKILL)
+
+
+def runs(process: int) -> bool:
+    """Return whether a process runs; one that has ended may wait for its new parent."""
+    with suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    return False
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 HANGING = """

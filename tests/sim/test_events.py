@@ -330,6 +330,9 @@ BAD = [
         {"replay": [TraceRecord(0.0, "start", 9)]},
         "the trace names client 9; the clients are 0..5",
     ),
+    ({"replay": [Input(0.0, "begin", -5)]}, "the trace names client -5; the clients are 0..5"),
+    ({"replay": [TraceRecord(0.0, "start", -2)]}, "the trace names client -2; the clients are 0..5"),
+    ({"replay": [Input(0.0, "begin", -1)]}, "the trace names client -1; the clients are 0..5"),
     (
         {"replay": [Input(0.0, "begin", 0, number=0), Input(2.0, "receive", 0, 1, 7)]},
         "the trace has a receive of client 0 at 2 s, but client 1 has sent no message of number 7 before; it is cut "

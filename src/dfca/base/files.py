@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+MOST_TEXT_BYTES = 2**30  # of a text file in a run folder
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LINKS, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)  # of os.open, where the system has them
 KINDS = {  # what safetensors calls the types of torch
@@ -146,7 +147,17 @@ def read_small(path: Path, most_bytes: int, follow_links: bool = True) -> bytes:
         size = os.fstat(descriptor).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"it must have at most {most_bytes} bytes, got {size}", str(path))
-        return file.read(most_bytes)
+        return file.read(size)
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Read a text file of a run folder: a regular file of at most 1 GiB, never through a link.
+
+    Raises:
+        OSError: if it is missing, too large, a link, a pipe or a device; its `strerror` says what.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
+    return read_small(path, MOST_TEXT_BYTES, follow_links=False).decode("utf-8", errors)
 
 
 def open_regular(path: Path, follow_links: bool = True) -> int:
@@ -175,8 +186,8 @@ def text_sha256(text: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file without holding it in memory."""
-    with open(path, "rb") as file:
+    """Hash a regular file without holding it in memory."""
+    with open(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

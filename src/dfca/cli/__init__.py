@@ -8,6 +8,8 @@ a command needs is imported inside it, so that `dfca --help` loads neither torch
 
 import errno
 import os
+import sys
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -72,6 +74,9 @@ for group in GROUPS:
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?"
     app(prog_name="dfca", obj=node.OWN_PROCESS)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, RunError
 
 commands = typer.Typer()
 
@@ -48,6 +48,8 @@ def export(
 
     check_format(format_)
     place = out if out != Path() else run / "export"
+    if out == Path() and place.is_symlink():
+        raise RunError(f"{place} is a link, and dfca writes to no link; remove it, or name a folder with --out")
     written = load_run(run).export(
         place,
         format_,  # type: ignore[arg-type]
@@ -62,7 +64,7 @@ def export(
 
 
 def _parse_point(at: list[str] | tuple[str, ...]) -> dict[str, Any]:
-    import tomllib
+    from dfca.base.toml import parse_toml
 
     point: dict[str, Any] = {}
     for pair in at:
@@ -70,8 +72,8 @@ def _parse_point(at: list[str] | tuple[str, ...]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ConfigError(f'--at needs key=value, got "{pair}"; for example --at topology.p=0.1')
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text.strip()
         point[key.strip()] = value
     return point

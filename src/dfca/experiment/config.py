@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import math
-import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,6 +21,7 @@ from dfca import algorithms as registry
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import check_name, import_function, is_import
 from dfca.base.renamed import earlier
+from dfca.base.toml import parse_toml
 from dfca.base.validation import show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
 from dfca.core.options import MOST_PERSONAL_STEPS, LocalOptions
@@ -36,6 +37,7 @@ from dfca.tasks import make_task
 from dfca.topology_options import TopologyOptions, check_topology
 
 # Keys that choose which trials are run or what they are called: no number of a trial depends on them.
+MOST_SEEDS = 10_000
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
 ONLY_SHOWN = ("trace", "timeline")  # of the world
 
@@ -216,11 +218,13 @@ class Config(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_seeds(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value < 1:
-                raise ConfigError(f"seeds must be >= 1 or a list of integers, got {value}")
-            return tuple(range(value))
-        return tuple(value) if isinstance(value, list) else value
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        if is_count and value < 1:
+            raise ConfigError(f"seeds must be >= 1 or a list of integers, got {value}")
+        count = value if is_count else len(value) if isinstance(value, list | tuple) else 0
+        if count > MOST_SEEDS:
+            raise ConfigError(f"at most {MOST_SEEDS} seeds fit into one run, got {count}; use several folders")
+        return tuple(range(value)) if is_count else tuple(value) if isinstance(value, list) else value
 
     @field_validator("seeds")
     @classmethod
@@ -417,8 +421,8 @@ class Config(Section):
     def from_toml(cls, text: str) -> Config:
         """Read what `to_toml` wrote."""
         try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            values = parse_toml(text)
+        except ValueError as error:
             raise ConfigError(f"not valid TOML: {error}") from None
         return cls.of(values)
 
@@ -468,9 +472,9 @@ def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_repetition(key: str, values: tuple[Any, ...]) -> None:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{key} must not repeat a value, got {show(twice)} {values.count(twice)} times")
+    twice, count = Counter(values).most_common(1)[0] if values else (None, 0)
+    if count > 1:
+        raise ConfigError(f"{key} must not repeat a value, got {show(twice)} {count} times")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

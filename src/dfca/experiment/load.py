@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -17,6 +16,7 @@ from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import look_in
 from dfca.base.renamed import renamed
+from dfca.base.toml import DEEPEST, parse_toml
 from dfca.base.validation import show
 from dfca.experiment.config import Config, flatten
 from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
@@ -183,8 +183,8 @@ def _text(name_or_path: str | Path) -> tuple[str, str]:
 
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 1,000 brackets
+        return parse_toml(text)
+    except ValueError as error:  # also a number of 5,000 digits, and 1,000 brackets
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -219,6 +219,8 @@ def _parse_override(override: str) -> dict[str, Any]:
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise ConfigError(f'--set needs key=value, got "{override}"; for example --set local.learning_rate=0.05')
+    if len(parts) > DEEPEST:
+        raise ConfigError(f"--set takes a key of at most {DEEPEST} parts, got {len(parts)}")
     if parts[0] == "scale":
         raise ConfigError(f'--set cannot change a scale, got "{override}"; use --scale NAME')
     *outer, last = parts
@@ -261,7 +263,7 @@ def _refuse_metrics(names: set[str]) -> None:
 
 def _parse_value(text: str) -> Any:
     try:
-        values = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        values = parse_toml(f"value = {text}")
+    except ValueError:
         return text
     return values["value"] if len(values) == 1 else text

@@ -28,6 +28,7 @@ from dfca.base.errors import ConfigError, DataError, DfcaError
 from dfca.node.addresses import is_unspecified, own_addresses
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.disk.record import Recorder
+from dfca.node.disk.saving import RETRY_S
 from dfca.node.disk.store import DiskStore
 from dfca.node.node import Node
 from dfca.node.operate.control import ControlServer
@@ -157,7 +158,7 @@ class Service:
             self.log.warning(f"the saved models are passed over: {reason} ({count})")
         limit = config.limits.write_bytes_per_day
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
-        pace = Pace(config.training.pause_s, LEAST_ROUND_S, budget=budget)
+        pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
         self.node = Node(peer, self.work, self.transport, store, note=self.notes.note, pace=pace)
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)

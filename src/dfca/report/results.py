@@ -13,7 +13,7 @@ import tomli_w
 
 from dfca import __version__
 from dfca.base.errors import RunError
-from dfca.base.files import atomic_write
+from dfca.base.files import MOST_TEXT_BYTES, atomic_write, read_small
 from dfca.base.renamed import renamed
 from dfca.report.rows import RunReport
 from dfca.report.virtual.summary import VirtualResults, is_virtual
@@ -56,8 +56,8 @@ def load_results(path: Path) -> JsonObject:
         RunError: if it is no such file.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_small(path, MOST_TEXT_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "not JSON"
         raise RunError(f"{path} cannot be read: {reason}; {WHAT_TO_GIVE}") from error
     if not isinstance(content, dict) or content.get("dfca_results") != FORM or "runs" not in content:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from dfca.base.errors import RunError
+from dfca.base.files import read_text
 from dfca.experiment.load import Experiment, read_stored
 from dfca.experiment.sweep import Trial, TrialGroup
 from dfca.runs.sink import NullSink
@@ -44,7 +45,7 @@ def replay_run(out: str | Path, wanted: Callable[[Trial], bool] = lambda trial: 
     path = Path(out)
     if not (path / "config.toml").exists():
         raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one")
-    config, sweep = read_stored((path / "config.toml").read_text(encoding="utf-8"))
+    config, sweep = read_stored(read_text(path / "config.toml"))
     experiment = Experiment(path.name, "default", config, sweep)
     folder = RunFolder(path, swept=bool(sweep))
     folder.check_form()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import ConfigError, DataError, RunError
+from dfca.base.toml import parse_toml
 from dfca.node.addresses import own_addresses
 from dfca.node.disk import folder as folders
 from dfca.node.disk.folder import NodeFolder
@@ -111,8 +111,8 @@ def parse_settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
         if not equals or not all(part.replace("_", "").isalnum() for part in parts):
             raise ConfigError(f'{option} takes KEY=VALUE, such as network.port=7500, got "{pair}"')
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text.strip()
         section = settings
         for part in parts[:-1]:

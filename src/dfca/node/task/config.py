@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ import tomli_w
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, read_small
+from dfca.base.toml import parse_toml
 from dfca.node.task.problems import check
 from dfca.node.task.sections import Field, Section, digest_of
 
@@ -184,8 +184,8 @@ class Config(Section):
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            content = parse_toml(text)
+        except ValueError as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
         return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content, str(path))
 

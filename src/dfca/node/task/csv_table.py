@@ -23,6 +23,7 @@ DELIMITERS = (",", ";", "\t")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 LONGEST_FIELD = 100_000
 """Characters of one value: an open quote must not swallow the rest of the file."""
+MOST_COLUMNS = 2**16
 SHOWN = 3
 
 
@@ -42,19 +43,24 @@ class Wanted:
 
     def columns(self, names: Sequence[str], path: Path | str) -> tuple[int | None, list[int]]:
         """Find the places of the label and of the features among the names of a file. Raises DataError."""
-        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-            raise DataError(f'{path}: the column "{printable(twice[0])}" stands there twice; rename one of the two')
+        if len(names) > MOST_COLUMNS:
+            raise DataError(f"{path} must have at most {MOST_COLUMNS} columns, got {len(names)}; leave some out")
+        places_of = dict(zip(reversed(names), reversed(range(len(names))), strict=True))
+        twice = next((name for place, name in enumerate(names) if places_of[name] != place), None)
+        if twice is not None:
+            raise DataError(f'{path}: the column "{printable(twice)}" stands there twice; rename one of the two')
         if self.label not in names and self.required:
             raise DataError(
                 f'{path} has no column "{self.label}" for the class; it has {listed(names)}: name one of them by '
                 "--label or data.label"
             )
-        if missing := [name for name in self.features or () if name not in names]:
+        if missing := [name for name in self.features or () if name not in places_of]:
             raise DataError(f"{path} has no column {listed(missing)}; it has {listed(names)}")
-        label = names.index(self.label) if self.label in names else None
+        label = places_of.get(self.label)
         if self.features is not None:
-            return label, [names.index(name) for name in self.features]
-        places = [i for i, name in enumerate(names) if i != label and name not in self.ignore]
+            return label, [places_of[name] for name in self.features]
+        ignored = {self.label, *self.ignore}
+        places = [i for i, name in enumerate(names) if name not in ignored]
         if not places:
             raise DataError(f"{path} has no column with a feature beside the class; it has {listed(names)}")
         return label, places

@@ -70,8 +70,9 @@ def _input_problems(raw: Raw, facts: Facts) -> list[str]:
                 f"the swarm's samples are named columns ({listed(inputs.features)}) and these have no names: add "
                 'an array "features" with their names, or list them in data.features'
             ]
-        missing = [name for name in inputs.features if name not in raw.names]
-        more = [name for name in raw.names if name not in inputs.features and name not in inputs.ignored]
+        here, known = set(raw.names), {*inputs.features, *inputs.ignored}
+        missing = [name for name in inputs.features if name not in here]
+        more = [name for name in raw.names if name not in known]
         found = []
         if missing:
             found.append(f"column {listed(missing)} is missing: the swarm's model needs it; add it, or rename one")

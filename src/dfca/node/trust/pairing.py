@@ -29,7 +29,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, DfcaError
 from dfca.node.addresses import outgoing_hosts
 from dfca.node.trust import handshake, records
-from dfca.node.trust.handshake import BadMessage, JoinRequest, Transcript
+from dfca.node.trust.handshake import PROTOCOL, BadMessage, JoinRequest, Transcript
 from dfca.node.trust.identity import CERTIFICATE_FILE, KEY_FILE, Identity, check_certificate, verify
 from dfca.node.trust.invite import LIFETIME_S, Invite
 from dfca.node.trust.membership import Member
@@ -244,7 +244,7 @@ class PairingServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float) -> None:
         nonce = secrets.token_bytes(handshake.NONCE_BYTES)
         async with asyncio.timeout_at(deadline):
-            await handshake.send_message(writer, {"dfca": handshake.PROTOCOL, "nonce": handshake.encode(nonce)})
+            await handshake.send_message(writer, {"dfca": PROTOCOL, "nonce": handshake.encode(nonce)})
             request = JoinRequest.from_message(await handshake.read_message(reader))
         entry, transcript = self._check(request, nonce)
         task = asyncio.current_task()

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dfca.base.files import Stream, atomic_save, atomic_write, sha256, text_sha256
+from dfca.base.files import Stream, atomic_save, atomic_write, read_text, sha256, text_sha256
 from dfca.experiment.sweep import Trial
 from dfca.sim.metrics_table import JsonObject
 
@@ -98,7 +98,7 @@ class Checkpoints:
 
 
 def _load(sidecar: Path) -> Checkpoint:
-    stored = json.loads(sidecar.read_text(encoding="utf-8"))
+    stored = json.loads(read_text(sidecar))
     if "check" in stored and stored.pop("check") != _check(stored):
         raise ValueError("its JSON was changed or cut off")
     if type(stored["round"]) is not int or type(stored["seconds"]) not in (int, float):

@@ -43,6 +43,7 @@ from dfca.base.files import (
     atomic_save,
     atomic_write,
     explain_write_errors,
+    read_text,
     remove_leftovers,
     text_sha256,
 )
@@ -262,7 +263,7 @@ class RunFolder:
         path = self.path / LOCK
         with explain_write_errors(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666))
-        owner = path.read_text(encoding="utf-8", errors="replace").strip()
+        owner = read_text(path, errors="replace").strip()
         lock = FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -297,7 +298,7 @@ class RunFolder:
     def _refuse_to_discard(self) -> None:
         """Discard only what carries this program's mark: a config of ours, or the head of a summary."""
         with suppress(ConfigError, OSError, UnicodeDecodeError):
-            read_stored((self.path / "config.toml").read_text(encoding="utf-8"))
+            read_stored(read_text(self.path / "config.toml"))
             return
         with suppress(RunError, OSError, UnicodeDecodeError):
             if {"config_sha256", "runs"} <= self._read_json("summary.json", {}).keys():
@@ -318,7 +319,7 @@ class RunFolder:
             experiment = self._extend(experiment)
         text = experiment.to_toml()
         path = self.path / "config.toml"
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or read_text(path) != text:
             atomic_write(path, text)
         # A report of a run that has just begun finds every file.
         with explain_write_errors(self.path / METRICS):
@@ -336,7 +337,7 @@ class RunFolder:
         path = self.path / "config.toml"
         advice = "use --out for another folder, or --no-resume to discard this one"
         try:
-            there, sweep = read_stored(path.read_text(encoding="utf-8"))
+            there, sweep = read_stored(read_text(path))
             differences = self._differences(there, sweep, here)
         except ConfigError as error:
             raise RunError(f"{path} cannot be used: {error}; {advice}") from error
@@ -378,7 +379,7 @@ class RunFolder:
     def _read_json(self, name: str, missing: JsonObject) -> JsonObject:
         path = self.path / name
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(read_text(path))
         except FileNotFoundError:
             return missing
         except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dfca.base.errors import RunError
-from dfca.base.files import append_line, atomic_write
+from dfca.base.files import append_line, atomic_write, read_text
 from dfca.base.renamed import earlier, renamed
 from dfca.experiment.sweep import Trial, trial_name
 from dfca.sim.metrics_table import EvaluationRow, JsonObject, StoredRow
@@ -75,6 +75,8 @@ def read_metrics(run_folder: Path, rows: Sequence[StoredRow] = ()) -> list[Evalu
     Raises:
         RunError: if a line is no line of metrics.
     """
+    if (run_folder / FOLDER).is_symlink():
+        raise RunError(f"{run_folder / FOLDER} is a link, and links in a run folder are not followed; remove it")
     places: dict[str, int] = {}
     for place, row in enumerate(rows):
         for swept in (False, True):  # only the names of a sweep's trials have the digest
@@ -122,7 +124,7 @@ def without_nan(value: Any) -> Any:
 
 def _read_lines(path: Path) -> list[JsonObject]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_text(path, errors="replace").split("\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}; restore it or run again") from error
     read: list[JsonObject] = []
@@ -147,7 +149,7 @@ def _read_lines(path: Path) -> list[JsonObject]:
 
 def _write_lines(path: Path, lines: Iterable[JsonObject]) -> None:
     text = "".join(_line(line) + "\n" for line in lines)
-    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+    if not path.exists() or read_text(path, errors="replace") != text:
         atomic_write(path, text)
 
 

@@ -11,6 +11,7 @@ header of a file. Both are read.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import Stream
+from dfca.base.files import Stream, open_regular
 from dfca.base.renamed import renamed
 from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
@@ -91,6 +92,7 @@ class StoredModels:
                 "or another --out)"
             )
         try:
+            os.close(open_regular(path, follow_links=False))
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 plain = ("format", "algorithm", "point")

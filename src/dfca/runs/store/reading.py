@@ -6,7 +6,6 @@ A trial that is not finished gets a row with its last evaluated round: a run can
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ from pathlib import Path
 import tomli_w
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import text_sha256
+from dfca.base.files import read_text, text_sha256
 from dfca.base.renamed import renamed
+from dfca.base.toml import parse_toml
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import merge, nest, trial_file
 from dfca.runs.store.folder import check_form, is_row
@@ -163,8 +163,8 @@ def load_run(run_folder: str | Path) -> Run:
         raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
     config_text = _read(folder / "config.toml")
     try:
-        stored = tomllib.loads(config_text)
-    except (ValueError, RecursionError) as error:
+        stored = parse_toml(config_text)
+    except ValueError as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
     config, summary = renamed(stored), renamed(read_json(folder / "summary.json"))
     if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
@@ -267,7 +267,7 @@ def _unfinished(run: Run, line: EvaluationRow, point: PointRow, known: JsonObjec
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         raise RunError(
             f"{path.parent} is not a complete run folder: {path.name} is missing; run the same `dfca run` command again"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import atomic_write, explain_write_errors, sha256
+from dfca.base.files import atomic_write, explain_write_errors, read_text, sha256
 from dfca.experiment.load import Experiment, read_stored
 from dfca.runs.store.folder import RunFolder, head_of, is_row
 from dfca.runs.store.metrics import FOLDER as METRICS
@@ -32,7 +32,7 @@ def repair(run_folder: str | Path) -> list[str]:
     """
     path = Path(run_folder)
     try:
-        config, sweep = read_stored((path / "config.toml").read_text(encoding="utf-8"))
+        config, sweep = read_stored(read_text(path / "config.toml"))
     except FileNotFoundError:
         raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one") from None
     except (ConfigError, OSError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ def _repair(folder: RunFolder, experiment: Experiment) -> Iterator[str]:
     summary: JsonObject = head_of(experiment) | {"runs": []}
     summary["config_sha256"] = sha256(path / "config.toml")  # as it stands: an older version may have written it
     if problem is None:
-        stored = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        stored = json.loads(read_text(path / "summary.json"))
         if isinstance(stored.get("runs"), list):
             summary = stored | {"runs": [row for row in stored["runs"] if is_row(row)]}
             problem = None if summary == stored else "rows are no rows of trials"
@@ -96,7 +96,7 @@ def _contradiction(row: TrialRow, file: Path) -> str | None:
     """Compare a row with the last line of metrics; None where they agree, or there is no line."""
     if not file.exists():
         return None
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_text(file, errors="replace").splitlines()
     last = json.loads(lines[-1]) if lines else {}
     key = contradiction(row, last)
     return None if key is None else f"{key} is {row[key]} in summary.json and {last[key]} in the metrics"
@@ -105,7 +105,7 @@ def _contradiction(row: TrialRow, file: Path) -> str | None:
 def _json_problem(path: Path) -> str | None:
     """Return why a file is no JSON object, None where it is one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return "it is missing"
     except (OSError, ValueError, RecursionError):

@@ -61,11 +61,14 @@ class Replay:
         self.host, self.trace, self.keeps = host, trace, keeps
         self.uses: Counter[tuple[int, int]] = Counter()
         self.calls: dict[int, list[tuple[float, int]]] = {}
+        has_server = len(host.peers) > host.books.clients
         for line in trace:
             known = INPUTS if isinstance(line, Input) else KINDS
             if line.kind not in known:
                 raise unknown("kind of a trace", line.kind, known)
-            check_clients("the trace", (c for c in line[2:4] if c >= 0), host.books.clients)
+            nobody = line.client == SERVER and (has_server or not isinstance(line, Input))
+            ids = ([] if nobody else [line.client]) + ([line[3]] if line[3] >= 0 else [])
+            check_clients("the trace", ids, host.books.clients)
             if isinstance(line, Input) and line.kind == "receive":
                 self.uses[line.peer, line.number] += 1
             elif isinstance(line, Input) and line.kind in ("finished", "unused"):

@@ -1,8 +1,10 @@
-"""A watchdog for calls that never return.
+"""A watchdog for calls that never return, and for a launcher that is gone.
 
 Python handles a signal between two of its own steps. A rank that hangs inside gloo therefore does not see the SIGTERM
 by which torchrun ends the ranks that outlive another one, and is killed 30 s later without a message. A thread sees it
 instead, through the file that the C half of the signal handler writes to, and ends the process in time to say why.
+
+A torchrun that is killed sends no signal. The thread notices that this process has another parent, and sends it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ GRACE_S = 20.0  # seconds from SIGTERM on in which a call may still return; torc
 
 PATIENCE_S = 5.0  # seconds that one call must have taken to count as one that never returns
 
+LOOK_S = 1.0  # between two looks at whether the launcher is alive
+
 
 class Watchdog:
     """Ends this process with a sentence if it was asked to end and a marked call does not return, while entered."""
@@ -33,6 +37,7 @@ class Watchdog:
 
     def __enter__(self) -> None:
         self._asked_at, self._over = None, False
+        self._launcher = os.getppid()
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
@@ -70,9 +75,12 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over:
-            select.select([self._read_end], [], [], None if self._asked_at is None else PATIENCE_S / 10)
+            select.select([self._read_end], [], [], LOOK_S if self._asked_at is None else PATIENCE_S / 10)
             if signal.SIGTERM in self._read() and self._asked_at is None:
                 self._asked_at = time.monotonic()
+            if os.getppid() != self._launcher and self._asked_at is None:
+                self._asked_at = time.monotonic()
+                os.kill(os.getpid(), signal.SIGTERM)
             now, called_at = time.monotonic(), self._called_at
             if self._asked_at is None or called_at is None:
                 continue
