@@ -23,6 +23,8 @@ from dfca.peer.records.messages import Nothing, Served
 
 LARGE = Swarm(SWARM, 500_000)  # 2 MB
 SLOW = 2e6
+HALF = 1.2e6  # at least 0.4 MB of chunks are whole then, however large they are
+PATIENT = replace(FAST, patience_s=30.0, dial_s=15.0, most_dial_s=15.0, least_read_s=30.0, most_read_s=60.0)
 
 
 def partial_bytes(folder: Path) -> int:
@@ -42,16 +44,16 @@ async def half_read(found: World, reader: int) -> None:
 @pytest.mark.parametrize("reader", [0, 1])
 def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, reader: int) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices[1 - reader], found.devices[reader]
             proxy = found.proxies[1 - reader]
-            proxy.bytes_per_s = SLOW
+            proxy.stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, reader)
             for each in found.proxies:
                 each.cut()
-            proxy.bytes_per_s = None
+            proxy.resume()
             await until(lambda: sink.node.messages)
             assert sink.node.events.count(("disconnected", source.number)) == 1
             (model,) = (m.message.model for _, m in sink.node.messages)
@@ -68,14 +70,14 @@ def test_a_model_that_was_cut_off_is_read_on_where_it_ended(tmp_path: Path, read
 
 def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices
-            found.proxies[0].bytes_per_s = SLOW
+            found.proxies[0].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, 1)
             await sink.transport.stop()
-            found.proxies[0].bytes_per_s = None
+            found.proxies[0].resume()
             successor = make_device(sink.identity, sink.roster, sink.identity.folder, FAST, LARGE)
             address = await successor.transport.start()
             found.devices[1] = successor
@@ -89,10 +91,10 @@ def test_a_reader_that_was_killed_goes_on_from_its_disk(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        async with world(tmp_path, 2, swarm=LARGE, proxied=True) as found:
+        async with world(tmp_path, 2, PATIENT, swarm=LARGE, proxied=True) as found:
             await until(found.connected)
             source, sink = found.devices
-            found.proxies[0].bytes_per_s = SLOW
+            found.proxies[0].stall_after(HALF)
             source.transport.send(sink.number, update(3, size=LARGE.size))
             await half_read(found, 1)
             for each in found.proxies:
@@ -102,7 +104,8 @@ def test_what_a_crash_left_damaged_is_read_again_from_the_start(tmp_path: Path) 
             (path,) = (sink.identity.folder / "partial").iterdir()
             path.write_bytes(bytes(path.stat().st_size))  # zeros, as after a power cut
             for each in found.proxies:
-                each.refusing, each.bytes_per_s = False, None
+                each.refusing = False
+                each.resume()
             await until(lambda: sink.node.messages)
             assert sink.transport.status()["refused"] == {}
 

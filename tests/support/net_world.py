@@ -156,6 +156,7 @@ class Proxy:
         self.refusing = False
         self.bytes_per_s: float | None = None
         self.carried = 0
+        self.hold_at: int | None = None
         self.address = ""
 
     @classmethod
@@ -169,7 +170,12 @@ class Proxy:
         """Hold everything, as a cable that was pulled does."""
         self.flowing.clear()
 
+    def stall_after(self, size: float) -> None:
+        """Hold everything once this many more bytes have come through: however busy the machine, no more do."""
+        self.hold_at = self.carried + int(size)
+
     def resume(self) -> None:
+        self.hold_at = None
         self.flowing.set()
 
     def cut(self) -> None:
@@ -213,6 +219,8 @@ class Proxy:
                     break
                 writer.write(data)
                 self.carried += len(data)
+                if self.hold_at is not None and self.carried >= self.hold_at:
+                    self.stall()
                 await writer.drain()
                 if self.bytes_per_s is not None:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
