@@ -36,7 +36,13 @@ USES: dict[str, tuple[str, ...]] = {
 
 
 class TopologyOptions(BaseModel):
-    """The `[topology]` table of an experiment. An option that the named topology does not use is ignored."""
+    """Which graph: the keys of `[topology]` in an experiment file. Options that the named topology lacks are ignored.
+
+    Example:
+        >>> import dfca
+        >>> dfca.TopologyOptions(name="regular", degree=6).degree
+        6
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

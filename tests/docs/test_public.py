@@ -59,7 +59,7 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not result.failed
 
 
-OPTIONS = {"DataOptions", "LocalOptions", "LocalOptions.batch_of", "Setting", "TopologyOptions"}  # being rewritten
+OPTIONS = {"LocalOptions", "LocalOptions.batch_of", "Setting"}  # being rewritten
 
 
 def public_objects() -> dict[str, Any]:
