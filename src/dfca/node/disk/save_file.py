@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dfca.base.files import open_regular
+from dfca.node.disk.disk import SYSTEM_DISK, Disk
 
 FORM = 2  # raised by changes that older code cannot read; form 1, without a warmed-up model, is read too
 MOST_HEADER_BYTES = 16 * 2**20
@@ -38,21 +38,22 @@ def last_save(folder: Path) -> dict[str, Any] | None:
     return max(saves, key=lambda pair: pair[0])[1] if saves else None
 
 
-def read_whole(path: Path) -> bytearray:
+def read_whole(path: Path, disk: Disk = SYSTEM_DISK) -> bytearray:
     """Read a file, which may not be a link. Raises Damaged, or OSError if it cannot be read."""
     try:
-        descriptor = open_regular(path, follow_links=False)
+        file = disk.open(path)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise Damaged(error.strerror) from None
         raise
-    with open(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        header = int.from_bytes(file.peek(8)[:8], "little")
+    with file:
+        header = int.from_bytes(file.read(8), "little")
+        size = file.seek(0, os.SEEK_END)
         if not 0 < header <= min(size, MOST_HEADER_BYTES):  # before memory for all of it is allocated
             raise Damaged("it is cut off, or not a file of a node")
+        file.seek(0)
         data = bytearray(size)
-        count = file.readinto(data)
+        count = file.readinto(data)  # type: ignore[attr-defined]
     return data[:count] if count != len(data) else data
 
 

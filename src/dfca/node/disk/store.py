@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import DfcaError, RunError
-from dfca.base.files import KINDS, NO_ROOM, read_small, replacing, safetensors_header, tensor_bytes
+from dfca.base.files import KINDS, NO_ROOM, safetensors_header, tensor_bytes
+from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.node.disk.save_file import FORM, Damaged, digest, read_facts, read_whole, save_paths
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.state import Saved
@@ -46,13 +47,14 @@ class DiskStore:
     written_bytes: int = 0  # by all saves since the start
     seconds: float = 0.0  # spent on all saves since the start
     _serial: int = 0
+    disk: Disk = SYSTEM_DISK
 
     def load(self) -> Saved | None:
         """Return the newest valid save, or None. Raises RunError if the folder cannot be read."""
         saves: list[tuple[int, Saved]] = []
         for path in save_paths(self.folder):
             try:
-                saves.append(read_save(path))
+                saves.append(read_save(path, self.disk))
             except FileNotFoundError:
                 continue
             except (Damaged, DfcaError) as error:
@@ -72,9 +74,9 @@ class DiskStore:
         begin = time.perf_counter()
         path = save_paths(self.folder)[(self._serial + 1) % 2]
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.disk.make_folder(self.folder)
             size = 0
-            with replacing(path) as file:
+            with self.disk.replacing(path) as file:
                 for part in _parts(saved, self._serial + 1):
                     file.write(part)
                     size += len(part)
@@ -93,7 +95,8 @@ class DiskStore:
         path = self.folder / "life.json"
         lives = [saved.incarnation] if saved is not None else []
         try:
-            lives.append(int(json.loads(read_small(path, 1024))["incarnation"]))
+            with self.disk.open(path) as file:
+                lives.append(int(json.loads(file.read(1024))["incarnation"]))
         except FileNotFoundError:
             if saved is None and self.warnings:
                 lives.append(int(time.time()))
@@ -102,8 +105,8 @@ class DiskStore:
             lives.append(int(time.time()))
         life = max(lives, default=-1) + 1
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
+            self.disk.make_folder(self.folder)
+            with self.disk.replacing(path) as file:
                 file.write(json.dumps({"incarnation": life}).encode())
         except OSError as error:
             raise _explain(error, self.folder, "then start the node again") from error
@@ -112,13 +115,14 @@ class DiskStore:
     def clean(self) -> None:
         """Remove temporary files of a killed process; rename a folder that is in a save's place."""
         with suppress(OSError):
-            for leftover in self.folder.glob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
+            for name in self.disk.names(self.folder):
+                if name.startswith(".") and name.endswith(".tmp"):
+                    self.disk.remove(self.folder / name)
         for path in save_paths(self.folder):
-            if path.is_dir() and not path.is_symlink():  # a save could never take its place
+            if self.disk.is_folder(path):  # a save could never take its place
                 aside = path.with_name(f"{path.name}.{time.time_ns()}.aside")
                 with suppress(OSError):
-                    path.rename(aside)
+                    self.disk.rename(path, aside)
                     self.warnings.append(f"{path.name} was a folder and is {aside.name} now")
 
 
@@ -135,9 +139,9 @@ def _parts(saved: Saved, serial: int) -> Iterator[bytes | memoryview]:
     yield from data
 
 
-def read_save(path: Path) -> tuple[int, Saved]:
+def read_save(path: Path, disk: Disk = SYSTEM_DISK) -> tuple[int, Saved]:
     """Read the serial number and the save of a file. Raises Damaged, or OSError if it cannot be read."""
-    data = read_whole(path)
+    data = read_whole(path, disk)
     end, facts = read_facts(data)
     shapes = {name: facts.get(name) for name in TENSORS}
     return facts["serial"], replace(Unpacker({}).unpack(facts["saved"]), **_tensors(data, end, shapes))
