@@ -79,7 +79,7 @@ def beyond_k() -> str:
 
 
 def beyond_wild() -> str:
-    """Show how many clusters are found where nobody knows."""
+    """Show how many clusters are found where the true number is unknown."""
     runs = load("beyond-k-wild")
     rows, asked = [], {}
     columns = {name: f"`dfca-fi` − `{name}`" for name in ("dfedavgm", "local")}

@@ -153,7 +153,7 @@ def measured_on(run: Run) -> list[str]:
     """Say which rows were measured on which commits, where they differ; older rows do not know theirs."""
     commits: dict[str, dict[str, None]] = {}
     for trial in run.trials:
-        known = trial["commit"][:7] if trial.get("commit") else "code of before"
+        known = trial["commit"][:7] if trial.get("commit") else "earlier code"
         commits.setdefault(trial.algorithm, {})[known] = None
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, known in commits.items():

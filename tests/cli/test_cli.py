@@ -243,7 +243,7 @@ def test_the_table_fits_the_terminal_and_shows_what_is_unfinished(tiny: Path, mo
     assert "…" not in output
     assert "runs: finished + unfinished" in output
     lines = " ".join(output.split())
-    assert "not finished: 1 of 2 runs are done; the same `dfca run` command goes on" in lines
+    assert "not finished: 1 of 2 runs are done; the same `dfca run` command continues" in lines
     assert call("report", "runs/tiny", "--format", "csv").stderr.startswith("not finished: 1 of 2 runs are done; ")
 
 

@@ -195,7 +195,8 @@ def test_a_tracker_that_fails_later_is_left_out(tmp_path: Path, monkeypatch: pyt
     tracker.finish_round(trial(), 2, EvaluationRow.of({"round": 2, "accuracy": 0.5}))
     tracker.finish_trial(trial(), TrialRow.of(trial().head))
     assert told == [
-        "--log wandb has stopped (ZeroDivisionError: division by zero); the run goes on, and its folder has all numbers"
+        "--log wandb has stopped (ZeroDivisionError: division by zero); the run continues, and its folder has all "
+        "numbers"
     ]
 
 

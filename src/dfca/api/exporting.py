@@ -57,7 +57,7 @@ def check_format(format: str) -> None:
 def holders(assignments: Sequence[int], client: int | None, cluster: int | None) -> list[tuple[int, int]]:
     """Choose whose copies of which clusters are written: (client, cluster).
 
-    Without either: of each cluster that somebody uses, the copy of the first client that uses it. A client: the model
+    Without either: of each cluster in use, the copy of the first client that uses it. A client: the model
     that fits it best, or its copy of that cluster. A cluster: the copy of the first client that uses it. Nobody is
     chosen by test scores.
     """

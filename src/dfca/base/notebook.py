@@ -13,9 +13,7 @@ _CELL = f"padding:2px 12px 2px 0;border-bottom:{_LINE};background:none;color:inh
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = ()) -> str:
     """Make a table with a title above and notes below; everything is escaped."""
-    head = "".join(
-        f'<th style="{_CELL};text-align:{_side(i)}">{escape(column)}</th>' for i, column in enumerate(columns)
-    )
+    head = "".join(f'<th style="{_CELL};text-align:{_side(i)}">{escape(name)}</th>' for i, name in enumerate(columns))
     body = "".join(
         "<tr style='background:none'>"
         + "".join(f'<td style="{_CELL};text-align:{_side(i)}">{escape(str(cell))}</td>' for i, cell in enumerate(row))

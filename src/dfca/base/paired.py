@@ -20,31 +20,30 @@ from typing import Literal, NamedTuple
 
 LEVEL = 0.05
 FIRST_CHOICE = "dfca-auto"
-BEYOND_CHANCE = "†"
-"""Stands behind a difference that is beyond chance."""
+BEYOND_CHANCE = "†"  # stands behind a difference that is beyond chance
 Scores = Mapping[int, float | None]
 """What an algorithm scored with each seed."""
 Verdict = Literal["better", "worse", "not told apart"]
 
 
 class Difference(NamedTuple):
-    """The mean of paired differences, half of its 95 % interval (None: one pair), its p-value and the pairs."""
+    """The mean of paired differences."""
 
     mean: float
-    half: float | None
+    half: float | None  # of its 95 % interval; None with one pair
     p: float | None
     pairs: int
 
 
 class Compared(NamedTuple):
-    """How an algorithm did against the reference; verdict: after Holm's correction, None with one pair."""
+    """How an algorithm compares with the reference."""
 
     difference: Difference
-    verdict: Verdict | None
+    verdict: Verdict | None  # after Holm's correction, None with one pair
 
     @property
     def beyond_chance(self) -> bool:
-        """Return whether the two were told apart."""
+        """Whether the two differ beyond chance."""
         return self.verdict in ("better", "worse")
 
 
@@ -128,12 +127,9 @@ def holm(ps: Mapping[str, float]) -> set[str]:
 def compare(scores: Mapping[str, Scores], reference: str, higher_is_better: bool = True) -> dict[str, Compared]:
     """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out."""
     pairs = {name: pair_up(own, scores[reference]) for name, own in scores.items() if name != reference}
-    differences = {name: paired(values) for name, values in pairs.items() if values is not None}
-    rejected = holm({name: difference.p for name, difference in differences.items() if difference.p is not None})
-    return {
-        name: Compared(difference, _verdict(difference, name in rejected, higher_is_better))
-        for name, difference in differences.items()
-    }
+    tested = {name: paired(differences) for name, differences in pairs.items() if differences is not None}
+    rejected = holm({name: test.p for name, test in tested.items() if test.p is not None})
+    return {name: Compared(test, _verdict(test, name in rejected, higher_is_better)) for name, test in tested.items()}
 
 
 def _verdict(difference: Difference, rejected: bool, higher_is_better: bool) -> Verdict | None:
@@ -151,7 +147,7 @@ def choose_reference(
 
     bounds: algorithms that know the true clusters, which are not methods. None: there are fewer than two algorithms.
     """
-    means = {name: _mean(values) for name, values in scores.items()}
+    means = {name: _mean(own) for name, own in scores.items()}
     known = {name: mean for name, mean in means.items() if mean is not None}
     if len(known) < 2:
         return None
@@ -177,7 +173,7 @@ def _mean(scores: Scores) -> float | None:
 
 def explanation(reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool) -> list[str]:
     """Say how differences to the reference are to be read; nothing where there are none."""
-    differences = [one.difference for one in compared]
+    differences = [result.difference for result in compared]
     if not differences:
         return []
     best = "" if reference == FIRST_CHOICE else ", which is the best here"
@@ -197,12 +193,12 @@ def verdict_line(
 
     marks: what stands behind the name of some algorithms.
     """
-    judged = {name: one.verdict for name, one in compared.items() if one.verdict is not None}
+    judged = {name: result.verdict for name, result in compared.items() if result.verdict is not None}
     if not judged:
         return None
 
     def listed(verdict: Verdict) -> str:
-        return ", ".join(quoted(name) + marks.get(name, "") for name, given in judged.items() if given == verdict)
+        return ", ".join(quoted(name) + marks.get(name, "") for name, own in judged.items() if own == verdict)
 
     told = [f"{verdict} than {reference}: {listed(verdict)}" for verdict in ("worse", "better") if listed(verdict)]
     told = told or ["none"]

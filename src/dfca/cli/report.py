@@ -114,7 +114,7 @@ def _unfinished(run: "Run") -> str:
     finished, asked = run.trial_counts
     if run.swept or finished >= asked:  # the notes of a sweep say it
         return ""
-    return f"not finished: {finished} of {asked} runs are done; the same `dfca run` command goes on"
+    return f"not finished: {finished} of {asked} runs are done; the same `dfca run` command continues"
 
 
 def _check(runs: Sequence[Path], save: Path | None, together: bool, figures: Path | None) -> None:

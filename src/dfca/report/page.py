@@ -2,8 +2,8 @@
 
     run folder -> load_run -> Run -> the values of a template (numbers, tables, pictures) -> templates/*.html
 
-Texts live in the templates, which escape whatever they are given. A run that is still going on, or was stopped, gets a
-page of what there is, and the page says so.
+Texts live in the templates, which escape what they are given. The page of a run that is not finished shows the results
+so far and says so.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def setting_of(run: Run) -> list[tuple[str, str]]:
         facts["clock"] = _options(points[0].clock, tuple(points[0].clock))
     if run.swept:
         for key in run.varying:
-            values = dict.fromkeys(write(point.at.get(key, "the base's")) for point in run.points)
+            values = dict.fromkeys(write(point.at.get(key, "as in the base")) for point in run.points)
             facts[f"varied: {key}"] = ", ".join(values)
     else:
         for seed, entry in run.topology.items():

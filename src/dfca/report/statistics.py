@@ -9,8 +9,7 @@ from dfca.base.paired import BEYOND_CHANCE, Scores, Verdict, explanation, pair_u
 from dfca.report.rows import AlgorithmRow, by_point
 from dfca.report.wording import DASH
 
-DIVERGED = "‡"
-"""Stands behind an algorithm whose training diverged."""
+DIVERGED = "‡"  # stands behind an algorithm whose training diverged
 MOST_NAMED = 4  # points in a note
 
 

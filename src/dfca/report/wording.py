@@ -97,9 +97,9 @@ def world_in_words(world: JsonObject) -> str:
     compute, link, faults, churn = (world[key] for key in ("compute", "link", "faults", "churn"))
     parts = [f"{compute['step_s']:g} s per local step ({compute['kind']})"]
     parts += [
-        f"{100 * each['share']:g} % of the clients {each['slowdown']:g} times slower"
-        for each in compute["devices"]
-        if each["slowdown"] != 1
+        f"{100 * device['share']:g} % of the clients {device['slowdown']:g} times slower"
+        for device in compute["devices"]
+        if device["slowdown"] != 1
     ]
     parts.append(f"latency {link['latency_s']:g} s" if link["latency_s"] else "no latency")
     if link["bandwidth_bytes_s"] is not None:
@@ -109,9 +109,9 @@ def world_in_words(world: JsonObject) -> str:
         away = churn["leaves_per_s"] * churn["away_s"]
         empty = "" if churn["keeps"] else ", back without models"
         parts.append(f"{100 * away / (1 + away):.0f} % away ({churn['away_s']:g} s at a time{empty})")
-    for each in world["partitions"]:
-        end = "the end" if each["end_s"] is None else f"{each['end_s']:g} s"
-        parts.append(f"apart from {each['begin_s']:g} s to {end}")
+    for partition in world["partitions"]:
+        end = "the end" if partition["end_s"] is None else f"{partition['end_s']:g} s"
+        parts.append(f"apart from {partition['begin_s']:g} s to {end}")
     if world["late_joiners"]:
         number = len(world["late_joiners"])
         parts.append(f"{number} late joiner{'s' if number > 1 else ''}")

@@ -1,7 +1,7 @@
 """Run an experiment: every trial that its folder has not finished, in this process or in several.
 
 For each point and seed the split and the graph are made once and shared by all algorithms. A trial that the summary has
-is skipped; a trial with a checkpoint goes on from it, bit-identical to a run that was never stopped.
+is skipped; a trial with a checkpoint continues from it, bit-identical to a run that was never stopped.
 
 Workers: `auto` is 1 for an experiment without a sweep and on a GPU, else one process per core, each with its share of
 the threads, as long as there is memory (`workers.Pool`). Trials are independent, so processes use all cores where
@@ -49,7 +49,7 @@ def run(
 ) -> JsonObject:
     """Run every trial that neither the folder nor those to `reuse` have finished, and return the summary.
 
-    In a sweep, or with several workers, a trial that fails gets a row with its "error" and the others go on.
+    In a sweep, or with several workers, a trial that fails gets a row with its "error" and the others continue.
 
     Raises:
         RunError: if the folder cannot be used or written.
@@ -164,12 +164,12 @@ def make_groups(trials: Sequence[Trial], workers: int) -> list[TrialGroup]:
     together: dict[tuple[str, int], list[Trial]] = {}
     for trial in trials:
         together.setdefault((trial.point.digest, trial.seed), []).append(trial)
-    groups = [
-        TrialGroup(some[0].point, some[0].seed, tuple(each.algorithm for each in some)) for some in together.values()
+    if len(together) < workers:
+        return [TrialGroup(trial.point, trial.seed, (trial.algorithm,)) for trial in trials]
+    return [
+        TrialGroup(group[0].point, group[0].seed, tuple(trial.algorithm for trial in group))
+        for group in together.values()
     ]
-    if len(groups) < workers:
-        groups = [TrialGroup(each.point, each.seed, (each.algorithm,)) for each in trials]
-    return groups
 
 
 def _count_workers(workers: Workers, experiment: Experiment, trials: int) -> int:

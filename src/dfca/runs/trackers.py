@@ -4,7 +4,7 @@
 
 Each trial is one run of the tracker, named as its files are. A tracker is a sink (`runs.sink`) with three methods of
 its own: `open`, `log` and `close`. Their libraries are imported only when they are asked for. One that cannot be opened
-ends the run at its begin; one that fails later is left out, says so once, and the run goes on.
+ends the run at its start; one that fails later is left out with one sentence, and the run continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tracker(NullSink):
         self.library = _import(self.module, self.name, self.extra)
 
     def open(self, trial: Trial, round: int) -> Any:
-        """Begin, or go on with, the run of a trial after that many rounds."""
+        """Begin or continue the run of a trial after `round` rounds."""
         raise NotImplementedError
 
     def log(self, run: Any, round: int, numbers: Mapping[str, float]) -> None:
@@ -108,7 +108,7 @@ class Tracker(NullSink):
         except Exception as error:
             self._broken = True
             self._report(
-                f"--log {self.name} has stopped ({_line(error)}); the run goes on, and its folder has all numbers"
+                f"--log {self.name} has stopped ({_line(error)}); the run continues, and its folder has all numbers"
             )
 
 
@@ -118,7 +118,7 @@ class TensorBoard(Tracker):
     name, module, extra = "tensorboard", "torch.utils.tensorboard", "tensorboard"
 
     def open(self, trial: Trial, round: int) -> Any:
-        """Make a writer; of a trial that goes on, what was written beyond its checkpoint is hidden."""
+        """Make a writer; where a trial continues, what was written beyond its checkpoint is hidden."""
         place = trial.file(self.folder / "tensorboard")
         writer = self.library.SummaryWriter(str(place), purge_step=round + 1 if round else None)
         if not round:

@@ -1,4 +1,4 @@
-"""Run trials: those of one point and seed share its data and graph; each goes on wherever it was stopped.
+"""Run trials: those of one point and seed share its data and graph; each continues where it was stopped.
 
 A trial's own files (metrics, checkpoints, models) are written here; what all trials of a run share is written by the
 sinks of the process that owns the run folder (`runs.sink`). The trials may run in that process or in another one.
@@ -62,25 +62,22 @@ IN_SUMMARY = (
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all trials of a run share.
-
-    folder: None on a rank that writes nothing. tolerant: a trial that fails is reported and the others go on.
-    """
+    """What all trials of a run share."""
 
     sink: RunSink
-    folder: RunFolder | None
+    folder: RunFolder | None  # None on a rank that writes nothing
     stop: StopSignal
     save_models: bool = False
-    tolerant: bool = False
+    tolerant: bool = False  # a trial that fails is reported and the others continue
 
     def fail(self, trial: Trial, error: Exception) -> None:
-        """Report that a trial failed, or raise the error where nothing else is to go on."""
+        """Report that a trial failed; raise the error unless the run is tolerant."""
         if not self.tolerant:
             raise error
         self.sink.fail_trial(trial, sentence(error))
 
     def heed_stop(self, where: str, shards: Shards) -> None:
-        """Stop here if somebody asked for it, on any rank."""
+        """Raise Interrupted if a stop was requested on any rank."""
         if shards.either(self.stop.requested):
             raise Interrupted(where)
 
@@ -88,8 +85,12 @@ class RunContext:
 def run_group(group: TrialGroup, context: RunContext, share_out: Callable[[int], Shards] = Alone) -> None:
     """Run the trials of a group; its split and graph are freed on return.
 
-    `share_out` makes each rank's share of so many clients. All ranks of a run make this call; only the first has the
-    folder.
+    All ranks of a run make this call; only the first has the folder.
+
+    Args:
+        group: the trials.
+        context: what all trials of the run share.
+        share_out: makes this rank's share of a number of clients.
 
     Raises:
         RunError: if the disk cannot be written, or another rank is lost.
@@ -320,7 +321,7 @@ class Stopwatch:
 
 
 class Cadence:
-    """When to store a checkpoint: `every_s` apart, and so rarely that storing takes at most 5 % of the time."""
+    """When to store a checkpoint: at least `every_s` apart, and for at most CHECKPOINT_SHARE of the time."""
 
     def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s

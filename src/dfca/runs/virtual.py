@@ -34,7 +34,7 @@ CAUGHT_UP = 0.95  # of the others' accuracy
 
 
 class StuckError(DfcaError):
-    """A trial in which nobody can go on, with who waits for whom."""
+    """No client of a trial can continue; the message says who waits for whom."""
 
 
 def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line] | None = None) -> EventSimulation:
@@ -219,11 +219,10 @@ class TraceFile:
             return os.fstat(file.fileno()).st_size
 
     def cut(self, size: int) -> None:
-        """Drop what is beyond a size: the run goes on from there.
+        """Cut the trace to a size, from which the run continues.
 
         Raises:
-            RunError: if it is not there, because the run began without a trace, or shorter, because somebody has
-                touched it.
+            RunError: if the trace is missing (the run began without one) or shorter (it was edited).
         """
         if not self._part.exists():
             raise RunError(

@@ -22,32 +22,21 @@ from dfca.sim.start import Start
 EVALUATION_SHARE = 0.08
 """What the evaluations of a run may cost beside its rounds, in passes of samples: a tenth of the time, less a margin
 for what is not counted (with 0.1, 0.105 to 0.13 of the time was measured)."""
-LAST_SHARE = 0.75
-"""What the last of them may take of that."""
-FEWEST_SCORED = 4
-"""So many clients are scored on every distribution in any case."""
-WALK = 25
-"""Walking through a model takes as long as so many passes of a sample (784-100-10 and 784-200-10)."""
-
+LAST_SHARE = 0.75  # what the last of them may take of that
+FEWEST_SCORED = 4  # clients that are scored on every distribution in any case
+WALK = 25  # passes of a sample that take as long as walking through a model (784-100-10 and 784-200-10)
 HIGH_LOSS = 10
-"""A training loss of more than so many times that of guessing, such as log(classes), is noted: divergence that stays
+"""A training loss above this many times that of guessing, such as log(classes), is noted: divergence that stays
 finite."""
-
-
-SMALL_LOSS = 1e-6
-"""A loss below is no divergence, however little there is to guess."""
+SMALL_LOSS = 1e-6  # A loss below is no divergence, however little there is to guess
 
 
 class Scores(NamedTuple):
-    """What is found: row, the metrics; by_client (N,), of what clients would deploy, NaN where not scored; before (N,),
-    the same without the personal last step.
-
-    The score of what clients deploy has the key of the task's metric, "accuracy" or another.
-    """
+    """The scores of a state. In `row` the score has the key of the task's metric, "accuracy" or another."""
 
     row: JsonObject
-    by_client: Tensor
-    before: Tensor
+    by_client: Tensor  # (N,), of what clients would deploy, NaN where not scored
+    before: Tensor  # (N,), the same without the personal last step
 
 
 class Scope(NamedTuple):
@@ -58,11 +47,7 @@ class Scope(NamedTuple):
 
 
 class Evaluator:
-    """Scores banks (m, L, P), or a server's (m, 1, P), on the members' samples; any driver may own the banks.
-
-    high_losses: the clients whose training loss was not finite, or above `high_loss`, at any evaluation; highest_loss:
-    the highest of these. They are noted; nothing else depends on them.
-    """
+    """Scores banks (m, L, P), or a server's (m, 1, P), on the members' samples; any driver may own the banks."""
 
     def __init__(self, start: Start) -> None:
         self.start, self.setting, self.shards = start, start.setting, start.shards
@@ -70,21 +55,21 @@ class Evaluator:
         guess = self.start.flat.task.guess(start.setting.split.train.y, start.setting.split.classes)
         self.high_loss = float("inf") if guess is None else HIGH_LOSS * max(guess, SMALL_LOSS)
         self.metric = self.start.flat.task.metric
-        self.high_losses: set[int] = set()
-        self.highest_loss = 0.0
+        self.high_losses: set[int] = set()  # clients whose training loss was above `high_loss` or not finite; noted
+        self.highest_loss = 0.0  # of these
         self.honest = None if start.liars is None else torch.tensor(start.liars.honest)
         self.use_split(start.setting.split)
 
     def use_split(self, split: Split) -> None:
         """Draw the test samples of every distribution of a split; the members' own are those of `Start`."""
         setting = self.setting
-        found = metrics.distributions(
+        drawn = metrics.distributions(
             split, setting.evaluation_samples, setting.seed, self.shards.members, self.shards.sum
         )
         device, dtype = setting.device, setting.dtype
         self.distributions = [
             metrics.Distribution(*((moved(x, device, dtype), moved(y, device, dtype)) for x, y in distribution))
-            for distribution in found
+            for distribution in drawn
         ]
 
     def scope(self, models: int, final: bool) -> Scope:
@@ -97,15 +82,15 @@ class Evaluator:
         of everything. Everybody is scored on its own test samples, also where it makes a model of its own for that
         (`personal`), but before the end no more of those than half of an evaluation pays for, or FEWEST_SCORED. At the
         end fine-tuning is not counted, for it is the last part of the algorithm. Virtual time scores everybody at every
-        evaluation: its reports follow single clients, and nobody knows in advance which evaluation is the last.
+        evaluation: its reports follow single clients, and which evaluation is the last is not known in advance.
         """
         setting, clients, algorithm = self.setting, self.setting.clients, self.setting.algorithm
         samples, tests = (sum(data.sizes) for data in (setting.split.train, setting.split.test))
         looks = 0 if algorithm.needs == "nothing" or models == 1 else models * samples
         whole = EVALUATION_SHARE * setting.rounds * (looks + self.engine.passes(setting.split.train.sizes))
-        each = sum(len(found.held_out[1]) * models + len(found.test[1]) for found in self.distributions)
+        per_client = sum(len(drawn.held_out[1]) * models + len(drawn.test[1]) for drawn in self.distributions)
         fixed = tests + WALK * models * clients
-        last = min(LAST_SHARE * whole, fixed + models * samples + each * clients)
+        last = min(LAST_SHARE * whole, fixed + models * samples + per_client * clients)
         others = -(-setting.rounds // setting.evaluate_every) - 1
         budget = last if final else (whole - last) / max(1, others)
         order = torch.randperm(clients, generator=stream(setting.seed, "scored")).tolist()
@@ -114,10 +99,10 @@ class Evaluator:
             passes = self.engine.finetuning_passes(algorithm.finetuning, setting.split.train.sizes) / clients
             own = min(clients, max(fewest, int(budget / 2 / max(1, passes))))
             budget /= 2
-        if not each or self.shared:
+        if not per_client or self.shared:
             return Scope(sorted(order[:own]), range(clients))
         reused = algorithm.needs == "losses" and not final
-        many = int((budget - fixed - (0 if reused else models * samples)) / each)
+        many = int((budget - fixed - (0 if reused else models * samples)) / per_client)
         return Scope(sorted(order[:own]), sorted(order[: min(clients, max(fewest, many))]))
 
     def score(
@@ -151,12 +136,14 @@ class Evaluator:
         elsewhere = self.on_distributions(banks, scope.everywhere, shut)
         mine = (chosen, picked, kept, scored.cpu(), plain.cpu())
         columns = (*(column.double() for column in mine), *elsewhere)
-        found = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
-        picks, picked, kept, scores, before, others = found[0].long(), *found[1:5], found[5:]
+        gathered = self.shards.gather(torch.stack(columns, dim=1)).T.contiguous()
+        picks, picked, kept, scores, before, others = gathered[0].long(), *gathered[1:5], gathered[5:]
         self._note_high(picked)
         picks_of_all, honest = picks, self.honest
         if honest is not None:
-            picks, picked, kept, scores, others = (each[..., honest] for each in (picks, picked, kept, scores, others))
+            picks, picked, kept, scores, others = (
+                column[..., honest] for column in (picks, picked, kept, scores, others)
+            )
             truth = None if truth is None else truth[honest]
         known, key = scores[~scores.isnan()], self.metric.key
         row = {
@@ -174,7 +161,7 @@ class Evaluator:
             "disagreement": self._disagreement(banks, closed),
             "assignments": picks_of_all.tolist(),
         }
-        return Scores(row, found[3], before)
+        return Scores(row, gathered[3], before)
 
     def score_holders(
         self, banks: Tensor, assignments: Tensor, holding: Sequence[int], personal: LastStep, final: bool
@@ -182,21 +169,21 @@ class Evaluator:
         """Score the banks where only the clients `holding` hold models: the row, with the mean score over them; final:
         they take their personal last step, where they have one."""
         last_step, key = personal if final and personal.active else None, self.metric.key
-        found = self.score(banks, assignments, last_step=last_step)
+        scores = self.score(banks, assignments, last_step=last_step)
         if (liars := self.start.liars) is not None:
             holding = [client for client in holding if client not in liars]
-        held, picks = list(holding), torch.tensor(found.row["assignments"])
-        holders = found.by_client[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
+        held, picks = list(holding), torch.tensor(scores.row["assignments"])
+        holders = scores.by_client[list(holding)] if holding else torch.zeros(1, dtype=torch.float64)
         nobody = not holding and not self.metric.higher_is_better  # then 0 would be the best of scores
         return {
-            **found.row,
+            **scores.row,
             key: None if nobody else float(holders.mean()),
             f"{key}_std_over_clients": None if nobody else float(holders.std(correction=0)),
-            f"{key}_by_cluster": _by_cluster(found.by_client[held], picks[held], len(banks)),
-            f"{key}_by_client": found.by_client.tolist(),
+            f"{key}_by_cluster": _by_cluster(scores.by_client[held], picks[held], len(banks)),
+            f"{key}_by_client": scores.by_client.tolist(),
             "clients": len(holding),
-            **({f"{key}_before_personal": _mean(found.before[held])} if personal.active else {}),
-            **({} if last_step is None else {f"{key}_before_personal_by_client": found.before.tolist()}),
+            **({f"{key}_before_personal": _mean(scores.before[held])} if personal.active else {}),
+            **({} if last_step is None else {f"{key}_before_personal_by_client": scores.before.tolist()}),
             **({} if last_step is None else last_step.row()),
         }
 
@@ -229,7 +216,7 @@ class Evaluator:
         if not self.distributions:
             return []
         if self.shared:
-            return [self.engine.score_on(banks, *found).expand(len(members)) for found in self.distributions]
+            return [self.engine.score_on(banks, *drawn).expand(len(members)) for drawn in self.distributions]
         scores = torch.full((len(self.distributions), len(members)), float("nan"), dtype=torch.float64)
         here = torch.tensor(within(members, clients), dtype=torch.int64)
         rows = max(1, 2 * PIECE_BYTES // (models * size * banks.element_size()))
@@ -255,15 +242,15 @@ class Evaluator:
         algorithm, members = self.setting.algorithm, self.shards.members if clients is None else clients
         train = self.start.train if data is None else data
         if (personal := algorithm.personal) is not None:
-            each = self.engine.sample_losses(banks, train)
+            by_sample = self.engine.sample_losses(banks, train)
 
             def personalise(some: Sequence[int]) -> Tensor:
-                mixed = torch.stack([personal(banks[:, 0 if self.shared else i], each[i]) for i in some])
+                mixed = torch.stack([personal(banks[:, 0 if self.shared else i], by_sample[i]) for i in some])
                 run = range(some[0], some[-1] + 1)
                 mine = members_of(train, run) if len(run) == len(some) else train.subset(some)
                 return self.engine.personalised(mixed, mine, algorithm.finetuning, [members[i] for i in some])
 
-            losses = torch.stack([samples.mean(dim=1) for samples in each])
+            losses = torch.stack([samples.mean(dim=1) for samples in by_sample])
             return losses, _lowest_of_rows(losses), personalise
         if losses is None:
             losses = self.engine.losses(banks, train)
@@ -286,7 +273,7 @@ class Evaluator:
         if not any(shut):
             return metrics.disagreement(banks, clients, add).tolist()
         return [
-            0.0 if each else float(metrics.disagreement(banks[j : j + 1], clients, add)) for j, each in enumerate(shut)
+            0.0 if gone else float(metrics.disagreement(banks[j : j + 1], clients, add)) for j, gone in enumerate(shut)
         ]
 
 
@@ -301,4 +288,4 @@ def _lowest_of_rows(losses: Tensor) -> Tensor:
 def _by_cluster(accuracies: Tensor, picks: Tensor, models: int) -> list[float | None]:
     """Average the known accuracies (N,) over the clients that picked each model: (m,), None where there is none."""
     known = [accuracies[(picks == model) & ~accuracies.isnan()] for model in range(models)]
-    return [float(each.mean()) if len(each) else None for each in known]
+    return [float(scores.mean()) if len(scores) else None for scores in known]

@@ -13,8 +13,7 @@ from dfca.sim.start import Start
 SMALLER_STEPS = "try a smaller local.learning_rate"
 
 
-DIVERGENCE = ("diverged", "high loss")
-"""The kinds of warnings that say that training diverged."""
+DIVERGENCE = ("diverged", "high loss")  # the kinds of warnings that say that training diverged
 
 
 class WarningNote(str):

@@ -1,4 +1,4 @@
-"""Watch a run, a sweep, a swarm or nodes while they go on: a page on 127.0.0.1, or a table in the terminal.
+"""Watch a run, a sweep, a swarm or nodes while they run: a page on 127.0.0.1, or a table in the terminal.
 
     run folder --> LinesFile, JsonFile --> RunSource  --+--> Hub --> http server --> page/ (server-sent events)
     nodes      --> their status        --> NodeSource --+--> terminal

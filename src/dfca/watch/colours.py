@@ -13,8 +13,7 @@ from dfca.watch.trials import MOST_CLUSTERS
 def colours_of(algorithms: Iterable[str]) -> dict[str, Any]:
     """Return the colour and the dashes of every algorithm, and the colours of the clusters.
 
-    Whom an algorithm talks to is known to the registry, which loads torch: until somebody has (`load_registry`), lines
-    are solid.
+    The registry knows whom an algorithm talks to, but loads torch: until `load_registry` was called, lines are solid.
     """
     known = "dfca.report.rows" in sys.modules
     return {

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-MOST_NODES = 2000
-"""Beyond, a graph is drawn as a circle without asking springs (8 s for 2,000)."""
+MOST_NODES = 2000  # beyond, a graph is drawn as a circle without asking springs (8 s for 2,000)
 MOST_DRAWN_NODES = 10_000
-MOST_EDGES = 12_000
-"""Beyond, every so many-th edge is drawn: a page of 28,000 lines is one dark disc."""
+MOST_EDGES = 12_000  # beyond, only every n-th edge is drawn: a page of 28,000 lines is one dark disc
 
 
 def drawn(graph: Mapping[str, Any]) -> dict[str, Any]:

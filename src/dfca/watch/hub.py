@@ -1,4 +1,4 @@
-"""Polls a source while somebody watches, and hands every change to all who do."""
+"""Poll a source while pages are open, and send every change to all of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any
 
 from dfca.watch.run_source import Source
 
-FASTEST_S, SLOWEST_S = 0.5, 1.5
-"""Between two looks: the slowest keeps the delay under two seconds."""
-SHARE = 0.01
-"""Of a core, at most, for looking (up to SLOWEST_S)."""
+FASTEST_S, SLOWEST_S = 0.5, 1.5  # seconds between two polls; the slowest keeps the delay under two seconds
+SHARE = 0.01  # of a core, at most, for polling (up to SLOWEST_S)
 MOST_KEPT = 50
-QUIET_S = 10.0
-"""After so long without a change a sign of life is sent, which also finds out who has gone."""
+QUIET_S = 10.0  # without a change for this long, a sign of life is sent; it also detects pages that are gone
 
 
 class Hub:
-    """One thread that looks, any number that wait for what it sees."""
+    """One thread polls; any number wait for changes."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -83,7 +80,7 @@ class Hub:
             self._add(change)
 
     def _look_on(self) -> None:
-        """Look again and again, until nobody watches."""
+        """Poll until no page is open."""
         while True:
             began = time.thread_time()
             with self._lock:

@@ -16,10 +16,8 @@ from dfca.watch.reading import UnreadableError, finite, parse, read_file, text
 from dfca.watch.trials import TrialView, some
 
 EVERY_S = 1.0
-SHARE = 0.01
-"""Of a core, at most, for asking."""
-LAZY_S = 10.0
-"""Nobody is asked any more when nobody has looked for so long."""
+SHARE = 0.01  # of a core, at most, for asking nodes
+LAZY_S = 10.0  # without a poll for this long, nodes are no longer asked
 PATIENCE_S = 3.0
 MOST_NODES = 500
 MOST_STATUS = 4 << 20
@@ -42,7 +40,7 @@ class NodeSource:
     # --- asking
 
     def poll(self) -> dict[str, Any]:
-        """Return the nodes if somebody has answered since the last call; they are asked in a thread."""
+        """Return the nodes if any has answered since the last call; a thread asks them."""
         self._looked = self._clock()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask_on, daemon=True)
@@ -75,9 +73,7 @@ class NodeSource:
             self._turn += 1
             self._found = [describe(folder, answer) for folder, answer in zip(folders, answers, strict=True)]
             self._neighbours = {
-                shown["name"]: [text(neighbour.get("name")) for neighbour in _tables(answer.get("neighbours"))][
-                    :MOST_NODES
-                ]
+                shown["name"]: [text(peer.get("name")) for peer in _tables(answer.get("neighbours"))][:MOST_NODES]
                 for shown, answer in zip(self._found, answers, strict=True)
             }
 
@@ -120,7 +116,9 @@ class NodeSource:
         self.trial.names = self.names()
         extra = len(self.trial.names) - len(nodes)
         self.trial.complete = extra == 0 and len(nodes) >= models
-        means = [[s for s, c in zip(scores, clusters, strict=True) if c == j and s is not None] for j in range(models)]
+        by_cluster = [
+            [s for s, c in zip(scores, clusters, strict=True) if c == j and s is not None] for j in range(models)
+        ]
         self.trial.state = "running" if any(node["running"] for node in nodes) else "stopped"
         self.trial.add(
             {
@@ -128,7 +126,7 @@ class NodeSource:
                 "time_s": round(self._clock() - self._began, 1),
                 metric.key: sum(known) / len(known) if known else None,
                 metric.all_models: None,  # which says what the score is called
-                f"{metric.key}_by_cluster": [sum(mine) / len(mine) if mine else None for mine in means],
+                f"{metric.key}_by_cluster": [sum(own) / len(own) if own else None for own in by_cluster],
                 f"{metric.key}_by_client": scores,
                 "assignments": clusters + [-1] * extra,
                 "models": models,
@@ -151,7 +149,7 @@ class NodesPage:
         self.more = False
 
     def poll(self) -> dict[str, Any]:
-        """Ask, and return the whole page where somebody has answered."""
+        """Return the whole page if a node has answered since the last call."""
         return self.whole() if self._nodes.poll() else {}
 
     def whole(self) -> dict[str, Any]:
@@ -191,8 +189,8 @@ class NodesPage:
 def ask(folder: Path) -> dict[str, Any]:
     """Return the status of a node: its answer, or the last one that it left; {} where there is none."""
     try:
-        record = parse(read_file(folder / control.FILE, 4096), control.FILE)
-        if _lives(record.get("pid"), folder / control.FILE):
+        owner = parse(read_file(folder / control.FILE, 4096), control.FILE)
+        if _lives(owner.get("pid"), folder / control.FILE):
             answer = control.call(folder, "status", timeout_s=PATIENCE_S)
             return answer if isinstance(answer, dict) else {}
     except (FileNotFoundError, UnreadableError, DfcaError, AttributeError):
@@ -237,7 +235,7 @@ def describe(folder: Path, answer: Mapping[str, Any]) -> dict[str, Any]:
         "staleness": finite(answer.get("staleness")),
         "bytes_out": whole("bytes_out"),
         "bytes_in": whole("bytes_in"),
-        "links": sum(neighbour.get("state") in ("up", "connected") for neighbour in neighbours),
+        "links": sum(peer.get("state") in ("up", "connected") for peer in neighbours),
         "neighbours": len(neighbours),
         "problem": problem,
         "error": text(last.get("text"), 200) if isinstance(last, Mapping) else "",
@@ -250,4 +248,4 @@ def _absence(answer: Mapping[str, Any]) -> str:
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []

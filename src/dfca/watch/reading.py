@@ -1,4 +1,4 @@
-"""Read files that another process writes, or that somebody else made: nothing blocks, nothing is too large, no links.
+"""Read files that another process writes, or that others made: nothing blocks, nothing is too large, no links.
 
 `JsonFile` is read again when it changes; `LinesFile` reads what was appended. What cannot be read is a sentence in
 `problem`, never an exception.
@@ -15,12 +15,9 @@ from typing import Any
 
 from dfca.base.files import BINARY, NO_LINKS
 
-MOST_JSON = 64 << 20
-"""Bytes of a whole file (the graphs of a large sweep have some megabytes)."""
-MOST_LINE = 4 << 20
-"""Bytes of one line of metrics; 2,000 clients need about 50 kB."""
-AT_A_TIME = 16 << 20
-"""Bytes of appended lines that one call reads."""
+MOST_JSON = 64 << 20  # bytes of a whole file (the graphs of a large sweep have some megabytes)
+MOST_LINE = 4 << 20  # bytes of one line of metrics; 2,000 clients need about 50 kB
+AT_A_TIME = 16 << 20  # bytes of appended lines that one call reads
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -73,10 +70,9 @@ class JsonFile:
         """Read the file if it has changed; return whether it has."""
         try:
             status = os.stat(self.path, follow_symlinks=False)
+            seen: tuple[int, ...] = (status.st_ino, status.st_size, status.st_mtime_ns)
         except OSError:
-            seen: tuple[int, ...] = ()
-        else:
-            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            seen = ()
         if seen == self._seen:
             return False
         self._seen, self.problem = seen, None
@@ -129,7 +125,7 @@ class LinesFile:
         return anew, self._parse(whole)
 
     def _parse(self, data: bytes) -> list[dict[str, Any]]:
-        records = []
+        parsed = []
         for line in data.split(b"\n")[:-1]:
             self._line += 1
             if not line.strip():
@@ -137,10 +133,10 @@ class LinesFile:
             try:
                 if len(line) > MOST_LINE:
                     raise UnreadableError(f"it has {len(line):,} bytes")
-                records.append(parse(line, "it"))
+                parsed.append(parse(line, "it"))
             except UnreadableError as error:
                 self.problem = f"{self.path.name}, line {self._line}, is left out: {error}"
-        return records
+        return parsed
 
 
 def finite(value: Any) -> float | None:

@@ -75,16 +75,16 @@ class RunSource:
 
     def frames(self, trial: str, after: int) -> dict[str, Any] | None:
         """Return the clusters of a trial's clients over time."""
-        known = self._trials.get(trial)
-        return None if known is None else known.frames(after)
+        view = self._trials.get(trial)
+        return None if view is None else view.frames(after)
 
     def graph(self, trial: str) -> dict[str, Any] | None:
         """Return the graph of a trial: its clients, edges, true clusters, and what its layout depends on."""
-        known = self._trials.get(trial)
-        if known is None:
+        view = self._trials.get(trial)
+        if view is None:
             return None
         self._topology.poll()
-        entry = next(self._graphs_of(known), None)
+        entry = next(self._graphs_of(view), None)
         if entry is None:
             return None
         facts = entry.get("facts")
@@ -95,7 +95,7 @@ class RunSource:
             "nodes": int(nodes or 0),
             "edges": edges if isinstance(edges, list) else [],
             "clusters": whole_numbers(entry.get("clusters")),
-            "seed": known.seed,
+            "seed": view.seed,
             "topology": text(topology.get("name")) if isinstance(topology, Mapping) else "",
         }
 
@@ -215,7 +215,7 @@ class RunSource:
             # A process that began after the lock was written has only taken over the number.
             return bool(psutil.Process(int(owner)).create_time() <= path.stat().st_mtime + 1)
         except Exception:
-            return False  # unknown: somebody else's file, or the process of another machine
+            return False  # not known: a file of another user, or the process of another machine
 
     # --- the parts of the page
 

@@ -10,11 +10,9 @@ from typing import Any
 from dfca.watch.metric import key_of
 from dfca.watch.reading import finite, text, whole_numbers
 
-MOST_KEPT = 400
-"""Evaluations of one trial; beyond, every second one is forgotten."""
+MOST_KEPT = 400  # evaluations of one trial; beyond, every second one is forgotten
 MOST_LOGGED = 60
-NAMED = 6
-"""So many clients are named in a sentence."""
+NAMED = 6  # clients named in a sentence, at most
 LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """A client's cluster is one letter: (N,) is a text of N letters, "." for none, "~" beyond the last letter."""
 MOST_CLUSTERS = len(LETTERS)
@@ -23,39 +21,34 @@ MEASURES = ("score", "cluster_accuracy", "live_clusters", "bytes_sent", "switche
 
 @dataclass
 class Evaluation:
-    """What one line of metrics says. x: virtual or real seconds, or the round; values: by MEASURES."""
+    """What one line of metrics says."""
 
     serial: int
-    x: float
+    x: float  # virtual or real seconds, or the round
     round: int
-    values: dict[str, float | None]
-    clusters: str
+    values: dict[str, float | None]  # by MEASURES
+    clusters: str  # a letter per client
     away: list[int]
-    by_cluster: list[float | None]
+    by_cluster: list[float | None]  # mean scores
 
 
 @dataclass
 class TrialView:
-    """A trial of the folder. generation: changes when it begins anew; version: whenever something changes.
-
-    asked_clusters: how many clusters of clients there should be, None if nobody knows. complete: all clients are seen,
-    so that a cluster without clients is lost. names: of the clients, where they have any but their numbers.
-    metric: what lines call the score.
-    """
+    """A trial of the folder."""
 
     algorithm: str
     seed: int
     digest: str = ""
-    asked_clusters: int | None = None
-    complete: bool = True
-    names: list[str] = field(default_factory=list)
+    asked_clusters: int | None = None  # how many clusters of clients there should be, None if it is unknown
+    complete: bool = True  # all clients are seen, so a cluster without clients is lost
+    names: list[str] = field(default_factory=list)  # of the clients; empty: their numbers
     state: str = "waiting"
     error: str = ""
-    generation: int = 0
-    version: int = 0
+    generation: int = 0  # grows when the trial begins anew
+    version: int = 0  # grows with every change
     timed: bool = False
     models: int = 1
-    metric: str = "accuracy"
+    metric: str = "accuracy"  # what lines call the score
     evaluations: list[Evaluation] = field(default_factory=list)
     by_client: list[float | None] = field(default_factory=list)
     log: deque[dict[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_LOGGED))
@@ -108,24 +101,19 @@ class TrialView:
             "staleness": self._staleness(line),
         }
         by_cluster = line.get(f"{self.metric}_by_cluster")
-        scores_by_cluster = (
-            [finite(value) for value in by_cluster[:MOST_CLUSTERS]] if isinstance(by_cluster, list) else []
-        )
-        evaluation = Evaluation(self._serial, x, int(round_), values, clusters, away, scores_by_cluster)
+        means = [finite(value) for value in by_cluster[:MOST_CLUSTERS]] if isinstance(by_cluster, list) else []
+        new = Evaluation(self._serial, x, int(round_), values, clusters, away, means)
         self.models = int(finite(line.get("models")) or 1)
         scores = line.get(f"{self.metric}_by_client")
         self.by_client = [finite(score) for score in scores[:100_000]] if isinstance(scores, list) else []
-        self._compare(evaluation)
-        self._put(evaluation)
-
-    def _put(self, evaluation: Evaluation) -> None:
-        if self.last is not None and evaluation.x == self.last.x:
-            self.evaluations[-1] = evaluation  # of two lines of one round the last one counts
+        self._compare(new)
+        if self.last is not None and new.x == self.last.x:
+            self.evaluations[-1] = new  # of two lines of one round the last one counts
         else:
-            self.evaluations.append(evaluation)
+            self.evaluations.append(new)
         self._serial, self.version = self._serial + 1, self.version + 1
         if len(self.evaluations) > MOST_KEPT:
-            self.evaluations = [*self.evaluations[-2::-2][::-1], evaluation]
+            self.evaluations = [*self.evaluations[-2::-2][::-1], new]
 
     def _staleness(self, line: Mapping[str, Any]) -> float | None:
         """Average the age of the models that were folded since the line before."""
@@ -172,10 +160,7 @@ class TrialView:
             self._note(when, "found", f"all {wanted} clusters have clients again")
 
     def _wanted(self, new: Evaluation) -> int:
-        """How many clusters should have clients: those that were asked for, once somebody holds a model.
-
-        Where nobody knows how many there should be, those that it keeps.
-        """
+        """Return how many clusters should have clients: as many as asked for, or kept where that is unknown."""
         if not self.complete:
             return 1
         if new.values["cluster_accuracy"] is None or not new.values["score"]:
@@ -195,13 +180,13 @@ class TrialView:
         return f"{self.name}: only {of}" + (f"; nobody uses {some(empty[:NAMED], len(empty))}" if empty else "")
 
     def curve(self, most: int) -> dict[str, Any]:
-        """Return the curve for the page, with at most so many evaluations; the last one is always there."""
+        """Return the curve for the page, with at most `most` evaluations, the last one among them."""
         step = -(-len(self.evaluations) // most) or 1
         shown = self.evaluations[::-1][::step][::-1]
         columns = {
-            name: [short(entry.values[name]) for entry in shown]
+            name: [short(evaluation.values[name]) for evaluation in shown]
             for name in MEASURES
-            if any(entry.values[name] is not None for entry in shown)
+            if any(evaluation.values[name] is not None for evaluation in shown)
         }
         return {
             "algorithm": self.algorithm,
@@ -213,8 +198,8 @@ class TrialView:
             "models": self.models,
             "generation": self.generation,
             "version": self.version,
-            "x": [short(entry.x) for entry in shown],
-            "round": [entry.round for entry in shown],
+            "x": [short(evaluation.x) for evaluation in shown],
+            "round": [evaluation.round for evaluation in shown],
             **columns,
         }
 
@@ -224,11 +209,11 @@ class TrialView:
             "generation": self.generation,
             "frames": [
                 [
-                    *(entry.serial, short(entry.x), entry.round, entry.clusters, entry.away),
-                    [short(value) for value in entry.by_cluster],
+                    *(shown.serial, short(shown.x), shown.round, shown.clusters, shown.away),
+                    [short(value) for value in shown.by_cluster],
                 ]
-                for entry in self.evaluations
-                if entry.serial > after
+                for shown in self.evaluations
+                if shown.serial > after
             ],
             "by_client": [short(score) for score in self.by_client],
             "log": list(self.log),
@@ -237,9 +222,9 @@ class TrialView:
 
 def live_clusters(evaluation: Evaluation) -> int | None:
     """Count the clusters that have clients."""
-    letters = {*evaluation.clusters} - {".", "~"}
+    used = {*evaluation.clusters} - {".", "~"}
     known = evaluation.values["live_clusters"]
-    return len(letters) if letters else None if known is None else int(known)
+    return len(used) if used else None if known is None else int(known)
 
 
 def encode(assignments: Any, without: Sequence[int] = ()) -> str:
@@ -253,8 +238,7 @@ def encode(assignments: Any, without: Sequence[int] = ()) -> str:
         return ""
     none = set(without)
     return "".join(
-        "." if cluster < 0 or client in none else LETTERS[cluster] if cluster < MOST_CLUSTERS else "~"
-        for client, cluster in enumerate(known)
+        "." if own < 0 or i in none else LETTERS[own] if own < MOST_CLUSTERS else "~" for i, own in enumerate(known)
     )
 
 

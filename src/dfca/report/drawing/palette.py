@@ -1,7 +1,7 @@
 """The colours of every page and figure: of algorithms, of clusters, of the light and the dark scheme.
 
 One colour serves both schemes: its contrast against the dark page is 3 or more, against the light one 2.1 or more.
-Lines are also told apart by dashes and by their names. It imports nothing but the standard library.
+Lines also differ by dashes and by their names. It imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def confusions(run: Run, clusters: ClusterMap) -> dict[str, np.ndarray]:
     """
     counts = {}
     for name, _, matched, _ in clusters.found if clusters.true else ():
-        found = torch.tensor(last_assignments(run, name, clusters.seed))
-        matrix = confusion(found, torch.tensor(clusters.true)).numpy()
-        fits = dict(zip(found.tolist(), matched, strict=True))
+        assignments = torch.tensor(last_assignments(run, name, clusters.seed))
+        matrix = confusion(assignments, torch.tensor(clusters.true)).numpy()
+        fits = dict(zip(assignments.tolist(), matched, strict=True))
         ordered = np.zeros_like(matrix, shape=(matrix.shape[1], matrix.shape[1]))
         for cluster, true in fits.items():
             if true >= 0:

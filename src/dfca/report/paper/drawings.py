@@ -64,11 +64,11 @@ def draw_networks(clusters: ClusterMap) -> Figure:
     figure = Figure(figsize=(2.9 * wide, 3.15 * high), layout="constrained")
     pairs = np.asarray(clusters.edges, dtype=np.int64).reshape(-1, 2)
     size = float(np.clip(2400 / len(positions), 6, 45))
-    for place, (title, below, found, ringed) in enumerate(panels):
+    for place, (title, below, clusters_of, ringed) in enumerate(panels):
         axes = figure.add_subplot(high, wide, place + 1)
         alpha = float(np.clip(150 / max(1, len(pairs)), 0.06, 0.6))
         axes.add_collection(LineCollection(list(positions[pairs]), colors=EDGE, linewidths=0.5, alpha=alpha))
-        of = np.asarray(found, dtype=np.int64)
+        of = np.asarray(clusters_of, dtype=np.int64)
         for cluster in np.unique(of).tolist():
             x, y = positions[of == cluster].T
             axes.scatter(x, y, s=size, color=cluster_colour(cluster), marker=marker_of(cluster), linewidths=0, zorder=2)
@@ -127,19 +127,17 @@ def draw_contraction(measured: Sequence[Mixing]) -> Figure:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color=EDGE, lw=1.2, ls="--", zorder=1, label="the bound")
-    kinds = list(dict.fromkeys((str(each.point.get("mixing.weights", "")), each.models) for each in measured))
+    kinds = list(dict.fromkeys((str(at.point.get("mixing.weights", "")), at.models) for at in measured))
     for weights, models in kinds:
-        mine = [
-            each for each in measured if (str(each.point.get("mixing.weights", "")), each.models) == (weights, models)
-        ]
+        mine = [at for at in measured if (str(at.point.get("mixing.weights", "")), at.models) == (weights, models)]
         colour = CLUSTERS[0] if weights == "metropolis" else CLUSTERS[1]
-        x = [bound for each in mine for bound in each.bounds]
-        y = [ratio for each in mine for ratio in each.worst]
+        x = [bound for at in mine for bound in at.bounds]
+        y = [ratio for at in mine for ratio in at.worst]
         face = colour if models == 1 else "none"
         label = f"{weights}, everybody mixes" if models == 1 else f"{weights}, {models} models: only trainers send"
         axes.scatter(x, y, s=38, facecolors=face, edgecolors=colour, linewidths=1.4, label=label, zorder=3)
     axes.set_xlim(-0.02, 1.03)
-    axes.set_ylim(0, max(1.03, *(1.04 * ratio for each in measured for ratio in each.worst)))
+    axes.set_ylim(0, max(1.03, *(1.04 * ratio for at in measured for ratio in at.worst)))
     axes.set_xlabel("bound: (1 − spectral gap)²")
     axes.set_ylabel("worst ratio of disagreement, Disp′ / Disp")
     figure.legend(frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=2)

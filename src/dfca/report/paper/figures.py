@@ -144,7 +144,7 @@ def confusion_drawing(run: Run, clusters: ClusterMap | None) -> NamedFigure | No
 
 
 def sample_drawing(run: Run) -> NamedFigure | None:
-    """Draw samples of each true group or, where nobody knows these, of each found cluster; None without the data."""
+    """Draw samples of each true group or, where these are unknown, of each found cluster; None without the data."""
     try:
         groups = _samples(run.at(run.points[0]) if run.swept else run)
     except DfcaError:

@@ -25,8 +25,8 @@ def published(experiment: str, at: PointValues) -> dict[str, Published]:
     """
     for row in _entry(experiment).get("rows", ()):
         if row["at"] == dict(at):
-            found = {name: value for name, value in row.items() if name != "at"}
-            return {name: Published(round(m / 100, 6), round(s / 100, 6)) for name, (m, s) in found.items()}
+            percents = {name: value for name, value in row.items() if name != "at"}
+            return {name: Published(round(m / 100, 6), round(s / 100, 6)) for name, (m, s) in percents.items()}
     return {}
 
 

@@ -20,10 +20,8 @@ from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import History, PointRow
 from dfca.sim.metrics_table import PointValues
 
-ROUNDING = 1e-9
-"""The share of the first disagreement below which float32 rounding, not mixing, makes the ratios."""
-SLACK = 1e-4
-"""A ratio counts as within the bound up to this share: single precision, five-digit logs."""
+ROUNDING = 1e-9  # the share of the first disagreement below which float32 rounding, not mixing, makes the ratios
+SLACK = 1e-4  # A ratio counts as within the bound up to this share: single precision, five-digit logs
 
 
 class Mixing(NamedTuple):

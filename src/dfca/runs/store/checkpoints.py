@@ -29,18 +29,14 @@ KEPT = 2  # checkpoints of a running trial: the last one and the one before, in 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a trial after a round.
-
-    bank: the bank, where it is not among the tensors. state: the version of tensors and facts; a simulation that
-    cannot restore those of earlier versions raises it.
-    """
+    """The state of a trial after a round."""
 
     round: int
     seconds: float
     tensors: Mapping[str, Tensor]
     facts: JsonObject
-    bank: Stream | None = None
-    state: int = 1
+    bank: Stream | None = None  # where it is not among the tensors
+    state: int = 1  # version of tensors and facts; raised when a simulation cannot restore earlier ones
 
 
 class Checkpoints:
@@ -73,16 +69,15 @@ class Checkpoints:
         for sidecar in sorted(self._folder(trial).glob("round-*.json"), reverse=True):
             name = f"checkpoint {sidecar.relative_to(self._run_folder).with_suffix('')}"
             try:
-                found = _load(sidecar)
+                checkpoint = _load(sidecar)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
                 reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 warnings.append(f"{name} is damaged ({reason}) and is not used")
                 continue
-            if found.state == state:
-                return found, warnings
-            warnings.append(
-                f"{name} is of another version of dfca (state {found.state}, this one reads {state}) and is not used"
-            )
+            if checkpoint.state == state:
+                return checkpoint, warnings
+            other = f"state {checkpoint.state}, this one reads {state}"
+            warnings.append(f"{name} is of another version of dfca ({other}) and is not used")
         return None, warnings
 
     def forget(self, trial: Trial) -> None:

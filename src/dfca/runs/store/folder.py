@@ -256,9 +256,9 @@ class RunFolder:
         self._write_json("summary.json", summary | {"runs": [*others, row]})
 
     def _take_lock(self) -> None:
-        """Lock the folder: the system releases it with the process, also after kill -9. The lock file stays.
+        """Lock the folder; the system releases it with the process, also after kill -9.
 
-        (If it were deleted, one process could hold the deleted file and another one its successor.)
+        The lock file stays: were it deleted, one process could hold the deleted file and another its successor.
         """
         path = self.path / LOCK
         with explain_write_errors(path):
@@ -279,7 +279,7 @@ class RunFolder:
             path.write_text(f"process {os.getpid()}", encoding="utf-8")
 
     def _refuse_strangers(self) -> None:
-        """Touch nothing in a folder that is somebody's, only because --out names it."""
+        """Refuse a folder that --out names and that is not a run folder."""
         if not self.path.exists():
             return
         if not self.path.is_dir():

@@ -71,14 +71,11 @@ def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: Evaluatio
 
 @dataclass(frozen=True)
 class StoredModels:
-    """The models of one trial on the disk, read one at a time.
-
-    facts: the metadata, values parsed; none in a file of version 0.2.
-    """
+    """The models of one trial on the disk, read one at a time."""
 
     path: Path
-    facts: JsonObject
-    shared: bool
+    facts: JsonObject  # the metadata, values parsed; empty in a file of version 0.2
+    shared: bool  # a server keeps one model per cluster for all clients
 
     @classmethod
     def open(cls, path: Path, shared: bool = False) -> StoredModels:

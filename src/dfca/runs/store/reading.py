@@ -174,7 +174,11 @@ def load_run(run_folder: str | Path) -> Run:
     environment = read_json(folder / "environment.json")
     check_form(folder, summary, environment.get("dfca", "unknown"))
     with understood(folder):
-        _refuse_edited_config(folder, config_text, summary)
+        if summary.get("config_sha256") not in (None, text_sha256(config_text)):
+            raise RunError(
+                f"{folder / 'config.toml'} was edited after the run, so its numbers would be shown with the wrong "
+                "config; restore it, or use another folder for another config"
+            )
         rows = [TrialRow.of({"finished": False, **row}) for row in summary["runs"]]
         metrics, topology = _read_metrics(folder, summary, rows), renamed(read_json(folder / "topology.json"))
         head = {key: value for key, value in summary.items() if key != "runs"}
@@ -200,15 +204,6 @@ def understood(folder: Path) -> Iterator[None]:
             f"{folder} holds files of another version or edited by hand ({type(error).__name__}: {error}); restore "
             f"them, or `dfca repair {folder}` moves them aside and the same `dfca run` command computes them again"
         ) from error
-
-
-def _refuse_edited_config(folder: Path, config_text: str, summary: JsonObject) -> None:
-    """Check that the config is the one that was run."""
-    if summary.get("config_sha256") not in (None, text_sha256(config_text)):
-        raise RunError(
-            f"{folder / 'config.toml'} was edited after the run, so its numbers would be shown with the wrong "
-            "config; restore it, or use another folder for another config"
-        )
 
 
 def _refuse_edited(run: Run) -> None:
