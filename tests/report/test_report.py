@@ -31,7 +31,7 @@ from dfca.report.results import load_results, save_results
 from dfca.report.rows import RunReport
 from dfca.report.setting import about_algorithm
 from dfca.report.wording import percent
-from dfca.runs.store import reading
+from dfca.runs.store import folder as store_folder
 from dfca.runs.store.reading import load_run
 
 ALGORITHMS = ["dfca-gi", "ifca", "dfedavgm", "local", "oracle"]
@@ -455,7 +455,7 @@ def test_the_page_is_the_same_for_the_same_run_and_reads_it_once(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, report = (run_folder / "report.html").read_text(), report_of(run_folder)
-    monkeypatch.setattr(reading, "_read", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(store_folder, "stored_text", lambda path: pytest.fail(f"{path} is read again"))
     assert page_of(report) == before
 
 

@@ -208,7 +208,7 @@ def test_the_lock_is_held_until_close_and_its_file_stays(folder: RunFolder) -> N
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("summary.json", "{", r"summary.json is not JSON; restore it, or `dfca repair .*run` moves it aside$"),
+        ("summary.json", "{", r"summary.json is not valid JSON .*; restore it, or `dfca repair .*run` moves it aside$"),
         ("summary.json", "[]", r"summary.json must hold a JSON object, got list; restore it, or `dfca repair .*run` m"),
         (
             "summary.json",

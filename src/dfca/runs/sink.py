@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dfca.base.memory import peak_bytes
 from dfca.experiment.sweep import Trial, TrialGroup
@@ -23,7 +23,7 @@ from dfca.runs.store.rows import GraphTable, TrialRow
 from dfca.sim.metrics_table import EvaluationRow, JsonObject
 
 
-class RunSink(Protocol):
+class RunSink:
     """Receives what happens in a run. The calls, in their order:
 
         note                                 at any time, also before start_run
@@ -70,17 +70,8 @@ class RunSink(Protocol):
         """Receive that nothing follows."""
 
 
-class NullSink:
+class NullSink(RunSink):
     """Ignore everything."""
-
-    def start_run(self, trials: Sequence[Trial], finished: int) -> None: ...
-    def note(self, text: str, group: TrialGroup | None = None) -> None: ...
-    def start_group(self, group: TrialGroup, graph: GraphTable) -> None: ...
-    def start_trial(self, trial: Trial, round: int, time_s: float = 0.0) -> None: ...
-    def finish_round(self, trial: Trial, round: int, metrics: EvaluationRow | None, time_s: float = 0.0) -> None: ...
-    def finish_trial(self, trial: Trial, row: TrialRow) -> None: ...
-    def fail_trial(self, trial: Trial, error: str) -> None: ...
-    def end_run(self) -> None: ...
 
 
 class CallbackSink(NullSink):
@@ -120,7 +111,7 @@ class FolderSink(NullSink):
         self._folder.fail(trial, error)
 
 
-class Broadcast:
+class Broadcast(RunSink):
     """Pass every call on to several sinks, in their order.
 
     A note that was passed on before is dropped; one of a group is prefixed by its point, and by its seed where that is

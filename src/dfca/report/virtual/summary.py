@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from dfca.experiment.sweep import write
 from dfca.report.rows import kind_of
-from dfca.runs.store.reading import Run, read_json
+from dfca.runs.store.folder import read_json
+from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import PointRow, TrialRow
 from dfca.sim.metrics_table import EvaluationRow, JsonObject, PointValues
 

@@ -100,6 +100,43 @@ def is_row(value: object) -> bool:
     return True
 
 
+def _aside(path: Path) -> str:
+    return f"restore it, or `dfca repair {path.parent}` moves it aside"
+
+
+def stored_text(path: Path) -> str:
+    """Read a file of a run folder. Raises RunError where it is missing or cannot be read."""
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        raise RunError(
+            f"{path.parent} is not a complete run folder: {path.name} is missing; run the same `dfca run` command again"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise RunError(f"{path} cannot be read: {reason}; restore it or run again") from error
+
+
+def read_json(path: Path) -> JsonObject:
+    """Read a JSON object of a run folder. Raises RunError where it is none."""
+    try:
+        value = json.loads(stored_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not valid JSON ({error}); {_aside(path)}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}; {_aside(path)}")
+    return value
+
+
+def read_summary(path: Path) -> JsonObject:
+    """Read summary.json, with today's names of algorithms. Raises RunError where it has no rows."""
+    summary: JsonObject = renamed(read_json(path))
+    runs = summary.get("runs")
+    if not isinstance(runs, list) or not all(map(is_row, runs)):
+        raise RunError(f'{path} has no list "runs" of rows; {_aside(path)}')
+    return summary
+
+
 class RunFolder:
     """A folder that this process alone writes to, from `open_` until `close`.
 
@@ -171,14 +208,8 @@ class RunFolder:
 
     def summary(self) -> JsonObject:
         """Read summary.json; without the file, the summary of a run that has finished no trial."""
-        summary: JsonObject = renamed(self._read_json("summary.json", {"runs": []}))
-        runs = summary.get("runs")
-        if not isinstance(runs, list) or not all(map(is_row, runs)):
-            raise RunError(
-                f'{self.path / "summary.json"} has no list "runs" of rows; restore it, or `dfca repair {self.path}` '
-                "moves it aside"
-            )
-        return summary
+        path = self.path / "summary.json"
+        return read_summary(path) if path.exists() else {"runs": []}
 
     def check_form(self) -> None:
         """Refuse a folder that a newer version of dfca has written."""
@@ -378,20 +409,7 @@ class RunFolder:
 
     def _read_json(self, name: str, missing: JsonObject) -> JsonObject:
         path = self.path / name
-        try:
-            value = json.loads(read_text(path))
-        except FileNotFoundError:
-            return missing
-        except (ValueError, RecursionError):
-            raise RunError(f"{path} is not JSON; restore it, or `dfca repair {self.path}` moves it aside") from None
-        except OSError as error:
-            raise RunError(f"{path} cannot be read: {error.strerror}; restore it or use --out") from error
-        if not isinstance(value, dict):
-            raise RunError(
-                f"{path} must hold a JSON object, got {type(value).__name__}; restore it, or `dfca repair {self.path}` "
-                "moves it aside"
-            )
-        return value
+        return read_json(path) if path.exists() else missing
 
     def _write_json(self, name: str, value: JsonObject) -> None:
         atomic_write(self.path / name, json.dumps(without_nan(value), indent=1) + "\n")

@@ -5,7 +5,6 @@ A trial that is not finished gets a row with its last evaluated round: a run can
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from pathlib import Path
 import tomli_w
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.base.files import read_text, text_sha256
+from dfca.base.files import text_sha256
 from dfca.base.renamed import renamed
 from dfca.base.toml import parse_toml
 from dfca.experiment.load import read_stored
 from dfca.experiment.sweep import merge, nest, trial_file
-from dfca.runs.store.folder import check_form, is_row
+from dfca.runs.store.folder import check_form, read_json, read_summary, stored_text
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.metrics import read_metrics
 from dfca.runs.store.rows import (
@@ -161,16 +160,12 @@ def load_run(run_folder: str | Path) -> Run:
         )
     if not any((folder / name).exists() for name in ("config.toml", "summary.json")):
         raise RunError(f"{folder} is not a run folder (it has no summary.json); `dfca run` makes one")
-    config_text = _read(folder / "config.toml")
+    config_text = stored_text(folder / "config.toml")
     try:
         stored = parse_toml(config_text)
     except ValueError as error:
         raise RunError(f"{folder / 'config.toml'} is not valid TOML ({error}); restore it or run again") from error
-    config, summary = renamed(stored), renamed(read_json(folder / "summary.json"))
-    if not isinstance(summary.get("runs"), list) or not all(map(is_row, summary["runs"])):
-        raise RunError(
-            f'{folder / "summary.json"} has no list "runs" of rows; restore it, or use `dfca repair {folder}`'
-        )
+    config, summary = renamed(stored), read_summary(folder / "summary.json")
     environment = read_json(folder / "environment.json")
     check_form(folder, summary, environment.get("dfca", "unknown"))
     with understood(folder):
@@ -258,34 +253,6 @@ def _unfinished(run: Run, line: EvaluationRow, point: PointRow, known: JsonObjec
             "finished": False,
         }
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path)
-    except FileNotFoundError:
-        raise RunError(
-            f"{path.parent} is not a complete run folder: {path.name} is missing; run the same `dfca run` command again"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise RunError(f"{path} cannot be read: {reason}; restore it or run again") from error
-
-
-def read_json(path: Path) -> JsonObject:
-    """Read a JSON object of a run folder. Raises RunError where it is none."""
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}); restore it, or `dfca repair {path.parent}` moves it aside"
-        ) from error
-    if not isinstance(value, dict):
-        raise RunError(
-            f"{path} must hold a JSON object, got {type(value).__name__}; restore it, or `dfca repair {path.parent}` "
-            "moves it aside"
-        )
-    return value
 
 
 def _read_metrics(folder: Path, summary: JsonObject, rows: Sequence[TrialRow]) -> list[EvaluationRow]:

@@ -152,20 +152,10 @@ class PointRow:
     @classmethod
     def of(cls, values: JsonObject) -> Self:
         """Parse a point of summary.json, or the head of the summary of a run without a sweep."""
-        return cls(
-            stored=values,
-            at=values.get("point") or {},
-            label=values.get("label", ""),
-            digest=values.get("digest", ""),
-            algorithms=tuple(values.get("algorithms", ())),
-            seeds=tuple(values.get("seeds", ())),
-            clients=values.get("clients"),
-            clusters=values.get("clusters"),
-            rounds=values.get("rounds"),
-            auto=bool(values.get("auto")),
-            world=values.get("world"),
-            clock=values.get("clock", {}),
-        )
+        names = ("label", "digest", "clients", "clusters", "rounds", "auto", "world", "clock")
+        known: JsonObject = {name: values[name] for name in names if name in values}
+        known |= {name: tuple(values.get(name, ())) for name in ("algorithms", "seeds")}
+        return cls(stored=values, at=values.get("point") or {}, **known)
 
     @property
     def point(self) -> PointValues:
