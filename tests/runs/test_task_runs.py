@@ -96,7 +96,7 @@ def test_a_target_in_virtual_time_is_reached_from_above(tmp_path: Path) -> None:
     found = load_run(tmp_path / "virtual")
     (row,) = found.trials
     lines = [line for line in found.metrics if line["rmse"] <= 0.79]
-    assert row.target == row["target_accuracy"] == 0.79
+    assert row.target == row["target"] == 0.79
     assert row["time_to_target_s"] == lines[0]["time_s"] > found.metrics[0]["time_s"]
     assert "3" in row["caught_up_s"]
     text = markdown(RunReport.of(found))

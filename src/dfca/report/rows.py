@@ -83,7 +83,6 @@ class AlgorithmRow:
     seconds: float | None
     megabytes_per_client: float | None
     start_megabytes_per_client: float | None
-    score_per_gigabyte: float | None
     published: Published | None = None
     best: tuple[Measure, ...] = ()  # in which no other algorithm that talks to neighbours is better
     reference: str | None = None  # the algorithm that others are compared with
@@ -149,7 +148,6 @@ class AlgorithmRow:
             **{name: getattr(self, name) for name in ("found_runs", "found_of", "found", "k", "k_right", "seconds")},
             "megabytes_per_client": self.megabytes_per_client,
             "start_megabytes_per_client": self.start_megabytes_per_client,
-            "accuracy_per_gigabyte": self.score_per_gigabyte,
             "published_mean": theirs.mean,
             "published_std": theirs.std,
             "difference_points": self.difference_points,
@@ -281,7 +279,6 @@ def _row(algorithm: str, trials: Sequence[TrialRow], point: PointRow, theirs: Pu
         seconds=MeanStd.of(trial.seconds for trial in counted).mean,
         megabytes_per_client=megabytes(trial.bytes_sent for trial in counted),
         start_megabytes_per_client=megabytes(trial.start_bytes for trial in counted),
-        score_per_gigabyte=MeanStd.of(trial.score_per_gigabyte for trial in counted).mean,
         published=theirs,
     )
 

@@ -54,7 +54,6 @@ IN_SUMMARY = (
     "bytes_sent",
     "start_bytes",
     "scalars_sent",
-    "accuracy_per_gigabyte",
     "server_bytes_sent",
     "model_bytes",
 )

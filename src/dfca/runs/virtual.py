@@ -1,6 +1,6 @@
 """A trial in virtual time: the event simulator with what a run folder needs of it.
 
-It steps as the synchronous simulator does, streams its trace to the disk, notes when the target accuracy is reached and
+It steps as the synchronous simulator does, streams its trace to the disk, notes when the target score is reached and
 how soon a late joiner catches up, and gathers the timeline of the report.
 """
 
@@ -30,7 +30,7 @@ from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.setting import Setting
 from dfca.sim.shards import pieces
 
-CAUGHT_UP = 0.95  # of the others' accuracy
+CAUGHT_UP = 0.95  # of the others' score
 
 
 class StuckError(DfcaError):
@@ -163,7 +163,7 @@ class VirtualTrial:
 
 
 class Milestones:
-    """When something was first seen: the target accuracy (or other score), a late joiner near the others."""
+    """When the target score was first reached, and late joiners were first near the others."""
 
     def __init__(self, clock: ClockConfig, joins: dict[int, float], metric: Metric = ACCURACY) -> None:
         self.target = clock.target if clock.target_accuracy is None else clock.target_accuracy
@@ -189,7 +189,8 @@ class Milestones:
         facts: JsonObject = {}
         if self.target is not None:
             names = ("time_to_target_s", "bytes_to_target", "compute_to_target_s")
-            facts = {"target_accuracy": self.target, **{name: self.seen.get(name) for name in names}}
+            target = "target_accuracy" if self.metric == ACCURACY else "target"
+            facts = {target: self.target, **{name: self.seen.get(name) for name in names}}
         if self.joins:
             facts["caught_up_s"] = {str(client): self.seen.get(str(client)) for client in self.joins}
         return facts

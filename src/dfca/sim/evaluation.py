@@ -285,7 +285,7 @@ def _lowest_of_rows(losses: Tensor) -> Tensor:
     return torch.tensor([lowest(row) for row in losses])
 
 
-def _by_cluster(accuracies: Tensor, picks: Tensor, models: int) -> list[float | None]:
-    """Average the known accuracies (N,) over the clients that picked each model: (m,), None where there is none."""
-    known = [accuracies[(picks == model) & ~accuracies.isnan()] for model in range(models)]
-    return [float(scores.mean()) if len(scores) else None for scores in known]
+def _by_cluster(scores: Tensor, picks: Tensor, models: int) -> list[float | None]:
+    """Average the known scores (N,) over the clients that picked each model: (m,), None where there is none."""
+    known = [scores[(picks == model) & ~scores.isnan()] for model in range(models)]
+    return [float(own.mean()) if len(own) else None for own in known]

@@ -62,15 +62,16 @@ class Course:
     others: Sequence[float] = ()
 
     @classmethod
-    def of(cls, values: JsonObject) -> Self:
-        """Parse a course of a file of results, which calls every score accuracy."""
-        return cls(score=values["accuracy"], **{key: value for key, value in values.items() if key != "accuracy"})
+    def of(cls, values: JsonObject, metric: str) -> Self:
+        """Parse a course of a file of results; version 0.2 called every score accuracy."""
+        key = metric if metric in values else "accuracy"
+        return cls(score=values[key], **{name: value for name, value in values.items() if name != key})
 
-    def stored(self) -> JsonObject:
+    def stored(self, metric: str) -> JsonObject:
         """Return it as a file of results holds it."""
         joiners = {"joiners": self.joiners, "others": self.others} if self.joiners else {}
         head = {"algorithm": self.algorithm, "seed": self.seed, "point": self.point, "time_s": self.time_s}
-        return head | {"accuracy": self.score, "megabytes": self.megabytes} | joiners
+        return head | {metric: self.score, "megabytes": self.megabytes} | joiners
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class VirtualResults:
         """
         if "courses" in run.head:
             timelines = run.head.get("timelines", [])
-            return cls(run, list(map(Course.of, run.head["courses"])), list(map(LaneTable.of, timelines)))
+            courses_of = [Course.of(values, run.metric.key) for values in run.head["courses"]]
+            return cls(run, courses_of, list(map(LaneTable.of, timelines)))
         done = {trial.key(run.swept) for trial in finished(run)}
         lines = [row for row in run.metrics if row.key(run.swept) in done]
         return cls(run, courses(run, lines or run.metrics), timelines_of(run))
@@ -119,7 +121,7 @@ class VirtualResults:
         """Return what a file of results keeps: all courses, and the timelines that are drawn."""
         drawn = rows_of(self.timelines, self.axis, self.middle)
         return {
-            "courses": [course.stored() for course in self.courses],
+            "courses": [course.stored(self.run.metric.key) for course in self.courses],
             "timelines": [timeline.stored for timeline in drawn],
         }
 

@@ -58,7 +58,6 @@ class TrialRow(StoredRow):
     bytes_sent: float | None  # by clients
     start_bytes: float | None  # by elections
     server_bytes_sent: float | None
-    score_per_gigabyte: float | None
     lines: int | None  # of metrics, in its file
     finished: bool
     error: str  # "" where it did not fail
@@ -86,8 +85,7 @@ class TrialRow(StoredRow):
             "score": metric.key,
             "score_before_personal": f"{metric.key}_before_personal",
             "all_models_score": metric.all_models,
-            "score_per_gigabyte": "accuracy_per_gigabyte",
-            "target": "target_accuracy",
+            "target": "target_accuracy" if "target_accuracy" in values else "target",
         }
         numbers: JsonObject = {name: number_of(values, renamed.get(name, name)) for name in NUMBERS}
         tables: JsonObject = {
