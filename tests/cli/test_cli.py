@@ -24,9 +24,11 @@ from dfca.base.errors import ConfigError
 from dfca.cli import app
 from dfca.experiment.config import Config
 from dfca.experiment.load import presets
+from dfca.report.rows import RunReport
 from dfca.runs import runner
 from dfca.runs.signals import Interrupted
 from dfca.runs.store.metrics import read_metrics
+from dfca.runs.store.reading import Run
 
 TINY = """
 title = "A tiny one"
@@ -245,6 +247,17 @@ def test_the_table_fits_the_terminal_and_shows_what_is_unfinished(tiny: Path, mo
     lines = " ".join(output.split())
     assert "not finished: 1 of 2 runs are done; the same `dfca run` command continues" in lines
     assert call("report", "runs/tiny", "--format", "csv").stderr.startswith("not finished: 1 of 2 runs are done; ")
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_command_averages_a_run_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Run] = []
+    make = RunReport.of
+    monkeypatch.setattr(RunReport, "of", lambda run: made.append(run) or make(run))
+    for command in (("run", str(tiny), "-q"), ("report", "runs/tiny", "--save", "kept.json", "--figures", "figures")):
+        made.clear()
+        assert call(*command).exit_code == 0
+        assert len(made) == 1, command
 
 
 def test_every_format_from_the_folder_and_from_a_saved_file(finished: Path) -> None:

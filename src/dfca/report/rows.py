@@ -54,6 +54,12 @@ class MeanStd(NamedTuple):
         return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else cls()
 
 
+STORED_AS_IS = (
+    *("diverged_runs", "momentum", "lost_runs", "lost", "found_runs", "found_of", "found", "k", "k_right"),
+    *("seconds", "megabytes_per_client", "start_megabytes_per_client"),
+)
+
+
 @dataclass(frozen=True)
 class AlgorithmRow:
     """One algorithm, at one point of a sweep, over its seeds. What is not known is None."""
@@ -116,8 +122,9 @@ class AlgorithmRow:
     @property
     def difference_points(self) -> float | None:
         """Our score minus the paper's, in points."""
-        known = self.published is not None and self.score.mean is not None
-        return 100 * (self.score.mean - self.published.mean) if known else None  # type: ignore[operator,union-attr]
+        if self.published is None or self.score.mean is None:
+            return None
+        return 100 * (self.score.mean - self.published.mean)
 
     def stored(self) -> JsonObject:
         """Return the row for files, of plain values; the score has the name of the metric.
@@ -144,10 +151,7 @@ class AlgorithmRow:
             "failed": self.failed,
             "partial": self.partial,
             **{f"{name}_{end}": number for name, pair in means.items() for end, number in pair._asdict().items()},
-            **{name: getattr(self, name) for name in ("diverged_runs", "momentum", "lost_runs", "lost")},
-            **{name: getattr(self, name) for name in ("found_runs", "found_of", "found", "k", "k_right", "seconds")},
-            "megabytes_per_client": self.megabytes_per_client,
-            "start_megabytes_per_client": self.start_megabytes_per_client,
+            **{name: getattr(self, name) for name in STORED_AS_IS},
             "published_mean": theirs.mean,
             "published_std": theirs.std,
             "difference_points": self.difference_points,

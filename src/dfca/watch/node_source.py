@@ -147,6 +147,7 @@ class NodesPage:
         self._title = folders[0].name if len(folders) == 1 else f"{len(folders)} nodes"
         self._folder = some([str(folder) for folder in folders[:3]], len(folders))
         self.more = False
+        self.frames, self.graph = self._nodes.frames, self._nodes.graph
 
     def poll(self) -> dict[str, Any]:
         """Return the whole page if a node has answered since the last call."""
@@ -176,14 +177,6 @@ class NodesPage:
             "nodes": nodes,
             "trials": {trial.key: trial.curve(240)},
         }
-
-    def frames(self, trial: str, after: int) -> dict[str, Any] | None:
-        """Return the clusters of the nodes since they are watched."""
-        return self._nodes.frames(trial, after)
-
-    def graph(self, trial: str) -> dict[str, Any] | None:
-        """Return who is whose neighbour."""
-        return self._nodes.graph(trial)
 
 
 def ask(folder: Path) -> dict[str, Any]:
