@@ -17,7 +17,9 @@ from dfca.sim.rounds.revival import Revival
 def test_a_loss_has_risen_by_half_and_by_a_fifth_of_what_was_learned() -> None:
     assert has_risen(1.6, 1.0, 2.0)
     assert not has_risen(1.4, 1.0, 2.0)  # less than half more
+    assert not has_risen(1.5, 1.0, 1.0)  # half more
     assert not has_risen(1.6, 1.0, 6.0)  # 0.6 of 5 that were learned
+    assert not has_risen(2.0, 1.0, 6.0)  # a fifth
     assert not has_risen(9.0, math.inf, 9.0)  # nothing to compare with
     table = torch.tensor([[1.6, 1.0, 2.0], [1.4, 1.0, 2.0], [1.6, 1.0, 6.0]]).T.double()
     assert has_risen(*table).tolist() == [True, False, False]

@@ -6,8 +6,9 @@
     python tests/mutants/run.py --survey FILE   try every mutant of the operators below in one source file
 
 Tables are TOML files. A [[mutant]] replaces one text, which must occur once in its file. A [[functions]] entry is for
-all mutants that the operators below make of some functions. Both name the tests to run; `alive` says why a mutant that
-no test notices may stay. Each mutant is applied to a copy of the package, in a process of its own.
+all mutants that the operators below make of a file's functions, or of some (`names`). Both name the tests to run;
+`alive` says why a mutant that no test notices may stay. Each mutant is applied to a copy of the package, in a process
+of its own.
 
     killed   a test fails, or runs for longer than the limit
     alive    no test fails: exit 1, unless the table gives a reason
@@ -200,10 +201,10 @@ def _of_functions(package: Path, table: str, entry: dict[str, Any], usual: list[
         dict(entry.get("alive", {})),
         tuple(entry.get("tests", usual)),
     )
-    missing = {*entry["names"]} - {name for name, _ in source.functions(entry["names"])}
-    for name in sorted(missing):
+    names = entry.get("names")
+    for name in sorted({*(names or ())} - {name for name, _ in source.functions(names)}):
         yield Mutant(table, name, entry["file"], "", tests)
-    for name, function in source.functions(entry["names"]):
+    for name, function in source.functions(names):
         for what, changed in source.mutants(function):
             full = f"{name}: {what}"
             yield Mutant(table, full, entry["file"], changed, tests, alive.pop(full, ""))

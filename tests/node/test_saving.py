@@ -231,3 +231,21 @@ def test_a_life_after_lost_files_is_the_time(tmp_path: Path, monkeypatch: pytest
     again = DiskStore(tmp_path)
     assert again.next_life(None) == 5001
     assert again.warnings == ["life.json is passed over: it is not readable"]
+
+
+def test_what_a_killed_process_left_goes_and_a_folder_in_the_way_is_moved_aside(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.save(make_saved())
+    (tmp_path / ".peer.0.safetensors.77.tmp").write_text("half")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "peer.0.safetensors").symlink_to(tmp_path / "elsewhere")
+    store.clean()
+    names = ["elsewhere", "peer.0.safetensors", "peer.1.safetensors"]
+    assert (sorted(path.name for path in tmp_path.iterdir()), store.warnings) == (names, [])
+    (tmp_path / "peer.0.safetensors").unlink()
+    (tmp_path / "peer.0.safetensors").mkdir()
+    store.clean()
+    (aside,) = tmp_path.glob("peer.0.*")
+    assert store.warnings == [f"peer.0.safetensors was a folder and is {aside.name} now"]
+    store.save(make_saved(4))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2

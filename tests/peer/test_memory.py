@@ -92,7 +92,7 @@ def test_who_believes_that_a_cluster_is_lost() -> None:
         assert not detector.believes((0,), 5), round
         detector.end_round(2)
     assert detector.believes((0,), 5)
-    assert detector.believes((0, 7), 5)  # a cluster that it does not know
+    assert detector.believes((0, 2), 5)  # a cluster that it does not know
     detector.learn((6,), 99)
     detector.end_round(2)
     assert not detector.believes((0, 1), 6)
@@ -365,8 +365,9 @@ def test_a_pursuit_is_complete_with_all_models_that_are_open_or_needed() -> None
         assert pursuit.complete is complete
         assert len(pursuit.models()) == 3
     assert not Pursuit(1, A, 0.0, 9.0, ()).complete  # nothing has come
-    pursuit.prolong(2.0)
-    assert (pursuit.since, pursuit.until) == (2.0, 11.0)
+    pursuit.since = 1.0
+    pursuit.prolong(3.0)
+    assert (pursuit.since, pursuit.until) == (3.0, 11.0)  # as long as before: 8 s
 
 
 def test_a_model_that_does_not_fit_is_not_taken_over() -> None:

@@ -5,6 +5,7 @@ Every test here fails without one line of the source (`tests/mutants`).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,33 @@ def test_a_trial_that_failed_keeps_its_checkpoints_and_is_tried_again(folder: Ru
     with RunFolder.open_(path, EXPERIMENT) as again:
         assert again.summary()["runs"] == []
         assert again.checkpoints.latest(TRIAL)[0] is not None
+
+
+def test_an_old_checkpoint_without_tensors_does_not_stop_the_next(folder: RunFolder) -> None:
+    for round in (1, 2, 3):
+        folder.checkpoints.save(TRIAL, Checkpoint(round, 1.5, {"bank": torch.zeros(2, 8, 5)}, {}))
+        (TRIAL.file(folder.path / "checkpoint") / "round-000001.safetensors").unlink(missing_ok=True)
+    assert sorted(path.name for path in TRIAL.file(folder.path / "checkpoint").iterdir()) == [
+        f"round-00000{round}.{ending}" for round in (2, 3) for ending in ("json", "safetensors")
+    ]
+
+
+@pytest.mark.parametrize("change", [{"round": "2"}, {"round": 2.0}, {"seconds": "1.5"}, {"seconds": None}])
+def test_a_checkpoint_whose_round_or_seconds_are_no_numbers_is_damaged(folder: RunFolder, change: Any) -> None:
+    folder.checkpoints.save(TRIAL, Checkpoint(2, 1.5, {"bank": torch.zeros(2, 8, 5)}, {}))
+    path = TRIAL.file(folder.path / "checkpoint") / "round-000002.json"
+    stored = json.loads(path.read_text()) | change
+    del stored["check"]  # as in version 0.1
+    path.write_text(json.dumps(stored))
+    kept, (warning,) = folder.checkpoints.latest(TRIAL)
+    assert kept is None
+    assert "its round or its seconds are no numbers" in warning
+
+
+def test_the_order_of_keys_in_a_checkpoint_does_not_matter(folder: RunFolder) -> None:
+    folder.checkpoints.save(TRIAL, Checkpoint(2, 1.5, {"bank": torch.zeros(2, 8, 5)}, {"one": 1, "two": 2}))
+    path = TRIAL.file(folder.path / "checkpoint") / "round-000002.json"
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
+    kept, warnings = folder.checkpoints.latest(TRIAL)
+    assert warnings == []
+    assert kept is not None
