@@ -110,12 +110,14 @@ def test_a_node_without_a_store_sends_at_once() -> None:
 def test_of_updates_that_wait_the_newest_of_a_neighbour_and_cluster_stay() -> None:
     saving, store, sent = make(None)
     store.full = True
-    saving.put(make_saved(1), [(n, update(1, cluster)) for n in (1, 2) for cluster in (0, 1)])
+    saving.put(make_saved(1), [(1, "small")])
+    saving.put(None, [(n, update(1, cluster)) for n in (1, 2) for cluster in (0, 1)])
     for round in (2, 3):
         saving.put(None, [(1, update(round, 0))])
     store.full = False
     saving.put(make_saved(2), [])
-    kept = [(n, message.message.cluster, message.message.round) for n, message in sent]
+    kept = [(n, message.message.cluster, message.message.round) for n, message in sent[1:]]
+    assert sent[0] == (1, "small")
     assert kept == [(1, 1, 1), (2, 0, 1), (2, 1, 1), (1, 0, 2), (1, 0, 3)]
 
 

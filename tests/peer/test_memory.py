@@ -83,6 +83,8 @@ def test_a_cluster_of_which_nothing_was_seen_is_lost_later_and_an_unwatched_one_
     assert detector.lost() == ()
     detector.end_round(3, unwatched=(2,))
     assert detector.lost() == (0, 1)
+    first = DriftDetector(newest=[0], seen=[0], idle=[ROUNDS], gaps=[0], mourned=[False])
+    assert first.lost() == (0,)  # an update of round 0 was seen
 
 
 def test_who_believes_that_a_cluster_is_lost() -> None:
@@ -397,11 +399,14 @@ def test_a_source_that_has_held_another_election_is_taken_over_anew() -> None:
     assert extends.complete
 
 
-@pytest.mark.parametrize(("clusters", "lineage", "problem"), [(2, (), None), (3, (), "another"), (2, A, None)])
-def test_a_drawn_start_has_as_many_models_as_options_say(clusters: int, lineage: Any, problem: str | None) -> None:
-    options = PeerOptions(Rules(0, 1), (1,), 1, "shared", 99, 0, 2, torch.float64)
-    taken = Pursuit(1, lineage, 0.0, 9.0).take(BankCopy(copied(1, 1, 5.0, 4, 1), 4, clusters, lineage), options, None)
-    assert taken == (None if problem is None else "another number of models")
+@pytest.mark.parametrize(
+    ("start", "clusters", "lineage", "fits"),
+    [("shared", 2, (), True), ("shared", 3, (), False), ("shared", 3, A2, True), ("elected", 2, (), False)],
+)
+def test_a_drawn_start_has_as_many_models_as_options_say(start: Any, clusters: int, lineage: Any, fits: bool) -> None:
+    options = PeerOptions(Rules(0, 1), (1,), 1, start, 99, 0, 2, torch.float64)
+    problem = Pursuit(1, lineage, 0.0, 9.0).take(BankCopy(copied(1, 1, 5.0, 4, 1), 4, clusters, lineage), options, None)
+    assert problem == (None if fits else "another number of models")
 
 
 # Answers.
