@@ -157,6 +157,17 @@ def test_a_relayed_copy_weighs_as_much_as_a_neighbour_of_its_degree(weights: str
     assert state.folded[0] == 0
 
 
+def test_beside_a_trainer_the_freshest_copy_is_asked_for_and_of_equals_a_lot_decides() -> None:
+    assert [lot(now, sender) for now, sender in ((0, 0), (1, 0), (0, 1))] == [
+        number * 2654435761 % 2**32 for number in (1, 3, 2)
+    ]
+    old, new, other = Offer(3, 5, MANY), Offer(4, 7, MANY), Offer(5, 7, MANY)
+    assert choose_offer([old, new], 1, 8, 0, trains=True, beside=1) == new
+    for now in range(8, 11):
+        chosen = choose_offer([new, other], 1, now, 0, trains=True, beside=1)
+        assert chosen == max(new, other, key=lambda offer: lot(now, offer.sender))
+
+
 def test_who_asks_dfca_to_share_otherwise_is_told_that_it_does_not() -> None:
     told = 'dfca-auto has its own rule for sharing, "relay"; mixing.share does not change it'
     for share in ("all", "relay", "trained"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dfca.core.options import MergeOptions
-from dfca.core.rules.turns import Seats, call_seats, next_slot, opening, standing, start_seats
+from dfca.core.rules.turns import Seats, Standing, call_seats, next_slot, opening, standing, start_seats
 
 
 def test_a_start_has_the_seats_asked_for_or_what_verdicts_may_open() -> None:
@@ -45,3 +45,20 @@ def test_an_election_ends_after_patience_or_when_nobody_is_left() -> None:
     asked = Seats(4, asked=True)
     assert standing([(7, True), (8, False), (None, False)], asked, 2) == (frozenset({7}), 2, True, False)
     assert standing([(7, True), (None, False), (None, False)], asked, 2).over
+
+
+def test_what_a_log_of_turns_means_for_the_next() -> None:
+    asked, found = Seats(3, asked=True), Seats(3)
+    for log, seats, expected in (
+        ([], asked, Standing(frozenset(), 0, False, False)),
+        ([(1, False)], asked, Standing(frozenset({1}), 1, False, False)),
+        ([(1, False), (2, True)], asked, Standing(frozenset({1, 2}), 0, False, False)),
+        ([(1, False), (2, False)], found, Standing(frozenset({1, 2}), 2, False, True)),
+        # Where a number was asked for, bids alone decide from now on, also of those that were rejected.
+        ([(1, False), (2, False)], asked, Standing(frozenset(), 2, True, False)),
+        ([(1, False), (2, False), (1, True)], asked, Standing(frozenset({1}), 2, True, False)),
+        ([(None, False)], asked, Standing(frozenset(), 2, True, False)),
+        ([(None, False), (None, False)], asked, Standing(frozenset(), 2, False, True)),
+        ([(1, True), (2, True), (3, True)], asked, Standing(frozenset({1, 2, 3}), 0, False, True)),
+    ):
+        assert standing(log, seats, patience=2) == expected

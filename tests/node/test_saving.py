@@ -6,6 +6,7 @@ Every test here fails without one line of the source (`tests/mutants`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import time
@@ -19,8 +20,9 @@ from saved_peers import make_saved
 
 from dfca.base.files import atomic_write, replacing
 from dfca.core.state import Message
+from dfca.node.disk.save_file import Damaged
 from dfca.node.disk.saving import MOST_HELD, SaveThenSend
-from dfca.node.disk.store import CannotSave, DiskStore
+from dfca.node.disk.store import CannotSave, DiskStore, _tensors
 from dfca.peer.records.messages import Update
 from dfca.peer.state import Saved
 
@@ -251,3 +253,29 @@ def test_what_a_killed_process_left_goes_and_a_folder_in_the_way_is_moved_aside(
     assert store.warnings == [f"peer.0.safetensors was a folder and is {aside.name} now"]
     store.save(make_saved(4))
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
+def test_a_file_that_is_shorter_or_longer_than_its_models_is_damaged() -> None:
+    form = {"bank": ["F32", [2, 1]], "own": None}
+    assert _tensors(bytearray(12), 4, form)["bank"].shape == (2, 1)
+    for size in (8, 11, 13):
+        with pytest.raises(Damaged, match="its size is not that of its models"):
+            _tensors(bytearray(size), 4, form)
+
+
+def test_a_save_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, reason in (
+        (OSError(errno.EACCES, "Permission denied"), ": Permission denied;"),
+        (OSError("odd"), ": odd;"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", _raising(error))
+            with pytest.raises(CannotSave, match=reason):
+                DiskStore(tmp_path).save(make_saved())
+
+
+def _raising(error: OSError) -> Any:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail

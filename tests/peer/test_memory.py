@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,12 @@ from peer_script import LINEAGES, copied, model, update
 from dfca.core.exchange import Rules
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.merging import Merge, Plan
-from dfca.core.rules.relay import Offer
+from dfca.core.rules.relay import MAX_AGE, Offer
 from dfca.core.rules.revival import PAUSE, ROUNDS, UNSEEN
 from dfca.core.state import ClientState, Message
 from dfca.peer.copies import Asked, CopyDesk
 from dfca.peer.inbox import MOST_PARTS, MOST_ROUND, UNKNOWN, Inbox, Neighbour
-from dfca.peer.parts import Outbox
+from dfca.peer.parts import Outbox, takes_part
 from dfca.peer.pursuit import Pursuit
 from dfca.peer.records.messages import BankCopy, Copy, CopyRequest, Declined, Hello
 from dfca.peer.records.options import PeerOptions
@@ -260,6 +261,9 @@ def test_what_an_inbox_forgets() -> None:
     assert sorted(inbox.kept) == [(1, 0), (2, 0)]
     inbox.forget_strangers((1,))
     assert sorted(inbox.newest) == [(1, 0), (2, 0)]  # what waits is still to be folded
+    inbox.take()
+    inbox.forget_strangers((1,))
+    assert sorted(inbox.newest) == [(1, 0)]
 
 
 # Copies.
@@ -297,6 +301,32 @@ def test_a_copy_is_asked_of_who_offers_one_of_the_same_cluster() -> None:
     assert (desk.sources(), desk.next_timeout()) == ({1}, 9.0)
 
 
+def test_no_copy_is_asked_for_where_neighbours_train_the_cluster_or_sit_the_round_out() -> None:
+    desk, at = desk_of()
+    tell_offers(at.links[1], ((0, Offer(1, 8, 1)),), A)
+    desk.ask(at, lambda neighbour: 8, {0: 1, 1: 1}, settled=True)
+    assert desk.wanted == {}
+    asked, awake = [], []
+    for round in range(9, 29):
+        desk, at = desk_of(round=round)
+        at.options = replace(at.options, participation=0.5)
+        tell_offers(at.links[1], ((0, Offer(1, round - 1, 1)),), A)
+        desk.ask(at, lambda neighbour: 99, {0: 0, 1: 0}, settled=True)
+        asked.append(bool(desk.wanted))
+        awake.append(takes_part(at.options, 1, round - 1))
+    assert asked == awake
+    assert {*asked} == {True, False}
+
+
+def test_a_trainer_asks_for_no_copy_that_is_too_old() -> None:
+    for stamp, asks in ((8 - MAX_AGE, True), (7 - MAX_AGE, False)):
+        desk, at = desk_of()
+        at.copies = replace(at.copies, trained=0)
+        tell_offers(at.links[1], ((0, Offer(1, stamp, 1)),), A)
+        desk.ask(at, lambda neighbour: 99, {0: 0, 1: 0}, settled=True)
+        assert bool(desk.wanted) is asks
+
+
 def test_requests_are_answered_from_the_open_clusters_of_the_same_lineage() -> None:
     desk, at = desk_of(open_clusters=[1])
     for request, kind in ((CopyRequest(1, A), Copy), (CopyRequest(1, B), Declined), (CopyRequest(0, A), Declined)):
@@ -322,7 +352,11 @@ def test_copies_that_come_and_do_not() -> None:
     assert (desk.time_out(4.9), desk.time_out(5.0)) == (False, True)
     assert (desk.overdue, sorted(desk.wanted)) == ({1: 1.0}, [1])
     desk.refuse_unasked(at, 1, Copy(copied(1, 0, 3.0, 8, 1)))  # late, which says how long the next may take
-    assert (desk.overdue, at.answer_time.doubled) == ({}, 1)
+    assert (desk.overdue, at.answer_time.doubled, at.answer_time.mean_s) == ({}, 1, 3.0)
+    desk.wanted = {1: Asked(1, 1.0, 5.0)}
+    assert desk.take_in(at, 1, Copy(copied(1, 1, math.nan, 8, 1)))
+    assert sorted(desk.answers) == [0]
+    desk.wanted = {1: Asked(2, 1.0, 7.0)}
     desk.note_overdue(2, 1.0)
     desk.lose(2)
     assert (desk.wanted, desk.overdue) == ({}, {})

@@ -345,6 +345,51 @@ def test_silence_lasts_twice_as_long_with_every_attempt_that_ended_so() -> None:
     assert wave.next_wake() == math.inf
 
 
+def test_only_a_root_waits_longer_than_its_children() -> None:
+    child = make(silences=PATIENT)
+    child._enter(key_of(2, SILENT * 20), 2, None, 0.0)
+    assert child.next_wake() == 4.0 * 2**PATIENT
+
+
+def test_whom_a_silence_is_blamed_on() -> None:
+    for phase, waited, long, strikes, failed in (
+        ("wave", {3}, True, {(3, "wave"): 1}, {}),
+        ("wave", {3}, False, {}, {}),
+        ("counted", set(), True, {}, {2: 1}),
+        ("counted", set(), False, {}, {}),
+        ("bid", set(), False, {}, {2: 1}),  # the root has opened, and sends nothing more
+        ("bid", {3}, False, {}, {}),
+        ("vote", {3}, True, {(3, "vote"): 1}, {}),
+        ("vote", {9}, True, {}, {2: 1}),  # it is out of reach
+    ):
+        wave = joined()
+        wave.phase, wave.pending, wave.missing = phase, set(waited), set(waited)  # type: ignore[assignment]
+        wave._blame_the_silent(long)
+        assert (wave.strikes, wave.failed, wave.silences) == (strikes, failed, 1)
+    root = make()
+    root.begin(0.0)
+    root.pending, root.phase = set(), "counted"
+    root._blame_the_silent()
+    assert root.failed == {}
+
+
+def test_where_it_helps_to_continue_without_the_silent() -> None:
+    for phase, pending, parent, helps in (
+        ("wave", {3}, 2, True),
+        ("wave", set(), 2, False),
+        ("bid", {3}, 2, False),
+        ("counted", set(), 2, False),
+        ("counted", set(), None, True),
+        ("vote", set(), None, False),
+    ):
+        wave = joined(warm=WARM, clusters=3)
+        wave.phase, wave.pending, wave.parent = phase, set(pending), parent  # type: ignore[assignment]
+        assert wave._go_on_without_the_silent(7.0) is helps
+        assert wave.pending == (set() if helps else pending)
+        assert wave.last_s == (7.0 if helps else 1.0)
+        assert wave.opened is (phase in ("bid", "vote") or (helps and parent is None))
+
+
 def test_who_is_silent_is_blamed_and_in_the_end_not_waited_for() -> None:
     wave = make()
     wave.begin(0.0)

@@ -101,7 +101,7 @@ class CopyDesk(Part):
         for copy in answers.values():
             message, offer = copy.message, copy.message.offer
             assert offer is not None
-            fits = compatible(at.lineage, copy.lineage, message.cluster) and usable(message, copies.bank)
+            fits = compatible(at.lineage, copy.lineage, message.cluster)
             taken = fits and at.rules.wants(copies, message.cluster, [offer], at.round - 1) is not None
             self.out.note("relay" if taken else "drop", message.sender, message.cluster, message.round)
             copies = at.rules.receive_(copies, message) if taken else copies
