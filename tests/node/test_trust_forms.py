@@ -84,12 +84,14 @@ def test_which_record_of_a_slot_is_held() -> None:
     ("record", "change"),
     [
         (CONTACT, {"addresses": "host:1"}),
+        (CONTACT, {"addresses": 7}),
         (CONTACT, {"addresses": ["host:1"] * (MAX_ADDRESSES + 1)}),
         (CONTACT, {"addresses": ["host"]}),
         (CONTACT, {"addresses": ["host:0"]}),
         (CONTACT, {"addresses": ["host:65536"]}),
         (CONTACT, {"addresses": [7447]}),
         (CONTACT, {"addresses": ["höst:1"]}),
+        (CONTACT, {"addresses": ["[fe80::1%ä]:1"]}),
         (CONTACT, {"serial": -1}),
         (CONTACT, {"serial": MAX_SERIAL + 1}),
         (CONTACT, {"serial": True}),
@@ -119,6 +121,8 @@ def test_which_record_of_a_slot_is_held() -> None:
         (INTRODUCTION, {"name": ONE}),
         (INTRODUCTION, {"name": "u\u0308"}),  # in another normal form
         (REMOVAL, {"kept": "abc"}),
+        (REMOVAL, {"kept": 7}),
+        (REMOVAL, {"kept": [7]}),
         (REMOVAL, {"kept": [ONE, "short"]}),
         (REMOVAL, {"kept": [THREE, ONE]}),
         (REMOVAL, {"kept": [ONE, ONE]}),

@@ -137,6 +137,7 @@ def test_a_probe_that_is_refused_ends_no_other_wave_and_its_sender_is_not_waited
         assert wave.key == key_of(2)
         assert sent(wave) == [(3, Refuse(key_of(root, 5))), (2, Count(key_of(2), 1, 0))]
     distrusted = joined(failed={9: ROOT_STRIKES})
+    distrusted.failed[2] = ROOT_STRIKES
     distrusted.receive(3, Probe(key_of(9, 5), ()), 2.0)
     assert distrusted.key == key_of(2)
     claimed = make(joined={1: MOST_WAVES})

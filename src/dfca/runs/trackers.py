@@ -20,7 +20,7 @@ from typing import Any
 from dfca.base.errors import ConfigError, unknown
 from dfca.experiment.config import flatten
 from dfca.experiment.sweep import Trial
-from dfca.runs.sink import NullSink
+from dfca.runs.sink import RunSink
 from dfca.runs.store.rows import TrialRow
 from dfca.sim.metrics_table import EvaluationRow
 
@@ -28,7 +28,7 @@ PROJECT = "dfca"
 MOST_PARAMETERS = 100  # of MLflow in one call
 
 
-class Tracker(NullSink):
+class Tracker(RunSink):
     """A sink that keeps one open run of a tracker for each trial under way.
 
     folder: the run folder; experiment: its name; report: receives a sentence for the user.
