@@ -252,15 +252,11 @@ class Node:
         pause = self.pace.wait_s(self._round_began, self._now())
         if pause > 0:
             await asyncio.sleep(pause)
-        await self._until_read()
-        self._round_began = self._now()
-
-    async def _until_read(self) -> None:
-        """Wait a short time until all neighbours but one have read the last update."""
         unread = getattr(self._transport, "unread", None)  # a transport without it delivers at once
         end = self._now() + self.pace.unread_s
         while unread is not None and unread() > 1 and self._now() < end and not self._stopped:
             await asyncio.sleep(READ_LOOK_S)
+        self._round_began = self._now()
 
     def _plan_wake(self) -> None:
         due = self.machine.next_wake()

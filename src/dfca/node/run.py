@@ -39,7 +39,7 @@ def run_node(
     """
     service = Service(NodeFolder.load(path, checked), options, make_grpc_transport)
     asyncio.run(_run(service, with_parent, leave))
-    if _is_computing():
+    if any(thread.name in WORK_THREADS for thread in threading.enumerate()):
         # A round in progress is abandoned. Its thread is inside torch, which must not see a dying interpreter.
         leave_at_once()
 
@@ -74,10 +74,6 @@ def _wait_for_end(pipe: int, loop: asyncio.AbstractEventLoop, stop: Callable[[],
             continue
     with suppress(RuntimeError):  # the loop is closed: the node has ended
         loop.call_soon_threadsafe(stop)
-
-
-def _is_computing() -> bool:
-    return any(thread.name in WORK_THREADS and thread.is_alive() for thread in threading.enumerate())
 
 
 def make_grpc_transport(folder: NodeFolder) -> ServiceTransport:

@@ -21,13 +21,13 @@ LOOKUP_MS = 3000
 
 
 class Discovery:
-    """Announces one node and looks for others. found: called with an ID and its addresses, for every ID of the swarm.
+    """Announces one node and looks for others. on_found: called with the ID and addresses of a member of the swarm.
 
     Raises:
         ConfigError: if the library is missing.
     """
 
-    def __init__(self, own: str, swarm: str, port: int, found: Callable[[str, tuple[str, ...]], None]) -> None:
+    def __init__(self, own: str, swarm: str, port: int, on_found: Callable[[str, tuple[str, ...]], None]) -> None:
         try:
             import zeroconf.asyncio
         except ImportError as error:
@@ -35,7 +35,7 @@ class Discovery:
                 "discovery needs one more library: pip install 'dfca[discovery]', or set discovery = false"
             ) from error
         self._zeroconf: Any = zeroconf
-        self._own, self._swarm, self._port, self._found = own, swarm_tag(swarm), port, found
+        self._own, self._swarm, self._port, self._on_found = own, swarm_tag(swarm), port, on_found
         self._service: Any = None
         self._browser: Any = None
         self._lookups: set[asyncio.Task[None]] = set()
@@ -94,7 +94,7 @@ class Discovery:
             return
         if known and info.properties.get(b"swarm") == self._swarm.encode() and info.port:
             hosts = info.parsed_addresses()[:MOST_ADDRESSES]
-            self._found(name.partition(".")[0], tuple(join_address(host, info.port) for host in hosts))
+            self._on_found(name.partition(".")[0], tuple(join_address(host, info.port) for host in hosts))
 
 
 def own_addresses() -> list[str]:

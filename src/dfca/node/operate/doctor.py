@@ -149,7 +149,8 @@ def _check_ports(config: Config, running: bool) -> Iterator[Check]:
 
 def _check_listening(key: str, port: int, host: str) -> Check:
     try:
-        with socket.create_connection((_reachable(host), port), timeout=2.0):
+        bare = host.strip("[]")
+        with socket.create_connection(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bare, bare), port), timeout=2.0):
             return Check(key, "ok", f"listens on {port}")
     except OSError as error:
         text = f"does not answer on {host} port {port}: {error.strerror or error}"
@@ -166,10 +167,6 @@ def _check_free(key: str, port: int, host: str) -> Check:
             text = f"cannot listen on {host} port {port}: {error.strerror}"
             return Check(key, "failure", text, f"set another {key} in node.toml, or end the program that has it")
     return Check(key, "ok", f"{port} is free")
-
-
-def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host.strip("[]"))
 
 
 def _check_saved(path: Path, facts: Facts) -> Iterator[Check]:
@@ -194,7 +191,7 @@ def _check_saved(path: Path, facts: Facts) -> Iterator[Check]:
 
 
 def _ask_status(path: Path) -> dict[str, Any] | None:
-    """Return the status of the node that runs; empty where it runs and does not answer, None where it does not run."""
+    """Return the status of the node: empty if it runs but does not answer, None if it does not run."""
     try:
         return call(path, "status", timeout_s=5.0)
     except NotRunning:

@@ -69,7 +69,8 @@ def open_log(
         try:
             handlers.append(RotatingFileHandler(folder / FILE, maxBytes=MOST_BYTES, backupCount=KEPT, encoding="utf-8"))
         except OSError as error:
-            log.last_error = {"text": f"{FILE} cannot be written: {error.strerror}", "time": _now()}
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            log.last_error = {"text": f"{FILE} cannot be written: {error.strerror}", "time": now}
     for handler in handlers:
         handler.setFormatter(_Json() if format == "json" else _Human())
         handler.handleError = _ignore  # type: ignore[method-assign]
@@ -79,10 +80,6 @@ def open_log(
 
 def _ignore(record: logging.LogRecord) -> None:
     """A full disk or a closed terminal must not stop a node."""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class _Human(logging.Formatter):

@@ -148,7 +148,11 @@ def _make_request(
 ) -> tuple[Transcript, JoinRequest]:
     nonce = secrets.token_bytes(handshake.NONCE_BYTES)
     transcript = Transcript(invite.id, identity.id, inviter_nonce, nonce)
-    plain = JoinRequest(identity.certificate, *request, _version(), nonce)
+    try:
+        version = metadata.version("dfca")
+    except metadata.PackageNotFoundError:  # run from its sources
+        version = "unknown"
+    plain = JoinRequest(identity.certificate, *request, version, nonce)
     fields = plain.fields()
     return transcript, replace(
         plain,
@@ -212,13 +216,6 @@ async def _connect(invite: Invite) -> tuple[asyncio.StreamReader, asyncio.Stream
             f"{short(other) or 'something else'}; nothing was sent to it: make a new invite and check the address",
         )
     return reader, writer
-
-
-def _version() -> str:
-    try:
-        return metadata.version("dfca")
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
 
 
 def _compare(invite: Invite, proof: bytes, expected: bytes) -> None:

@@ -315,7 +315,8 @@ class Roster:
         if reason is not None:
             return reason
         held = self._held.get(record.slot)
-        if held is None and (len(self._held) >= MAX_RECORDS or self._has_no_room_for(record)):
+        is_new_member = isinstance(record, Introduction) and record.id not in self._keys
+        if held is None and (len(self._held) >= MAX_RECORDS or (is_new_member and len(self._keys) >= MAX_MEMBERS)):
             return FULL
         if held is not None and held.rank() >= record.rank():
             return OLD_CONTACT if isinstance(held, Contact) and held.serial > getattr(record, "serial", 0) else None
@@ -350,9 +351,6 @@ class Roster:
         if record.signer not in self._may_sign and record.signer != record.id:
             return NOT_ALLOWED
         return None
-
-    def _has_no_room_for(self, record: Record) -> bool:
-        return isinstance(record, Introduction) and record.id not in self._keys and len(self._keys) >= MAX_MEMBERS
 
     def _add_own(self, identity: Identity, record: Record) -> None:
         """Sign and hold a record of this device."""

@@ -9,7 +9,7 @@ from dfca.node.disk.saving import RETRY_S
 
 DAY_S = 86_400.0
 SAVE_OVERHEAD_BYTES = 18_000  # journal, inode, folder per save; measured on ext4 for files of 8 kB, 67 kB and 2 MB
-BURST_SHARE = 0.01  # of a day's writes, so many may come at once: a new swarm learns fast, and settles then
+BURST_SHARE = 0.01  # of a day's writes that may come at once: a new swarm learns fast and then settles
 
 
 class WriteBudget:

@@ -152,12 +152,6 @@ class Dialer:
                 with suppress(Exception):
                     await channel.close()
 
-    def _take_notice(self, records: list[bytes]) -> None:
-        """Merge the records that prove the removal of this device; signatures decide."""
-        self._local.roster.merge(records)
-        if self._local.roster.member(self._local.identity.id) is None:
-            raise LinkDown("member", REMOVED)
-
     async def _talk(self, member: str, number: int, address: str, channel: Any) -> None:
         options = self._options
         span = min(options.most_dial_s, options.dial_s * (1 + self._attempts.get(member, 0) // 4))
@@ -168,8 +162,10 @@ class Dialer:
             async with asyncio.timeout(span):
                 await write_frame(call, self._local.greeting.hello(epoch))
                 frame = await read_frame(call)
-            if frame.WhichOneof("kind") == "roster_records":
-                self._take_notice(list(frame.roster_records.records))
+            if frame.WhichOneof("kind") == "roster_records":  # do they prove the removal of this device?
+                self._local.roster.merge(list(frame.roster_records.records))
+                if self._local.roster.member(self._local.identity.id) is None:
+                    raise LinkDown("member", REMOVED)
             if self._local.greeting.check(frame) != epoch:
                 raise Refused("epoch", "the answer to another hello")
             self._dialling.pop(member, None)

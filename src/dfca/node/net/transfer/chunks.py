@@ -18,7 +18,7 @@ def write_chunk(payload: memoryview, offset: int, size: int) -> bytes:
 
 
 def read_chunk(message: bytes) -> tuple[memoryview, int]:
-    """Return the data of a chunk, without a copy where it comes first, and its offset. Raises Refused."""
+    """Return the data of a chunk, without a copy if it comes first, and its offset. Raises Refused."""
     if len(message) > MOST_CHUNK_BYTES + 64:
         raise Refused("too_large", f"a chunk of {len(message)} bytes, at most {MOST_CHUNK_BYTES}")
     if message[:1] == bytes((_DATA,)):

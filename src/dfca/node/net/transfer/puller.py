@@ -207,8 +207,8 @@ class Puller:
 
     async def _read_all(self, pull: Pull, partial: Partial) -> bool:
         """Read until the payload is complete, with a new connection after each stall; return whether it is."""
-        source = self._source(pull.member)
-        misses = 0
+        options, misses = self._local.options, 0
+        source = self._sources.setdefault(pull.member, _Source(options.least_read_s, options.most_read_s))
         while partial.offset < pull.size:
             before = partial.offset
             try:
@@ -217,11 +217,11 @@ class Puller:
                 self._lose(pull, "gone")
                 return False
             except _Stalled as error:
-                enough = partial.offset - before >= self._local.options.least_progress_bytes
+                enough = partial.offset - before >= options.least_progress_bytes
                 misses = 1 if enough else misses + 1
                 source.attempts += 1
                 await source.drop()
-                if misses >= self._local.options.read_attempts:
+                if misses >= options.read_attempts:
                     if isinstance(error, _Broken):
                         self._give_up(pull, "unreachable")
                         return False
@@ -307,10 +307,6 @@ class Puller:
             return make_channel(self._local.identity, member, known.certificate, address, self._local.options.insecure)
         except ConfigError as error:
             raise _Broken(str(error)) from error
-
-    def _source(self, member: str) -> _Source:
-        options = self._local.options
-        return self._sources.setdefault(member, _Source(options.least_read_s, options.most_read_s))
 
     def _expect(self, rows: int, encoding: str) -> payload.Expect:
         return payload.Expect(self._swarm.size, self._swarm.dtype, rows or None, encoding)
