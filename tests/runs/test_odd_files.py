@@ -22,6 +22,7 @@ from dfca.node.task.csv_table import MOST_COLUMNS, Wanted, read_csv
 from dfca.runs.runner import run
 from dfca.runs.store.reading import load_run
 from dfca.runs.store.repair import repair
+from dfca.watch.run_source import RunSource
 
 EXPERIMENT = """
 clients = 3
@@ -162,3 +163,12 @@ def test_a_table_with_a_million_columns_is_refused_at_once(columns: int, tmp_pat
     else:
         assert read_csv(path, Wanted("c3"), 2**30).values.shape == (1, columns - 1)
     assert time.process_time() - begin < 20.0
+
+
+def test_the_live_page_names_a_config_that_is_nested_too_deeply(folder: Path) -> None:
+    (folder / "config.toml").write_text(nested("data"))
+    file = RunSource(folder)._config
+    file.poll()
+    assert file.value == {}
+    assert file.problem is not None
+    assert "config.toml" in file.problem

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from dfca.base.errors import RunError
 from dfca.base.renamed import current, renamed
+from dfca.base.toml import parse_toml
 from dfca.watch.metric import as_part, read_metric
 from dfca.watch.node_source import NodeSource
 from dfca.watch.reading import JsonFile, LinesFile, finite, read_file, text, whole_numbers
@@ -40,7 +40,7 @@ class RunSource:
         if not any((folder / name).exists() for name in ("config.toml", "summary.json")):
             raise RunError(f"{folder} is not a run folder (it has no config.toml); `dfca run` makes one")
         self.folder = folder
-        self._config = JsonFile(folder / "config.toml", tomllib.loads, 4 << 20)
+        self._config = JsonFile(folder / "config.toml", parse_toml, 4 << 20)
         self._summary, self._topology = JsonFile(folder / "summary.json"), JsonFile(folder / "topology.json")
         self._files: dict[str, LinesFile] = {}
         self._in_file: dict[str, set[str]] = {}
