@@ -33,7 +33,7 @@ from dfca.swarm.faults import FaultOptions, FaultPlan
 from dfca.swarm.fleet import NodeStatus
 from dfca.swarm.memory import MemoryFleet
 from dfca.swarm.plan import SwarmPlan, make_plan
-from dfca.swarm.processes import ProcessFleet
+from dfca.swarm.processes import ProcessFleet, _status
 from dfca.swarm.run import Progress, SwarmOptions, run_swarm
 
 TINY = {
@@ -256,3 +256,8 @@ def test_a_swarm_of_processes(tmp_path: Path, faults: FaultOptions) -> None:
     (row,) = run_swarm(experiment(rounds=60), out, SwarmOptions(4, "grpc", faults, limit_s=240))["runs"]
     assert (row["finished"], row["lineages"], row["models"]) == (True, 1, 2)
     assert row["cluster_accuracy"] == 1
+
+
+def test_the_status_of_a_process_counts_the_links_that_are_up() -> None:
+    neighbours = [{"state": "up"}, {"state": "down"}, {"state": "up"}, {"state": "dead"}]
+    assert _status({"state": "training", "neighbours": neighbours}).links == 2
