@@ -16,20 +16,20 @@ class ModelOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str = Field("mlp", description=f"one of {', '.join(MODELS)}")
-    hidden: int = Field(200, ge=1, description="units of the hidden layer")
+    name: str = Field(default="mlp", description=f"one of {', '.join(MODELS)}")
+    hidden: int = Field(default=200, ge=1, description="units of the hidden layer")
     channels: tuple[Filters, Filters] = Field(
-        (32, 64),
+        default=(32, 64),
         strict=False,  # TOML has lists, not tuples
         description="filters of the two convolutions",
     )
     start_from: str | Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
-        None,
+        default=None,
         description="weights to start from instead of fresh ones: a safetensors file, or a list of one per cluster",
     )
     start_sha256: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
-        None, description="SHA-256 of those files; `dfca run` finds it, so that a changed file is noticed"
+        default=None, description="SHA-256 of those files; `dfca run` finds it, so that a changed file is noticed"
     )
     factory: str | None = Field(
-        None, description='a module of your own, "package.module:function" with arguments (shape, classes)'
+        default=None, description='a module of your own, "package.module:function" with arguments (shape, classes)'
     )

@@ -61,15 +61,12 @@ def make_clients(setting: Setting) -> list[Client]:
             make_model=setting.make_model,
             algorithm=setting.algorithm,
             clusters=setting.clusters or 1 if known else setting.true_clusters,
-            local=setting.local,
             seed=setting.seed,
-            weights=setting.weights,
-            share=setting.share,
+            method=setting.method,
             true_cluster=None if truth is None else int(truth[i]),
-            robust=setting.robust,
-            quiet_from=setting.quiet_from,
-            hold_out_until=release_round(setting.last_steps, setting.rounds),
             clients=setting.clients,
+            hold_out_until=release_round(setting.last_steps, setting.rounds),
+            quiet_from=setting.quiet_from,
         )
         for i in range(setting.clients)
     ]
@@ -216,7 +213,7 @@ class SurveyedClients:
         follows = -1 if state.assignment is None else state.assignment
         if not observes(self.setting.seed, now, i, counts[state.assignment]):
             return Observation(follows, len(client.divided()[0][1]))
-        local = plain(client.local, self.schedule.options.steps)
+        local = plain(client.method.local, self.schedule.options.steps)
         with seeded(self.setting.seed, "noise", i, -1):
             followers = [counts[j] for j in slots]
             return observe(client.model, state.bank, slots, follows, followers, *client.divided(), local)

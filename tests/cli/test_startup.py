@@ -130,10 +130,10 @@ def test_every_point_is_checked_before_the_device_and_the_users_modules(
 @pytest.mark.parametrize(
     ("home", "path", "name"),
     [
-        ("dfca.core.options", "dfca.core.learning.local", "LocalOptions"),
-        ("dfca.core.options", "dfca.core.rules.election", "ElectionOptions"),
-        ("dfca.core.options", "dfca.core.rules.mixing", "WEIGHT_RULES"),
-        ("dfca.core.options", "dfca.core.algorithm", "SHARES"),
+        ("dfca.core.method", "dfca.core.learning.local", "LocalOptions"),
+        ("dfca.core.method", "dfca.core.rules.election", "ElectionOptions"),
+        ("dfca.core.method", "dfca.core.rules.mixing", "WEIGHT_RULES"),
+        ("dfca.core.method", "dfca.core.algorithm", "SHARES"),
         ("dfca.sim.local.choices", "dfca.sim.local.engine", "ENGINES"),
         ("dfca.sim.local.choices", "dfca.sim.local.bank", "PLACES"),
         ("dfca.topology_options", "dfca.topology", "TopologyOptions"),

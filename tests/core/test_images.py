@@ -7,7 +7,7 @@ import torch
 
 from dfca.base.errors import ConfigError
 from dfca.core.learning.images import NUMBERS, CentreCrop, Standardise, augmented, draw_changes
-from dfca.core.options import Augment
+from dfca.core.method import Augment
 from dfca.core.rng import stream
 
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.float64).view(2, 3, 4, 5)

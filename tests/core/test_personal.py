@@ -17,7 +17,7 @@ import dfca
 from dfca.base.errors import ConfigError
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.local import infer
-from dfca.core.options import check_personal_steps
+from dfca.core.method import check_personal_steps
 from dfca.core.rules.merging import judge
 from dfca.core.rules.personal import (
     FIRST_SCALARS,
@@ -50,7 +50,7 @@ def test_a_curve_is_of_the_loss_that_clusters_are_judged_by() -> None:
     client = make_clients(make_toy_setting("dfedavgm", split=make_toy_split(2, samples=20), personal_steps="auto"))[0]
     train, held = client.divided()
     model = client.start().bank[0]
-    curve = PlainSteps(client.model, client.local, client.seed, client.id).curve(model, train, held)
+    curve = PlainSteps(client.model, client.method.local, client.seed, client.id).curve(model, train, held)
     with torch.no_grad():
         outputs = infer(client.model, model, held[0], "score")
     assert curve[0] == judge(client.model.task, outputs[None], held[1][None])[0]  # Brier's, not the cross entropy
@@ -170,7 +170,8 @@ def test_what_is_deployed_is_the_model_after_its_steps() -> None:
     accuracies, before = [], []
     for client, j in zip(clients, row["assignments"], strict=True):
         vector = simulation.bank(client.id)[j]
-        taken = PlainSteps(client.model, client.local, client.seed, client.id).take(vector, (client.x, client.y), 7)
+        steps = PlainSteps(client.model, client.method.local, client.seed, client.id)
+        taken = steps.take(vector, (client.x, client.y), 7)
         x, y = setting.split.test.of(client.id)
         for model, into in ((taken, accuracies), (vector, before)):
             found = client.model.run(client.model.pieces(model), x.double(), "score").argmax(dim=1)

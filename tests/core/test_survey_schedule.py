@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.core.rules.surveys import Schedule, is_settled, merging_of
 
 OPTIONS = MergeOptions(opens=4, first=10, every=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.core.rules.turns import Seats, Standing, call_seats, next_slot, opening, standing, start_seats
 
 

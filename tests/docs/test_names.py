@@ -37,11 +37,8 @@ ELSEWHERE = {"FederatedDataset"}  # of flwr-datasets
 SERVICE = "dfca.wire.v1.Peer"
 # Class names that exist twice, each with the reason why.
 TWICE = {
-    "Key": "saves and run folders hold the messages' by name; the other is a row of `dfca options`",
     "Result": "the protocol's is stored by name; users call the other",
-    "Config": "being renamed",
     "LastStep": "being renamed",
-    "Section": "being renamed",
 }
 
 

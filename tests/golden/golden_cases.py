@@ -20,10 +20,12 @@ from torch import Tensor
 
 import dfca
 from dfca.base.renamed import earlier
+from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions, Method
 from dfca.core.rules.merging import Observation, differ
 from dfca.core.rules.personal import GRID
+from dfca.core.rules.staleness import Staleness
 from dfca.experiment.config import Config
 from dfca.experiment.load import Experiment, load_experiment, preset_text, presets
 from dfca.node.disk.folder import NodeFolder
@@ -33,7 +35,6 @@ from dfca.node.task.founding import Founding, init_swarm
 from dfca.peer.packing import Packer, Unpacker
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.records.work import Losses, OwnCurve, Trained, Warm
 
 HERE = Path(__file__).parent
@@ -377,6 +378,8 @@ class Swarm:
         self.late, self.lost, self.changes = given.pop("late"), given.pop("lost"), given.pop("changes")
         self.goals = given.pop("goals", GOALS)
         rules = {key: given.pop(key) for key in ("share", "weights") if key in given}
+        names = [field.name for field in fields_of(Method)]
+        method = Method(**{name: given.pop(name) for name in names if name in given})
         near = {
             i: tuple(sorted({*(b for a, b in EDGES if a == i), *(a for a, b in EDGES if b == i)})) for i in range(PEERS)
         }
@@ -389,6 +392,7 @@ class Swarm:
                 seed=5,
                 join_s=8.0,
                 hang_s=20.0,
+                method=method,
                 **given,
             )
             for i in range(PEERS)

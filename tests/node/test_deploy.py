@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from dfca.cli import app
 from dfca.node.operate.status import read_status
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("ip", "curl", "tar", "sed")
@@ -216,9 +216,9 @@ def all_options(groups: dict) -> Iterator:
 
 def test_the_settings_of_the_page_exist() -> None:
     for section, key in re.findall(r"`(data|network|training|log|limits)\.([a-z_]+)", PAGE):
-        assert key in type(getattr(Config.checked({"name": "a", "data": {"path": "a.csv"}}), section)).descriptions(), (
-            key
-        )
+        assert (
+            key in type(getattr(NodeConfig.checked({"name": "a", "data": {"path": "a.csv"}}), section)).descriptions()
+        ), key
 
 
 def test_the_names_of_the_prompts_are_devices() -> None:

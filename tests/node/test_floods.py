@@ -24,7 +24,7 @@ from dfca.node.operate import control, http
 from dfca.node.operate.control import ControlServer, call
 from dfca.node.operate.metrics import FRESH_S, serve_metrics
 from dfca.node.service import Service
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.invite import Invite
 from dfca.node.trust.joining import join
@@ -73,7 +73,7 @@ def test_a_node_trains_answers_and_pairs_while_its_ports_are_flooded(tmp_path: P
     folder, second = make_swarm(tmp_path, (0, 0))
     text = (folder.path / "node.toml").read_text()
     (folder.path / "node.toml").write_text(text.replace("# metrics_port = ", f"metrics_port = {port}", 1))
-    assert Config.load(folder.path).log.metrics_port == port
+    assert NodeConfig.load(folder.path).log.metrics_port == port
 
     async def scenario() -> None:
         network = MemoryNetwork(())

@@ -15,7 +15,7 @@ from torch import Tensor
 from toy import make_toy_setting, make_toy_split
 
 from dfca.algorithms import ALGORITHMS
-from dfca.core.options import ElectionOptions
+from dfca.core.method import ElectionOptions
 from dfca.core.rules.personal import GRID
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import MemoryStore, Node

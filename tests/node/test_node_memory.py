@@ -16,7 +16,7 @@ from toy import free_port
 
 from dfca.node.operate.control import NotRunning, call
 
-MOST_MB = {"resident": 60.0, "private": 20.0}
+MOST_MB = {"resident": 70.0, "private": 25.0}
 """Above torch alone."""
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -57,7 +57,7 @@ def wait_until_idle(path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the resident pages of Linux")
-def test_an_idle_node_is_within_60_megabytes_of_torch(tmp_path: Path) -> None:
+def test_an_idle_node_is_within_70_megabytes_of_torch(tmp_path: Path) -> None:
     """Of two linked nodes, after a warm-up, a survey, all rounds and the personal steps, and after a restart.
 
     `pytest tests/node/test_node_memory.py -m slow -s`: 55 and 51 MB, of which 15 MB are private and the others code of

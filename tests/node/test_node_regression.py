@@ -20,7 +20,7 @@ from dfca.node.operate.status import _facts as shown
 from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Deployed, Exported, predict_file, to_onnx, to_safetensors
 from dfca.node.task.facts import Facts
-from dfca.node.task.founding import Founding, Joining, init_swarm, join_swarm
+from dfca.node.task.founding import Founding, JoinPlan, init_swarm, join_swarm
 from dfca.node.task.learner import build, evaluate, predict
 from dfca.node.task.scaling import Scaling
 from dfca.node.work.worker import Worker
@@ -53,7 +53,7 @@ def test_devices_that_predict_numbers_find_their_two_clusters(tmp_path: Path) ->
     assert Facts.from_bytes(facts.to_bytes()) == facts
     assert (facts.task, facts.classes, facts.outputs) == ("regression", (), 1)
     assert 15 < facts.target.mean < 22
-    configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, Joining(paths[i])) for i in range(1, 4))]
+    configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
     model, samples = build(facts), [load(each, tmp_path, facts) for each in configs]
     network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
     nodes: dict[int, Node] = {}
@@ -133,7 +133,7 @@ def test_labels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     text[3] = text[3].rpartition(",")[0] + ",warm"
     Path(paths[1]).write_text("\n".join(text) + "\n")
     with pytest.raises(DataError, match=r'"?warm"? in "degrees" is no number, and the swarm predicts numbers'):
-        join_swarm(tmp_path / "n1", facts, Joining(paths[1]))
+        join_swarm(tmp_path / "n1", facts, JoinPlan(paths[1]))
     with pytest.raises(DataError, match=r'"?warm"? in "degrees" is no number; a regression needs numbers'):
         init_swarm(tmp_path / "k", FOUNDER, Founding(paths[1], "degrees", task="regression"))
     with pytest.raises(ConfigError, match="--classes is for a classification"):

@@ -28,7 +28,7 @@ from dfca.node.operate.members import describe_members, members_table, read_memb
 from dfca.node.operate.status import describe_misfit, read_status, status_table
 from dfca.node.run import make_grpc_transport
 from dfca.node.service import Service, ServiceOptions
-from dfca.node.task.founding import Founding, Joining
+from dfca.node.task.founding import Founding, JoinPlan
 
 
 def rounds(service: Service) -> int:
@@ -89,13 +89,13 @@ def test_a_device_is_invited_joins_takes_the_models_and_is_removed(tmp_path: Pat
     async def scenario() -> None:
         first, running = await grpc_service(a, record=tmp_path / "record")
         answer = await asyncio.to_thread(call, a, "invite")
-        made = await asyncio.to_thread(join_node, b, answer["invite"], Joining(data, settings=other))
+        made = await asyncio.to_thread(join_node, b, answer["invite"], JoinPlan(data, settings=other))
         seen = await asyncio.to_thread(call, a, "joined", since=answer["joined"])
         assert seen["joined"] == [{"name": "garage", "id": made.identity.id, "code": made.code}]
         assert re.fullmatch(r"[A-Z2-7]{6}", made.code)
         assert not seen["open"]
         with pytest.raises(DfcaError, match=r"no invite is open|used before"):
-            await asyncio.to_thread(join_node, tmp_path / "c", answer["invite"], Joining(data, settings=other))
+            await asyncio.to_thread(join_node, tmp_path / "c", answer["invite"], JoinPlan(data, settings=other))
         assert not (tmp_path / "c").exists()  # nothing is left of it
         second, also = await grpc_service(b)
         await until(lambda: second.notes.counts["join"] > 0 and second.notes.counts["fold"] > 3)
@@ -200,7 +200,7 @@ def test_a_device_whose_data_does_not_fit_does_not_join(tmp_path: Path) -> None:
         service, running = await grpc_service(a)
         answer = await asyncio.to_thread(call, a, "invite")
         with pytest.raises(DataError, match='column "c" is missing'):
-            await asyncio.to_thread(join_node, tmp_path / "b", answer["invite"], Joining(str(tmp_path / "b.csv")))
+            await asyncio.to_thread(join_node, tmp_path / "b", answer["invite"], JoinPlan(str(tmp_path / "b.csv")))
         assert service.status()["members"] == 1
         assert service.status()["refused"] == {"pairing: declined": 1}
         service.stop()

@@ -21,14 +21,13 @@ from dfca import simulate
 from dfca.base.errors import ConfigError, DataError, DfcaError, ModelError
 from dfca.core.learning.params import initial
 from dfca.data.clients import Split
-from dfca.node.__main__ import check_settings
 from dfca.node.memory import MemoryNetwork, VirtualTimeLoop
 from dfca.node.node import Node
-from dfca.node.task.config import Config, DataConfig, check_address, found_format
+from dfca.node.task.config import DataConfig, NodeConfig, check_address, found_format
 from dfca.node.task.dataset import load, load_inputs
 from dfca.node.task.export import Exported, predict_file, to_onnx, to_safetensors
 from dfca.node.task.facts import FOREVER, VERSION, Facts, InputFacts, LocalFacts, ModelFacts
-from dfca.node.task.founding import Founding, Joining, check_fits, init_swarm, join_swarm
+from dfca.node.task.founding import Founding, JoinPlan, check_fits, init_swarm, join_swarm
 from dfca.node.task.learner import Architecture, build, deep_mlp, evaluate, measured, predict
 from dfca.node.task.scaling import Scaling, measure
 from dfca.node.work.worker import Worker
@@ -47,7 +46,7 @@ def make_facts(**changes: Any) -> Facts:
         "classes": ("sit", "walk"),
         "model": measured(ModelFacts(hidden=(8,)), (3,), 2, 0),
     }
-    return Facts.check({**plain, **changes})
+    return Facts.checked({**plain, **changes})
 
 
 def write_device(path: Path, turned: bool, seed: int, rows: int = 80) -> str:
@@ -126,7 +125,7 @@ def test_facts_make_the_options_of_a_peer_and_its_client() -> None:
     options = facts.peer_options(2**62, (3, 5), join_s=1.0)
     assert (options.id, options.neighbours, options.size) == (2**62, (3, 5), facts.model_size)
     assert (options.rounds, options.clusters, options.start) == (FOREVER, None, "elected")
-    assert (options.revives, options.join_s, options.aggregation) == (False, 1.0, "sequential")
+    assert (options.method.revives, options.join_s, options.method.aggregation) == (False, 1.0, "sequential")
     assert options.rules.degree == 2
     client = facts.client(7, 2, (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)), build(facts))
     assert client.rules == facts.peer_options(7, (3, 5)).rules
@@ -205,14 +204,14 @@ def test_arrays_are_scaled_by_channel() -> None:
 @settings(max_examples=50, deadline=None)
 @given(path=st.text(min_size=1, max_size=50).filter(lambda text: text.isprintable()), port=st.integers(0, 7000))
 def test_settings_survive_their_file(path: str, port: int) -> None:
-    config = Config.checked({"name": "kitchen", "data": {"path": path}, "network": {"port": port}})
-    assert Config.checked(tomllib.loads(config.to_toml())) == config
+    config = NodeConfig.checked({"name": "kitchen", "data": {"path": path}, "network": {"port": port}})
+    assert NodeConfig.checked(tomllib.loads(config.to_toml())) == config
 
 
 def test_settings_say_all_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('nam = "x"\n[data]\npth = 1\n[network]\nport = 70000\nadvertise = ["a"]\n')
     with pytest.raises(ConfigError) as caught:
-        Config.load(tmp_path)
+        NodeConfig.load(tmp_path)
     text = str(caught.value)
     assert "6 problems" in text
     for part in (
@@ -228,13 +227,13 @@ def test_settings_say_all_that_is_wrong(tmp_path: Path) -> None:
 
 def test_settings_that_are_not_there_or_no_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no node in"):
-        Config.load(tmp_path)
+        NodeConfig.load(tmp_path)
     (tmp_path / "node.toml").write_text("name =")
     with pytest.raises(ConfigError, match="is not TOML"):
-        Config.load(tmp_path)
-    config = Config(name="kitchen", data=DataConfig(path="a.csv"))
+        NodeConfig.load(tmp_path)
+    config = NodeConfig(name="kitchen", data=DataConfig(path="a.csv"))
     config.save(tmp_path)
-    assert Config.load(tmp_path) == config
+    assert NodeConfig.load(tmp_path) == config
     described = (tmp_path / "node.toml").read_text()
     assert described.count("#") > 30
     assert max(map(len, described.splitlines())) <= 120
@@ -258,13 +257,13 @@ def test_addresses_and_formats() -> None:
 
 
 @pytest.fixture
-def founded(tmp_path: Path) -> tuple[Path, Config, Facts, Architecture]:
+def founded(tmp_path: Path) -> tuple[Path, NodeConfig, Facts, Architecture]:
     data = write_device(tmp_path / "a.csv", False, 0)
     config, facts = init_swarm(tmp_path / "kitchen", FOUNDER, Founding(data, "activity", hidden=(8,)))
     return tmp_path, config, facts, build(facts)
 
 
-def test_init_settles_everything(founded: tuple[Path, Config, Facts, Architecture]) -> None:
+def test_init_settles_everything(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     folder, config, facts, _ = founded
     assert (config.name, facts.name, facts.label) == ("kitchen", "kitchen", "activity")
     assert facts.merging is not None  # as the algorithm has it
@@ -280,10 +279,10 @@ def test_init_settles_everything(founded: tuple[Path, Config, Facts, Architectur
         Facts.load(folder / "elsewhere")
 
 
-def test_columns_are_matched_by_name(founded: tuple[Path, Config, Facts, Architecture]) -> None:
+def test_columns_are_matched_by_name(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     folder, _, facts, _ = founded
     (folder / "b.csv").write_text("c;activity;b;a\n3;walk;2,5;1\n3;sit;2;-1\n")
-    config = join_swarm(folder / "garage", facts, Joining(str(folder / "b.csv")))
+    config = join_swarm(folder / "garage", facts, JoinPlan(str(folder / "b.csv")))
     assert config.data.label == "activity"
     torch.testing.assert_close(
         load_inputs(config, folder, facts), torch.tensor([[1, 2.5, 3], [-1, 2, 3]], dtype=torch.float64)
@@ -303,12 +302,12 @@ def test_columns_are_matched_by_name(founded: tuple[Path, Config, Facts, Archite
     ],
 )
 def test_data_that_does_not_fit(
-    founded: tuple[Path, Config, Facts, Architecture], content: str, sentences: list[str]
+    founded: tuple[Path, NodeConfig, Facts, Architecture], content: str, sentences: list[str]
 ) -> None:
     folder, _, facts, _ = founded
     (folder / "b.csv").write_text(content)
     with pytest.raises(DataError) as caught:
-        join_swarm(folder / "garage", facts, Joining(str(folder / "b.csv")))
+        join_swarm(folder / "garage", facts, JoinPlan(str(folder / "b.csv")))
     for sentence in sentences:
         assert sentence in str(caught.value)
 
@@ -335,7 +334,7 @@ def test_init_refuses_in_a_sentence(tmp_path: Path, changes: dict[str, Any], sen
     assert sentence in str(caught.value)
 
 
-def test_all_that_does_not_fit_is_listed(founded: tuple[Path, Config, Facts, Architecture]) -> None:
+def test_all_that_does_not_fit_is_listed(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     folder, config, facts, _ = founded
     assert check_fits(facts, config, folder) == []
     (folder / "a.csv").unlink()
@@ -351,7 +350,7 @@ def test_devices_with_csv_files_find_their_two_clusters(tmp_path: Path) -> None:
     config, facts = init_swarm(
         tmp_path / "kitchen", FOUNDER, Founding(paths[0], "activity", hidden=(16,), agreed={"rounds": 8})
     )
-    configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, Joining(paths[i])) for i in range(1, 4))]
+    configs = [config, *(join_swarm(tmp_path / f"n{i}", facts, JoinPlan(paths[i])) for i in range(1, 4))]
     model, samples = build(facts), [load(each, tmp_path, facts) for each in configs]
     network = MemoryNetwork((i, j) for i in range(4) for j in range(i))
     nodes: dict[int, Node] = {}
@@ -385,7 +384,7 @@ def one_second(job: Job) -> float:
 # Export and predictions.
 
 
-def test_exports_compute_what_torch_does(founded: tuple[Path, Config, Facts, Architecture]) -> None:
+def test_exports_compute_what_torch_does(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     folder, config, facts, model = founded
     vector = initial(model.flat, model.make, 3, "init", 0)
@@ -411,7 +410,7 @@ def test_exports_compute_what_torch_does(founded: tuple[Path, Config, Facts, Arc
     torch.testing.assert_close(model.flat.flatten(module), vector)
 
 
-def test_predictions_of_a_file_keep_its_order(founded: tuple[Path, Config, Facts, Architecture]) -> None:
+def test_predictions_of_a_file_keep_its_order(founded: tuple[Path, NodeConfig, Facts, Architecture]) -> None:
     folder, config, facts, model = founded
     vector = initial(model.flat, model.make, 0, "init", 0)
     (folder / "new.csv").write_text("id,c,b,a\nx,5,1,2\ny,5,7,-1\n")
@@ -491,30 +490,3 @@ def test_turned_digits_need_the_curve_and_are_learned_with_the_defaults() -> Non
         accuracy[curve] = result.accuracy
     assert accuracy["asinh"] > 0.9
     assert accuracy["linear"] < 0.7
-
-
-def test_what_was_checked_is_read_without_pydantic(tmp_path: Path) -> None:
-    """The process of a node reads what `dfca node run` has checked; a file that has changed is checked again."""
-    settings = {"network": {"neighbours": ["a"], "port": 0}, "training": {"pause_s": 1}, "log": {"metrics_port": 9}}
-    config = Config.checked({"name": "kitchen", "data": {"path": "a.csv", "features": ["b"]}, **settings})
-    facts = make_facts(merging={}, personal="auto", timeout_s=3, clusters=2)
-    config.save(tmp_path)
-    facts.save(tmp_path)
-    digests = check_settings(tmp_path)
-    assert sorted(digests) == ["facts.json", "node.toml"]
-    assert Config.load(tmp_path, digests["node.toml"]) == config == Config.load(tmp_path)
-    assert Facts.from_bytes(facts.to_bytes(), digests["facts.json"]) == facts
-    code = (
-        "import sys; from pathlib import Path; from dfca.node.run import Service;"
-        "from dfca.node.task.config import Config;"
-        "from dfca.node.disk.folder import load_facts; from dfca.node.net.transport import GrpcTransport;"
-        f"path = Path({str(tmp_path)!r}); digests = {digests!r};"
-        "Config.load(path, digests['node.toml']); print(load_facts(path, digests['facts.json']).swarm_id);"
-        "assert 'pydantic' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == facts.swarm_id
-    (tmp_path / "node.toml").write_text(config.to_toml().replace("port = 0", "port = -1"))
-    with pytest.raises(ConfigError, match=r"network\.port must be >= 0, got -1"):
-        Config.load(tmp_path, digests["node.toml"])
-    assert sorted(check_settings(tmp_path)) == ["facts.json"]

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.torch import save_file
 
 from dfca.base.errors import DataError
-from dfca.node.task.config import Config, DataConfig
+from dfca.node.task.config import DataConfig, NodeConfig
 from dfca.node.task.csv_table import Wanted, read_csv
 from dfca.node.task.dataset import DeviceData, held_out_rows, load
 from dfca.node.task.facts import Facts, InputFacts, ModelFacts
@@ -41,11 +41,11 @@ def make_facts(**changes: Any) -> Facts:
         "classes": ("0", "1"),
         "model": ModelFacts(size=1),
     }
-    return Facts.check({**plain, **changes})
+    return Facts.checked({**plain, **changes})
 
 
-def make_config(path: Path, **data: Any) -> Config:
-    return Config(name="kitchen", data=DataConfig(path=str(path), label="y", **data))
+def make_config(path: Path, **data: Any) -> NodeConfig:
+    return NodeConfig(name="kitchen", data=DataConfig(path=str(path), label="y", **data))
 
 
 # CSV.

@@ -54,7 +54,7 @@ def keep(folder: NodeFolder, bank: torch.Tensor, best: int, cluster: int = 1) ->
 def test_a_new_swarm_takes_the_step_of_its_algorithm_and_an_old_one_none(tmp_path: Path) -> None:
     folder, _ = make_device(tmp_path)
     assert folder.facts.personal == "auto"
-    assert folder.facts.peer_options(1, ()).personal == "auto"
+    assert folder.facts.peer_options(1, ()).method.personal == "auto"
     assert folder.facts.peer_options(1, ()).rounds >= ENDLESS
     old = folder.facts.changed(personal=0)
     assert b"personal" not in old.to_bytes()  # it keeps its name

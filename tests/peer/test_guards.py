@@ -13,7 +13,9 @@ import torch
 from peer_script import LINEAGES, copied, elected, model, update
 from torch import Tensor
 
+from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.rules.election import ElectionOptions, no_votes
 from dfca.core.rules.merging import Merge, MergeOptions, nothing
 from dfca.core.rules.revival import PAUSE
@@ -45,7 +47,9 @@ def losses(*values: float) -> Losses:
 def make_options(**given: Any) -> PeerOptions:
     neighbours = given.pop("neighbours", (1, 2))
     usual = {"start": "elected", "rounds": 100, "seed": 0, "clusters": None, "join_s": 5.0, "hang_s": 5.0}
-    return PeerOptions(Rules(0, len(neighbours)), neighbours, 1, dtype=torch.float64, **usual | given)
+    fields = usual | given
+    method = Method(**{field.name: fields.pop(field.name) for field in fields_of(Method) if field.name in fields})
+    return PeerOptions(Rules(0, len(neighbours)), neighbours, 1, dtype=torch.float64, method=method, **fields)
 
 
 def allocate(models: int) -> Tensor:

@@ -13,6 +13,7 @@ from toy import make_toy_setting
 from dfca import algorithms
 from dfca.core.client import participates
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.state import Message
 from dfca.faults.check import check_world
 from dfca.faults.world import read_world
@@ -51,9 +52,7 @@ class Laggard:
             seed,
             1,
             torch.float64,
-            "batch",
-            timeout_s=4.0,
-            participation=participation,
+            Method(timeout_s=4.0, participation=participation),
         )
         self.peer = peer = Peer(options, Memory(1, torch.float64))
         peer.begin(0.0)

@@ -10,6 +10,7 @@ import torch
 from peer_script import Script
 
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.peer.peer import Peer
@@ -45,8 +46,7 @@ def test_a_model_leaves_with_the_lineage_that_it_was_trained_in(aggregation: str
         0,
         None,
         torch.float64,
-        aggregation,
-        revives=True,  # type: ignore[arg-type]
+        Method(aggregation=aggregation, revives=True),  # type: ignore[arg-type]
     )
     memory = torch.zeros(4, 2, dtype=torch.float64)
     bank = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_a_peer_never_goes_down_to_a_lower_lineage() -> None:
 
 
 def test_a_peer_returns_with_its_vote_and_need_not_warm_up_again() -> None:
-    options = PeerOptions(Rules(0, 1), (1, 2), 2, "elected", 9, 0, 2, torch.float64, revives=True)
+    options = PeerOptions(Rules(0, 1), (1, 2), 2, "elected", 9, 0, 2, torch.float64, Method(revives=True))
     memory = torch.zeros(2, 2, dtype=torch.float64)
     losses = Losses(torch.ones(1, 2), torch.ones(1, 2))
     before = Peer(options, lambda models: memory[:models])

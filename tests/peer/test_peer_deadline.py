@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.peer.machine import Memory
 from dfca.peer.peer import Peer
 from dfca.peer.records.options import PeerOptions
@@ -53,7 +54,7 @@ def test_a_clock_that_is_set_back_takes_all_deadlines_with_it() -> None:
     peer = Peer(alone, Memory(1, torch.float32))
     peer.begin(100.0, late=True)
     assert peer.next_wake() == 110.0
-    options = PeerOptions(Rules(-1, 0, "server"), (0,), 1, "shared", 3, 0, 1, timeout_s=10.0)
+    options = PeerOptions(Rules(-1, 0, "server"), (0,), 1, "shared", 3, 0, 1, method=Method(timeout_s=10.0))
     server = Server(options, Memory(1, torch.float32))
     server.begin(100.0)
     (draw,) = server.ready().work

@@ -102,7 +102,7 @@ def test_a_bad_value_is_told_with_key_value_and_bound(values: dict[str, object],
 def test_an_unknown_key_is_told_with_near_matches_and_all_keys_of_its_section() -> None:
     assert problem(local={"learnig_rate": 0.1}) == (
         'unknown key in [local] "learnig_rate"; did you mean "learning_rate"? '
-        "Known: batch_size, learning_rate, momentum, steps, weight_decay"
+        "Known: batch_size, decay, epochs, layer_decay, learning_rate, momentum, steps, weight_decay"
     )
     assert problem(round=3).startswith('unknown key "round"; did you mean "rounds"? Known: algorithm, algorithms, ')
 

@@ -19,9 +19,9 @@ from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
 from dfca.base.errors import ConfigError, RunError
 from dfca.core.learning.local import LocalOptions
+from dfca.core.rules.staleness import Staleness
 from dfca.core.state import Message
 from dfca.peer.records.messages import Update
-from dfca.peer.records.staleness import Staleness
 from dfca.sim.events.books import Input, TraceRecord
 from dfca.sim.events.clock import DELIVER
 from dfca.sim.events.links import corrupted

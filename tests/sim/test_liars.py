@@ -15,7 +15,7 @@ from toy import make_toy_setting, quick
 
 import dfca
 from dfca.base.errors import ConfigError
-from dfca.core.options import ElectionOptions
+from dfca.core.method import ElectionOptions
 from dfca.core.rules.election import MOST_SAMPLES, SCALE, Vote, add, cast, count, decide, is_sayable, no_votes
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment
@@ -294,8 +294,8 @@ def test_a_swarm_agrees_on_its_guard() -> None:
     assert facts.swarm_id != guarded.swarm_id
     options = guarded.peer_options(0, (1, 2))
     assert options.rules.robust == "clip"
-    assert options.election.bounded
-    assert not facts.peer_options(0, (1, 2)).election.bounded
+    assert options.method.election.bounded
+    assert not facts.peer_options(0, (1, 2)).method.election.bounded
 
 
 @pytest.mark.parametrize(("algorithm", "key"), [("facade", "mixing.robust"), ("dac", "liars")])

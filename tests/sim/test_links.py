@@ -11,6 +11,7 @@ import torch
 
 from dfca.base.errors import ConfigError
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.peer.machine import Memory, drive
@@ -180,7 +181,7 @@ def test_a_link_that_loses_everything_is_never_up() -> None:
 
 def options(**changes: Any) -> PeerOptions:
     rules = Rules(0, 1)
-    return PeerOptions(rules, (1,), 2, "shared", 2, 0, 1, torch.float64, "sequential", **changes)
+    return PeerOptions(rules, (1,), 2, "shared", 2, 0, 1, torch.float64, Method(aggregation="sequential", **changes))
 
 
 def test_one_peer_is_driven_by_its_inputs() -> None:

@@ -18,6 +18,7 @@ from toy import make_toy_setting, make_toy_split, quick
 from dfca import algorithms
 from dfca.algorithms import ALGORITHMS
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.rules.personal import GRID, SWEEPS
 from dfca.faults.check import check_world
 from dfca.faults.world import read_world
@@ -178,7 +179,8 @@ def test_personal_work_takes_its_time() -> None:
 
 
 def test_endless_rounds_measure_whenever_they_have_doubled_and_hold_nothing_out() -> None:
-    options = PeerOptions(Rules(0, 1), (1,), 1, "shared", 2**53, 0, 1, torch.float64, "sequential", personal="auto")
+    method = Method(aggregation="sequential", personal="auto")
+    options = PeerOptions(Rules(0, 1), (1,), 1, "shared", 2**53, 0, 1, torch.float64, method)
     memory = torch.zeros(1, 1, dtype=torch.float64)
     peer = Peer(options, lambda models: memory)
     peer.begin(0.0)

@@ -21,7 +21,7 @@ from dfca.core.algorithm import Choice
 from dfca.core.learning.images import augmented, draw_changes
 from dfca.core.learning.local import LocalOptions, draw_batches, draw_steps, losses, lowest, weight_decays
 from dfca.core.learning.params import FlatModel, initial
-from dfca.core.options import Augment
+from dfca.core.method import Augment
 from dfca.core.rng import stream
 from dfca.models import cnn_tutorial
 from dfca.node.memory import VirtualTimeLoop

@@ -12,10 +12,10 @@ from event_runs import ROUGH, STRAGGLERS, TIMED_LINK, assert_identical, through_
 from toy import make_toy_setting
 
 from dfca.base.errors import ConfigError, RunError
+from dfca.core.rules.staleness import Staleness
 from dfca.peer.inbox import Inbox
 from dfca.peer.packing import MODULES, Packer, Unpacker, records_of
 from dfca.peer.records.messages import Hello
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.state import State
 from dfca.sim.events import books, links
 from dfca.sim.events.options import EventOptions

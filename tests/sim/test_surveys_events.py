@@ -13,7 +13,7 @@ from event_runs import assert_identical, assert_same, lineages, run
 from merge_worlds import make_world
 from toy import make_toy_split
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.core.rules.merging import Merge, Plan
 from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Clusters, Entry, compatible, layout_of, opened_since, quiet_surveys

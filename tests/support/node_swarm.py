@@ -16,7 +16,7 @@ from dfca.node.disk.folder import NodeFolder
 from dfca.node.memory import MemoryNetwork
 from dfca.node.operate.commands import init_node
 from dfca.node.service import Service, ServiceOptions
-from dfca.node.task.founding import Founding, Joining, join_swarm
+from dfca.node.task.founding import Founding, JoinPlan, join_swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
@@ -53,7 +53,7 @@ def make_swarm(
             addresses = [f"127.0.0.1:{port + i}"] if port else []
             first.roster.introduce(first.identity, identity.certificate, path.name, addresses)
             first.save_roster()
-            config = join_swarm(path, first.facts, Joining(data, settings=settings))
+            config = join_swarm(path, first.facts, JoinPlan(data, settings=settings))
             folders.write(path, config, first.facts, first.roster)
         found.append(NodeFolder.load(path))
     members = found[0].roster.records() if len(found) == 1 else NodeFolder.load(found[0].path).roster.records()

@@ -21,17 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
+from dfca.core.method import LocalOptions, Method
 from dfca.core.rules.election import ElectionOptions, Tally, lot, no_votes
 from dfca.core.rules.merging import Merge, MergeOptions, Observation, differ
 from dfca.core.rules.personal import GRID
 from dfca.core.rules.relay import Offer
+from dfca.core.rules.staleness import Staleness
 from dfca.core.state import Message
 from dfca.peer.peer import Peer
 from dfca.peer.records import messages
 from dfca.peer.records.lineage import Entry, Lineage
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.records.work import Job, Losses, Observe, OwnCurve, Score, Trained, Warm
 
 
@@ -165,13 +167,23 @@ class Script:
     def _make(self, given: dict[str, Any]) -> None:
         rules = {key: given.pop(key) for key in ("exchange", "weights", "share") if key in given}
         neighbours = given.pop("neighbours", (1, 2))
-        fields = {"start": "shared", "rounds": 100, "seed": 0, "clusters": 1, "join_s": 5.0, "hang_s": 5.0, **given}
+        fields = {
+            "start": "shared",
+            "rounds": 100,
+            "seed": 0,
+            "clusters": 1,
+            "join_s": 5.0,
+            "hang_s": 5.0,
+            **given,
+        }
+        method = {field.name: fields.pop(field.name) for field in fields_of(Method) if field.name in fields}
         self.options = PeerOptions(
             Rules(0, len(neighbours), **rules),
             neighbours,
             1,
             dtype=torch.float64,
-            **{"aggregation": "sequential", **fields},
+            method=Method(**{"aggregation": "sequential", "local": LocalOptions(50), **method}),
+            **fields,
         )
         self.peer = Peer(self.options, self._allocate)
 

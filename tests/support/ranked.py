@@ -17,7 +17,7 @@ from toy import make_toy_setting, make_toy_split, quick
 from dfca.algorithms import ALGORITHMS
 from dfca.base.errors import ConfigError
 from dfca.core.learning.local import LocalOptions
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.sim.rounds.ranks import Ranks, joined, my_rank
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting

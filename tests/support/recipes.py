@@ -9,7 +9,7 @@ from torch import nn
 
 from dfca.core.learning.images import CentreCrop, Standardise
 from dfca.core.learning.local import LocalOptions
-from dfca.core.options import Augment
+from dfca.core.method import Augment
 from dfca.data.clients import Split
 from dfca.models import cnn_tutorial
 

@@ -13,7 +13,7 @@ neither send nor receive. `dfca-fi` and `dfca-auto` are ours and go beyond the p
 from __future__ import annotations
 
 from dfca.core.algorithm import Algorithm, Choice, View
-from dfca.core.options import ElectionOptions, MergeOptions
+from dfca.core.method import ElectionOptions, MergeOptions
 
 
 def dfca_gi(momentum: float | None = None) -> Algorithm:

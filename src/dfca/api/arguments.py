@@ -10,20 +10,19 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import networkx as nx
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dfca import algorithms
 from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.options import PersonalSteps, RobustRule, Share, WeightRule
+from dfca.core.method import PersonalSteps, RobustRule, Share, WeightRule
 from dfca.data.clients import Split
-from dfca.experiment.config import LiarsConfig
-from dfca.experiment.problems import explain
 from dfca.experiment.variants import label_of
-from dfca.experiment.world import ClockConfig, Section, WorldConfig
+from dfca.experiment.world import ClockConfig, WorldConfig
 from dfca.sim.events.world import World
 from dfca.sim.local.choices import EngineName, LiarOptions, Place
 from dfca.tasks import LossLike, MetricLike
@@ -31,7 +30,7 @@ from dfca.topology import TopologyOptions, check_graph, make_graph
 
 Topology = TopologyOptions | Mapping[str, Any] | str | Callable[[int, int], Any] | Any  # or a networkx graph
 Callback = Callable[[dict[str, Any]], object]
-Model = TypeVar("Model", bound=BaseModel)
+Checked = TypeVar("Checked")
 
 
 class SimulateOptions(TypedDict, total=False):
@@ -73,8 +72,10 @@ class SimulateOptions(TypedDict, total=False):
     bank_folder: Path | None
 
 
-class Numbers(Section):
+class Numbers(BaseModel):
     """The numbers of a simulation, with their bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     rounds: int = Field(ge=1)
     seed: int = Field(ge=0)
@@ -123,15 +124,15 @@ def check_client(client: Any, clients: int) -> int:
     return number
 
 
-def checked(model: type[Model], values: Mapping[str, Any], prefix: str = "") -> Model:
+def checked(table: type[Checked], values: Mapping[str, Any], prefix: str = "") -> Checked:
     """Check values by a table of the experiment file.
 
     Raises ConfigError with every problem in one sentence.
     """
     try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError(f"{prefix}{explain(error, model)}") from None
+        return check(dict(values), table)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 def to_algorithm(algorithm: Any) -> Algorithm:
@@ -210,7 +211,7 @@ def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
         return liars
     if not isinstance(liars, Mapping):
         raise ConfigError(f'liars must be a table such as {{"share": 0.2, "kind": "noise"}}, got {liars!r}')
-    return checked(LiarsConfig, liars, "liars: ").options()
+    return checked(LiarOptions, liars, "liars: ")
 
 
 def _plain(value: Any) -> Any:

@@ -137,11 +137,11 @@ def remove(
 def _own_contact(node: Path) -> tuple[str | None, tuple[str, ...]]:
     """Return the name and the addresses of a device from its settings, if it has some."""
     from dfca.node.addresses import own_addresses
-    from dfca.node.task.config import FILE, Config
+    from dfca.node.task.config import FILE, NodeConfig
 
     if not (node / FILE).exists():
         return None, ()
-    config = Config.load(node)
+    config = NodeConfig.load(node)
     port = config.network.port
     return config.name, own_addresses(config, port) if port else ()
 

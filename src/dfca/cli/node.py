@@ -230,10 +230,10 @@ def join(
 
         Invite.parse(invite)  # before what follows, which loads torch
         from dfca.node.operate.commands import join_node
-        from dfca.node.task.founding import Joining
+        from dfca.node.task.founding import JoinPlan
 
         _own_modules()
-        made = join_node(folder, invite, Joining(**_device_options(context.params), factory=factory))
+        made = join_node(folder, invite, JoinPlan(**_device_options(context.params), factory=factory))
     console = make_console()
     console.print(f"device ID  {made.identity.id}", highlight=False)
     console.print(f"joined     {escape(made.facts.name)}, invited by {escape(made.inviter)}", highlight=False)
@@ -375,9 +375,9 @@ def install(
     from dfca.node.operate.install import make_unit, unit_name, write_unit
 
     with _mistakes_as_status_2():
-        from dfca.node.task.config import Config
+        from dfca.node.task.config import NodeConfig
 
-        config = Config.load(folder)
+        config = NodeConfig.load(folder)
         text = make_unit(folder, user, config.training.device, config.data_paths(folder))
         if not write and to is None:
             sys.stdout.write(text)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from dfca.base.errors import ConfigError, unknown
 from dfca.core.learning.finetuning import FineTuning
 from dfca.core.learning.parts import PARTS, Phase
-from dfca.core.options import SHARES as SHARES
-from dfca.core.options import (
+from dfca.core.method import SHARES as SHARES
+from dfca.core.method import (
     WEIGHT_RULES,
     ElectionOptions,
     MergeOptions,
@@ -31,7 +31,7 @@ from dfca.core.options import (
     WeightRule,
     check_personal_steps,
 )
-from dfca.core.options import Share as Share
+from dfca.core.method import Share as Share
 from dfca.core.rules.choosing import PeerChoice
 
 if TYPE_CHECKING:

@@ -13,27 +13,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dfca.core.algorithm import Algorithm, Choice, Share, View
+from dfca.core.algorithm import Algorithm, Choice, View
 from dfca.core.exchange import Rules, is_quiet, rules_of
 from dfca.core.learning.holdout import held_out
 from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import LocalOptions, TrainingSet, draw_steps, local_steps_, losses, sample_losses
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
-from dfca.core.options import RobustRule
+from dfca.core.method import Method
 from dfca.core.rng import seeded, stream
-from dfca.core.rules.mixing import WeightRule
 from dfca.core.state import ClientState, Message
 
 
 @dataclass(frozen=True)
 class Client:
-    """What does not change about a client: who it is, what it holds, what it runs.
-
-    hold_out_until: the round before which it holds a part of its samples out of training; None: it never does.
-    chooses_unseen: whether it chooses a cluster by the samples that it holds out, where it has some (`rules.merging`).
-    quiet_from: the round from which on it exchanges models and does not train them; None: it always trains.
-    """
+    """What does not change about a client: who it is, what it holds, what it runs."""
 
     id: int
     degree: int
@@ -43,22 +37,19 @@ class Client:
     make_model: Callable[[], nn.Module]
     algorithm: Algorithm
     clusters: int
-    local: LocalOptions
     seed: int
-    weights: WeightRule = "uniform"
-    share: Share = "trained"
+    method: Method
     true_cluster: int | None = None
     clients: int = 1
-    hold_out_until: int | None = None
-    chooses_unseen: bool = False
-    robust: RobustRule = "none"
-    quiet_from: int | None = None
+    hold_out_until: int | None = None  # the round before which it holds some samples out of training; None: never
+    chooses_unseen: bool = False  # it chooses a cluster by the samples that it holds out (`rules.merging`)
+    quiet_from: int | None = None  # the round from which on it does not train; None: it always trains
 
     @property
     def rules(self) -> Rules:
         """Settle how this client merges and what it hands on."""
         layout = layout_of(self.model, self.algorithm)
-        return rules_of(self.id, self.degree, self.algorithm, self.weights, self.share, layout, self.robust)
+        return rules_of(self.id, self.degree, self.algorithm, self.method, layout)
 
     def start(self) -> ClientState:
         """Begin: draw the start of every model, the same for all clients or one's own.
@@ -74,7 +65,7 @@ class Client:
         return ClientState.of(bank, self.first_memory(models))
 
     def first_memory(self, models: int) -> Tensor | None:
-        """Return what a client with so many models remembers at first; None where the algorithm has no memory."""
+        """Return what a client with `models` models remembers at first; None where the algorithm has no memory."""
         return None if self.algorithm.memory is None else self.algorithm.memory(models, self.clients)
 
     def start_round(self, state: ClientState) -> tuple[ClientState, list[Message]]:
@@ -103,7 +94,7 @@ class Client:
         if is_quiet(round, self.quiet_from):
             return trained if every else trained[0]
         for number, (options, frozen) in enumerate(
-            stages_of(self.model, self.algorithm, effective(self.local, self.algorithm))
+            stages_of(self.model, self.algorithm, effective(self.method.local, self.algorithm))
         ):
             names = stage_names(self.id, round, number)
             batches, changes = draw_steps(len(y), options, self.seed, *names)
@@ -134,8 +125,8 @@ class Client:
             return stream(self.seed, "choose", self.id, state.round)
 
         if needs == "samples":
-            each = sample_losses(self.model, state.bank, x, y)
-            return View(each.mean(dim=1), random, each, truth, state.memory)
+            by_sample = sample_losses(self.model, state.bank, x, y)
+            return View(by_sample.mean(dim=1), random, by_sample, truth, state.memory)
         means = losses(self.model, state.bank, x, y) if needs == "losses" else torch.empty(0)
         if state.closed:
             means[list(state.closed)] = math.inf

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dfca.core.algorithm import Algorithm, Share
 from dfca.core.learning.parts import Layout
-from dfca.core.options import RobustRule
+from dfca.core.method import MixingOptions, RobustRule
 from dfca.core.rules.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.rules.relay import MANY, Offer, choose_offer, enough
 from dfca.core.rules.robust import fold_robust_
@@ -234,14 +234,12 @@ def rules_of(
     id: int,
     degree: int,
     algorithm: Algorithm,
-    weights: WeightRule,
-    share: Share,
+    mixing: MixingOptions,
     layout: Layout | None = None,
-    robust: RobustRule = "none",
 ) -> Rules:
     """Settle the rules of a client: the algorithm's own before the experiment's."""
-    settled = weight_rule(algorithm, weights), share_rule(algorithm, share)
-    return Rules(id, degree, algorithm.exchange, *settled, layout, robust_rule(algorithm, robust))
+    settled = weight_rule(algorithm, mixing.weights), share_rule(algorithm, mixing.share)
+    return Rules(id, degree, algorithm.exchange, *settled, layout, robust_rule(algorithm, mixing.robust))
 
 
 def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin: int) -> None:

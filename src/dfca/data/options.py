@@ -31,71 +31,75 @@ class DataOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    name: str = Field("digits", description="the data set: `dfca data list` shows them")
+    name: str = Field(default="digits", description="the data set: `dfca data list` shows them")
     factory: str | None = Field(
-        None,
+        default=None,
         description='data of your own, "package.module:function" with arguments (clients, seed): it returns a Split, a '
         "list with the samples of each client, or arrays; all other keys but test_share and distributions are then "
         "without meaning",
     )
     distributions: int | None = Field(
-        None, ge=1, description="true clusters in the data; default: as many as `clusters`, which may then not be auto"
+        default=None,
+        ge=1,
+        description="true clusters in the data; default: as many as `clusters`, which may then not be auto",
     )
     partition: PartitionName = Field(
-        "rotated",
+        default="rotated",
         description="rotated: each cluster deals a fresh permutation of the whole set evenly to its clients (IFCA's "
         "split); uneven: likewise with lognormal sizes; dirichlet: likewise with label mixes drawn per client; owner: "
         "one writer or subject per client",
     )
     samples_per_client: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="training samples of a client (uneven: their mean); default: as many as the deal gives",
     )
     test_samples_per_client: int | None = Field(
-        None, ge=1, description="test samples of a client; default: as many as the deal gives"
+        default=None, ge=1, description="test samples of a client; default: as many as the deal gives"
     )
     transform: TransformName = Field(
-        "auto",
+        default="auto",
         description="how clusters differ; auto: axis-rotation for sensor windows, dynamics for series to forecast, "
         "rotation for images, none for images under partition owner; label-permutation: all labels in another order; "
         "label-swap: some pairs of labels swapped; noise: normal noise added; blur: images averaged over 3 x 3 pixels",
     )
     levels: tuple[Annotated[float, Field(ge=0, le=100)], ...] | None = Field(
-        None,
+        default=None,
         strict=False,  # TOML has lists, not tuples
         description="how much of the transform each cluster has: standard deviations of noise (default 0, 0.15, 0.3, "
         "...), times of blur (0, 1, 2, ...), pairs of swapped labels (0, 1, 1, ...)",
     )
     cluster_shares: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
-        None,
+        default=None,
         strict=False,
         description="how the clients divide into clusters, one number per cluster ([3, 2, 1]); default: evenly",
     )
     angles: tuple[float, ...] | None = Field(
-        None,
+        default=None,
         strict=False,  # TOML has lists, not tuples
         description="degrees of rotation, one per cluster; default: j * 360 / clusters for cluster j",
     )
     skew: Skew = Field(
-        "none",
+        default="none",
         description="a share 1 - alpha of each client's samples has another cluster's transform; consistent: the same "
         "other one for a whole cluster; inconsistent: drawn per client; mixed: likewise, and the share of its own "
         "is drawn per client too, evenly from alpha to 1",
     )
-    alpha: float = Field(1.0, gt=0, le=1, description="share of a client's samples with its own cluster's transform")
+    alpha: float = Field(
+        default=1.0, gt=0, le=1, description="share of a client's samples with its own cluster's transform"
+    )
     spread: float = Field(
-        0.5,
+        default=0.5,
         ge=0,
         le=5,
         description="uneven: sizes in a cluster are proportional to lognormal(0, spread) draws",
     )
     concentration: float = Field(
-        0.5, gt=0, description="dirichlet: label mixes are Dirichlet(concentration); small is one-sided"
+        default=0.5, gt=0, description="dirichlet: label mixes are Dirichlet(concentration); small is one-sided"
     )
-    minimum_samples: int = Field(1, ge=1, description="owner: owners with fewer samples are left out")
+    minimum_samples: int = Field(default=1, ge=1, description="owner: owners with fewer samples are left out")
     test_share: float = Field(
-        0.2,
+        default=0.2,
         gt=0,
         lt=1,
         description="share of the samples kept for testing where the data set has no test part, and of each owner's "
@@ -103,13 +107,13 @@ class DataOptions(BaseModel):
     )
 
     drift_share: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="share of the clients whose samples change half-way to a distribution not seen before",
     )
-    drift_at: float = Field(0.5, gt=0, lt=1, description="when they change, as a share of the rounds")
-    drift_angle: float = Field(45.0, description="degrees of rotation of the distribution that they change to")
+    drift_at: float = Field(default=0.5, gt=0, lt=1, description="when they change, as a share of the rounds")
+    drift_angle: float = Field(default=45.0, description="degrees of rotation of the distribution that they change to")
 
     @model_validator(mode="before")
     @classmethod

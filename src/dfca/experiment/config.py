@@ -12,27 +12,27 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dfca import algorithms as registry
 from dfca.base.errors import ConfigError, unknown
 from dfca.base.imports import check_name, import_function, is_import
 from dfca.base.renamed import earlier
+from dfca.base.table import Table, option
 from dfca.base.toml import parse_toml
-from dfca.base.validation import show
+from dfca.base.validation import check, dump, show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
-from dfca.core.options import MOST_PERSONAL_STEPS, LocalOptions
+from dfca.core.method import MOST_PERSONAL_STEPS, LocalOptions, MixingOptions, StepOptions
 from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
-from dfca.experiment.problems import explain
 from dfca.experiment.variants import check_label, options_of, sections_of, unfold
-from dfca.experiment.world import ClockConfig, Section, WorldConfig, check_world
+from dfca.experiment.world import ClockConfig, WorldConfig, check_world
 from dfca.model_options import ModelOptions
 from dfca.models import MODELS
-from dfca.sim.local.choices import EngineName, LiarKind, LiarOptions, Place
+from dfca.sim.local.choices import EngineName, LiarOptions, Place
 from dfca.tasks import make_task
 from dfca.topology_options import TopologyOptions, check_topology
 
@@ -41,133 +41,90 @@ MOST_SEEDS = 10_000
 NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "bank")
 ONLY_SHOWN = ("trace", "timeline")  # of the world
 
-Options = TypeVar("Options", bound=BaseModel)
 
+class LocalConfig(StepOptions):
+    """How a client trains; a full batch, which the core calls None, is "full"."""
 
-class LocalConfig(Section):
-    """How a client trains."""
-
-    steps: int = Field(5, ge=0, description="gradient steps of a client per round")
-    learning_rate: float = Field(0.1, gt=0, description="step size of SGD")
-    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = Field(
-        "full", description="samples of one step; full: all of the client's"
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = option(  # type: ignore[assignment]
+        default="full", description="samples of one step; full: all of the client's"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD, begun anew in every round")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
 
     def options(self) -> LocalOptions:
-        """Translate into the options of the core, where a full batch is None."""
-        values = self.model_dump()
-        return LocalOptions(**values | {"batch_size": None if self.batch_size == "full" else self.batch_size})
+        """Return the options of the core."""
+        return self.narrowed(LocalOptions, batch_size=None if self.batch_size == "full" else self.batch_size)
 
 
-class MixingConfig(Section):
-    """How models of neighbours are averaged.
+class MixingConfig(MixingOptions, kw_only=True):
+    """How models of neighbours are averaged."""
 
-    `batch` is the default: in a synchronous round both aggregations are equal up to rounding, and the closed form is
-    one matrix product; a `sequential` round is computed by it too where weights are "metropolis", or models are relayed
-    or all shared. `share` is what a client hands on: the model that it "trained" (the paper's rule), "all" its models,
-    or "relay": also the freshest copy of a model to a neighbour with few trainers of it beside it.
-    """
-
-    weights: Literal["uniform", "metropolis"] = Field(
-        "uniform", description="weight of each copy in an average; metropolis: by the degrees of both ends of a link"
-    )
-    aggregation: Literal["batch", "sequential"] = Field(
-        "batch", description="batch: wait for all neighbours of a round; sequential: fold what came and go on"
-    )
-    share: Literal["trained", "all", "relay"] = Field(
-        "trained",
-        description="what a client hands on: the model that it trained, all its models, or also relayed copies of a "
-        "model to neighbours with few trainers of it beside them",
-    )
-    quiet_rounds: int | None = Field(
-        None,
+    quiet_rounds: int | None = option(
+        default=None,
         ge=0,
         description="the last so many rounds of methods that gossip only exchange: nobody trains, and the copies of a "
         "model come nearer to their mean; default: 0",
     )
-    robust: Literal["none", "clip", "trimmed", "median"] = Field(
-        "none",
-        description="how clients guard against neighbours that lie: clip what comes to the usual distance from the own "
-        "copy, or trimmed mean or median of each weight; then votes of elections are bounded too",
-    )
 
 
-class LiarsConfig(Section):
-    """Clients that lie; scores are those of the honest."""
-
-    share: float = Field(ge=0, lt=1, description="of the clients that lie; who they are follows the seed")
-    kind: LiarKind = Field(
-        description="what they do: send models with flipped signs or with noise, train on swapped labels, send their "
-        "first model for ever, or claim in elections that only their own model fits"
-    )
-    scale: float = Field(1.0, gt=0, description="standard deviation of the noise that is added to every weight")
-
-    def options(self) -> LiarOptions:
-        """Translate into the options of the simulators."""
-        return LiarOptions(self.share, self.kind, self.scale)
-
-
-class PersonalConfig(Section):
+class PersonalConfig(Table):
     """The personal last step: every client fine-tunes its copy of the model that it deploys, for its own use.
 
     "auto" holds a fifth of every client's samples out of training until three quarters of the rounds are done, and
     picks the steps there; the last quarter trains on everything.
     """
 
-    steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] | None = Field(
-        None,
+    steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] | None = option(
+        default=None,
         description="full-batch steps of every client on its own samples after the last round; auto: picked from 0 to "
         "200 on held-out samples; default: auto for dfca-auto, 0 for the others",
     )
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(Table):
     """When and on how many samples of each distribution the metrics are computed."""
 
-    every: int = Field(10, ge=1, description="rounds between two evaluations; the last round is always evaluated")
-    samples: int = Field(200, ge=2, description="samples of each true distribution that all models are scored on")
+    every: int = option(
+        default=10, ge=1, description="rounds between two evaluations; the last round is always evaluated"
+    )
+    samples: int = option(
+        default=200, ge=2, description="samples of each true distribution that all models are scored on"
+    )
 
 
-class TaskConfig(Section):
+class TaskConfig(Table):
     """What is learned: the loss by which models are trained and chosen, the metric by which they are shown.
 
     `task = "regression"` is short for a table with that name.
     """
 
-    name: Literal["classification", "regression", "multilabel", "tokens", "custom"] | None = Field(
-        None, description="what the targets are; default: what the data says, or the loss; custom: anything"
+    name: Literal["classification", "regression", "multilabel", "tokens", "custom"] | None = option(
+        default=None, description="what the targets are; default: what the data says, or the loss; custom: anything"
     )
-    loss: str | None = Field(
-        None,
+    loss: str | None = option(
+        default=None,
         description="of a sample: cross-entropy, mse, mae, huber, bce, token-cross-entropy, or "
         '"package.module:function", called as loss(outputs, targets), one number per sample; default: that of the task',
     )
-    metric: str | None = Field(
-        None,
+    metric: str | None = option(
+        default=None,
         description="accuracy, rmse, mse, mae, r2, f1, exact-match, token-accuracy, perplexity, loss, or "
         '"package.module:function", called as metric(outputs, targets) per client; default: that of the task',
     )
-    higher_is_better: bool | None = Field(
-        None, description="of a metric of your own; default: its attribute of this name, else true"
+    higher_is_better: bool | None = option(
+        default=None, description="of a metric of your own; default: its attribute of this name, else true"
     )
-    unit: str | None = Field(None, max_length=20, description="shown behind the metric, such as °C")
+    unit: str | None = option(default=None, max_length=20, description="shown behind the metric, such as °C")
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Table):
     """How often a running trial is saved."""
 
-    every_s: float = Field(30.0, ge=0, description="seconds between two checkpoints, at most 5 % of the time")
+    every_s: float = option(default=30.0, ge=0, description="seconds between two checkpoints, at most 5 % of the time")
 
 
-def _defaults(section: type[Options]) -> Options:
-    """Make the field of a section whose keys all have defaults."""
-    return Field(default_factory=lambda: section.model_validate({}))
-
-
-class Config(Section):
+class Config(BaseModel):
     """An experiment: one trial for each algorithm and seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     title: str = Field("", description="one line for tables and reports")
     description: str = Field("", description="a paragraph for the report")
@@ -193,15 +150,15 @@ class Config(Section):
     )
     bank: Place = Field("auto", description="where all models are kept; auto: on disk where memory is too small")
     task: TaskConfig | None = None
-    data: DataOptions = _defaults(DataOptions)
-    model: ModelOptions = _defaults(ModelOptions)
-    local: LocalConfig = _defaults(LocalConfig)
-    topology: TopologyOptions = _defaults(TopologyOptions)
-    mixing: MixingConfig = _defaults(MixingConfig)
-    liars: LiarsConfig | None = None
+    data: DataOptions = DataOptions()
+    model: ModelOptions = ModelOptions()
+    local: LocalConfig = LocalConfig()
+    topology: TopologyOptions = TopologyOptions()
+    mixing: MixingConfig = MixingConfig()
+    liars: LiarOptions | None = None
     personal: PersonalConfig | None = None
-    evaluation: EvaluationConfig = _defaults(EvaluationConfig)
-    checkpoint: CheckpointConfig = _defaults(CheckpointConfig)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     world: WorldConfig | None = None
     clock: ClockConfig | None = None
     algorithm: dict[str, dict[str, Any]] = Field(
@@ -320,7 +277,7 @@ class Config(Section):
                 f"leave [task] out, or take other data"
             )
         metric = self.metric
-        clock = self.clock or ClockConfig.of(None)
+        clock = self.clock or ClockConfig()
         if clock.target_accuracy is not None and metric.key != "accuracy":
             raise ConfigError(f"clock.target_accuracy is for accuracies; for {metric.name} use clock.target")
         if clock.target_accuracy is not None and clock.target is not None:
@@ -348,7 +305,7 @@ class Config(Section):
         """Make the task that [task] describes; None: that of the data."""
         if self.task is None:
             return None
-        values = self.task.model_dump()
+        values = self.task.plain()
         if values["name"] is None and not {values["loss"], values["metric"]} & {*LOSSES, *METRICS, *TASKS}:
             values["name"] = self._data_task
         return make_task(**values)
@@ -402,20 +359,16 @@ class Config(Section):
         """Return the resolved world and its clock, as the summary keeps them; nothing without a world."""
         if self.world is None:
             return {}
-        clock = ClockConfig.of(self.clock).model_dump(mode="json", exclude_none=True)
-        return {"world": self.world.facts(self.clients), "clock": clock}
+        return {"world": self.world.facts(self.clients), "clock": dump(self.clock or ClockConfig())}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
         """Check the values of an experiment file.
 
         Raises:
-            ConfigError: with the first problem in one sentence.
+            ConfigError: With everything that is wrong.
         """
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise explain(error, cls) from None
+        return check(dict(values), cls)
 
     @classmethod
     def from_toml(cls, text: str) -> Config:
@@ -428,7 +381,7 @@ class Config(Section):
 
     def values(self) -> dict[str, Any]:
         """Return every key with its value as TOML and JSON know it; TOML has no null, so None is an absent key."""
-        return self.model_dump(mode="json", exclude_none=True)
+        return self._as_of(2)
 
     def to_toml(self) -> str:
         """Write the complete config: `Config.from_toml(config.to_toml()) == config`."""
@@ -447,10 +400,17 @@ class Config(Section):
         keys = [key for key in sorted(old | new) if old.get(key) != new.get(key) and key not in leave_out]
         return [f"{key} is {_shown(old, key)} there and {_shown(new, key)} here" for key in keys]
 
+    def _as_of(self, release: int) -> dict[str, Any]:
+        """Return every key with its value, without those that are newer than a release and have their default."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        for name, section in self:
+            if isinstance(section, Table):
+                kept = section.as_of(release)
+                values[name] = {key: value for key, value in values[name].items() if key in kept}
+        return values
+
     def _numbers(self) -> dict[str, Any]:
-        numbers = {key: value for key, value in self.values().items() if key not in NOT_IN_DIGEST}
-        if self.mixing.robust == "none":  # what was run before there was a guard is the same as without one
-            numbers["mixing"] = {key: value for key, value in numbers["mixing"].items() if key != "robust"}
+        numbers = {key: value for key, value in self._as_of(1).items() if key not in NOT_IN_DIGEST}
         if self.world is not None:
             numbers["world"] = {key: value for key, value in numbers["world"].items() if key not in ONLY_SHOWN}
         return numbers

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dfca import algorithms
 from dfca.base.errors import unknown
-from dfca.base.validation import SIGNS, show
+from dfca.base.validation import bounds_of, declared, show, table_in
 from dfca.experiment.config import Config
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
-class Key(NamedTuple):
+class KeyReference(NamedTuple):
     """One key: its dotted name, what it may be, its default ("" where it must be given), its meaning."""
 
     name: str
@@ -28,7 +27,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-def reference(prefix: str = "") -> list[Key]:
+def reference(prefix: str = "") -> list[KeyReference]:
     """List the keys whose names begin with a prefix: "local", "world.link", "clients"; all of them without one.
 
     Raises:
@@ -47,31 +46,24 @@ def reference(prefix: str = "") -> list[Key]:
     return found
 
 
-def _keys(section: type[BaseModel], path: str) -> Iterator[Key]:
-    for name, field in section.model_fields.items():
-        inner = _section_of(field.annotation)
+def _keys(table: Any, path: str) -> Iterator[KeyReference]:
+    for name, field in declared(table).items():
+        inner = table_in(field.annotation)
         listed = inner is not None and _is_list(field.annotation)
         full = f"{path}{name}{'[]' if listed else ''}"
         if inner is not None:
             yield from _keys(inner, f"{full}.")
         elif name != "algorithm":
-            yield Key(full, _kind(field.annotation, field), _default(field), field.description or "")
+            yield KeyReference(full, _kind(field.annotation, field), _default(field), field.description or "")
 
 
-def _algorithm_keys() -> Iterator[Key]:
+def _algorithm_keys() -> Iterator[KeyReference]:
     """List the options of single algorithms: the parameters of the functions that make them."""
     for name, make in algorithms.ALGORITHMS.items():
         types_of = get_type_hints(make)
         for option, parameter in inspect.signature(make).parameters.items():
             kind, meaning = _kind(types_of[option]), algorithms.OPTIONS[option]
-            yield Key(f"algorithm.{name}.{option}", kind, _shown(parameter.default), meaning)
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the table that a key holds, or a list of which it holds."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for inner in get_args(annotation) if (found := _section_of(inner))), None)
+            yield KeyReference(f"algorithm.{name}.{option}", kind, _shown(parameter.default), meaning)
 
 
 def _is_list(annotation: Any) -> bool:
@@ -87,6 +79,8 @@ def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
         text = " or ".join(_kind(each) for each in inner if each is not type(None))
     elif origin is tuple:
         text = f"list of {_kind(inner[0])}"
+    elif origin is Mapping:
+        text = f"table of {_kind(inner[1])}"
     elif hasattr(annotation, "__metadata__"):  # Annotated[int, Field(ge=1)]
         bounds = [bound for each in annotation.__metadata__ for bound in getattr(each, "metadata", ())]
         text = _bounded(_kind(inner[0]), bounds)
@@ -96,10 +90,8 @@ def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
 
 
 def _bounded(kind: str, metadata: list[Any]) -> str:
-    bounds = [
-        f"{SIGNS[sign]} {getattr(bound, sign):.9g}" for bound in metadata for sign in SIGNS if hasattr(bound, sign)
-    ]
-    return f"{kind} {' and '.join(bounds)}" if bounds else kind
+    bounds = bounds_of(metadata)
+    return f"{kind} {bounds}" if bounds else kind
 
 
 def _default(field: FieldInfo) -> str:

@@ -13,7 +13,7 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import LocalOptions, MergeOptions, Method
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.personal import SWEEPS
 from dfca.core.state import is_finite
@@ -127,15 +127,18 @@ class FaultRun:
             world.number,
             world.clusters if elected else self._models,
             torch.float64,
-            world.aggregation,  # type: ignore[arg-type]
-            timeout_s=4.0,
-            participation=world.participation,
-            election=ElectionOptions(warmup_steps=2, patience=2, most=5),
-            revives=world.algorithm == "dfca-auto",
+            Method(
+                aggregation=world.aggregation,  # type: ignore[arg-type]
+                timeout_s=4.0,
+                local=LocalOptions(steps=1),
+                participation=world.participation,
+                election=ElectionOptions(warmup_steps=2, patience=2, most=5),
+                revives=world.algorithm == "dfca-auto",
+                merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,
+                personal="auto" if world.rounds else 0,
+            ),
             join_s=5.0,
             hang_s=5.0,
-            merging=MergeOptions(opens=4, first=3, every=2, steps=1) if world.merges else None,
-            personal="auto" if world.rounds else 0,
         )
 
     # The clock.

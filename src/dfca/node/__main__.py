@@ -1,6 +1,6 @@
 """`python -m dfca.node OPTIONS`: the process of a node, without what only the command line needs.
 
-`dfca node run` checks its options and settings and then becomes this process: typer, rich and pydantic would add 14 MB.
+`dfca node run` checks its options and then becomes this process: typer and rich would add 5 MB.
 """
 
 from __future__ import annotations
@@ -8,36 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from dfca.base.errors import DfcaError
-from dfca.base.files import read_small
-
-
-def check_settings(folder: Path) -> dict[str, str]:
-    """Check the settings of a node and the facts of its swarm; return the digests of the valid files.
-
-    The node itself reads and checks a file whose digest is missing or different.
-    """
-    from dfca.node.task.config import FILE, Config
-    from dfca.node.task.facts import FILE as FACTS
-    from dfca.node.task.facts import LARGEST, Facts
-    from dfca.node.task.sections import digest_of
-
-    digests = {}
-    for name, load in ((FILE, Config.load), (FACTS, Facts.load)):
-        with suppress(DfcaError, OSError):
-            digest = digest_of(read_small(folder / name, LARGEST))
-            load(folder)
-            digests[name] = digest
-    return digests
 
 
 def become_node(options: dict[str, object]) -> NoReturn:
     """Replace this process by one that runs a node; it keeps its ID, its signals and its streams."""
-    options = {**options, "checked": check_settings(Path(str(options["folder"])))}
     sys.stdout.flush()
     sys.stderr.flush()
     # -P: nothing in the working directory shadows a library; `main` adds it for the user's own modules.
@@ -66,7 +44,6 @@ def main() -> None:
                 version=options["version"],
             ),
             options["with_parent"],
-            options.get("checked"),
             leave_at_once,
         )
     except KeyboardInterrupt:

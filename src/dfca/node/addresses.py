@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from dfca.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dfca.node.task.config import Config
+    from dfca.node.task.config import NodeConfig
 
 _TARGETS = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses for documentation: asking the system how it would reach them sends nothing."""
 MOST = 8  # addresses that a device announces
 
 
-def own_addresses(config: Config, port: int) -> tuple[str, ...]:
+def own_addresses(config: NodeConfig, port: int) -> tuple[str, ...]:
     """List the addresses at which others reach this device: as configured, else those of this machine."""
     network = config.network
     if network.advertise:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dfca.node.disk.folder import Checked, NodeFolder
+from dfca.node.disk.folder import NodeFolder
 from dfca.node.service import Service, ServiceOptions, ServiceTransport
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,7 +22,6 @@ def run_node(
     path: Path,
     options: ServiceOptions,
     with_parent: bool = False,
-    checked: Checked | None = None,
     leave: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the node of a folder until SIGINT or SIGTERM; a second signal ends it at once.
@@ -31,13 +30,12 @@ def run_node(
         path: The folder of the node.
         options: What the command line decides.
         with_parent: Also end when the standard input is closed: the system closes it when the parent process ends.
-        checked: Files of the folder that were checked before.
         leave: Called when everything is saved and closed.
 
     Raises:
         DfcaError: If the node cannot run.
     """
-    service = Service(NodeFolder.load(path, checked), options, make_grpc_transport)
+    service = Service(NodeFolder.load(path), options, make_grpc_transport)
     asyncio.run(_run(service, with_parent, leave))
     if any(thread.name in WORK_THREADS for thread in threading.enumerate()):
         # A round in progress is abandoned. Its thread is inside torch, which must not see a dying interpreter.

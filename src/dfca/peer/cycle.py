@@ -34,7 +34,7 @@ class RoundCycle(Part):
 
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
-        self.inbox = Inbox(depth=2 if options.aggregation == "batch" else 1)  # updates that wait to be folded
+        self.inbox = Inbox(depth=2 if options.method.aggregation == "batch" else 1)  # updates that wait to be folded
         self.step: Step | None = None  # what is to be done at the end of this instant
         self.ending: int | None = None  # the round that was trained and is not closed
         self.asked = False  # whether copies were asked for in the round that is ending
@@ -70,10 +70,10 @@ class RoundCycle(Part):
 
     def await_neighbours(self, at: PeerView) -> None:
         """Wait for the neighbours that have yet to end the round; under `sequential` for nobody."""
-        if at.options.aggregation == "sequential":
+        if at.options.method.aggregation == "sequential":
             self.step = Step.ASK if self._relays(at) else Step.FOLD
         else:
-            self.deadline = None if at.options.timeout_s is None else at.now + at.options.timeout_s
+            self.deadline = None if at.options.method.timeout_s is None else at.now + at.options.method.timeout_s
 
     def is_late(self, now: float) -> bool:
         """Return whether the wait for neighbours has lasted too long; it has ended then."""
@@ -94,7 +94,7 @@ class RoundCycle(Part):
         """Take the next step of a round's end where nobody is waited for; a peer in an election waits for nobody."""
         if self.ending is None or self.step is not None:
             return
-        batch = at.options.aggregation == "batch"
+        batch = at.options.method.aggregation == "batch"
         if batch and at.wave is None and self._is_anybody_missing(at):
             return
         if self._relays(at) and not self.asked:
@@ -120,7 +120,7 @@ class RoundCycle(Part):
         good, and its newest models are folded.
         """
         ending, options = self.ending, at.options
-        if options.aggregation == "sequential" or ending is None:
+        if options.method.aggregation == "sequential" or ending is None:
             return math.inf
         newest = at.links[sender].round if sender in at.links else -1
         passed = range(ending + 1, min(newest, ending + REMEMBERED))
@@ -136,7 +136,7 @@ class RoundCycle(Part):
         message = update.message
         j, round, options, copies = message.cluster, message.round, at.options, at.copies
         same = update.lineage == at.lineage or compatible(at.lineage, update.lineage, j)
-        rests = options.participation < 1 and not takes_part(options, at.id, round)
+        rests = options.method.participation < 1 and not takes_part(options, at.id, round)
         if not copies.counts or not same or rests:
             self.out.note("drop", sender, j, round)
         elif (  # as `usable` says, without a look at the bank
@@ -152,14 +152,14 @@ class RoundCycle(Part):
 
     def fold_if_idle(self, at: PeerView) -> None:
         """Fold what came between two rounds, under `sequential`."""
-        if at.job is None and at.options.aggregation == "sequential" and self.is_between_rounds():
+        if at.job is None and at.options.method.aggregation == "sequential" and self.is_between_rounds():
             self.step = Step.FOLD
 
     def fold(self, at: PeerView) -> ClientState:
         """Return the models after what came was folded into them."""
-        folded, staleness, lineage, noted = [], at.options.staleness, at.lineage, self.out.ready.noted
+        folded, staleness, lineage, noted = [], at.options.method.staleness, at.lineage, self.out.ready.noted
         newest = at.round - 1 if staleness.unit != "seconds" else math.inf
-        waits = at.options.aggregation == "batch"
+        waits = at.options.method.aggregation == "batch"
         for update, came_s in self.inbox.take(partial(self.limit, at) if waits else None):
             message = update.message
             sender, j, round = message.sender, message.cluster, message.round
@@ -172,7 +172,7 @@ class RoundCycle(Part):
         return at.rules.fold_all_(at.copies, folded) if folded else at.copies
 
     def _age(self, at: PeerView, update: Update, came_s: float) -> float:
-        unit, message = at.options.staleness.unit, update.message
+        unit, message = at.options.method.staleness.unit, update.message
         if unit == "seconds":
             return update.age_s + (at.now - came_s)
         behind = max(0, at.round - 1 - message.round)

@@ -92,7 +92,7 @@ class Elections(Part):
 
     def set_voted(self, at: PeerView, voted: bool) -> None:
         """Note whether the peer had a vote on the models that it takes; who had none looks later whether they fit."""
-        self.voted, self.adopted, self.looks = voted or not at.options.revives, at.round, 0
+        self.voted, self.adopted, self.looks = voted or not at.options.method.revives, at.round, 0
         self.own = None if self.voted else self.own
 
     def resume(self, own: Tensor | None) -> None:
@@ -111,7 +111,7 @@ class Elections(Part):
         call = probe.call
         if at.bank is None:
             return at.options.start == "elected" and not pursuing and not probe.base and call is None
-        if not at.options.revives or call is None:
+        if not at.options.method.revives or call is None:
             return False
         same = probe.base == at.lineage and call.clusters == len(at.bank) and call.closed == at.copies.closed
         return same and self.detector.believes(call.lost, at.round)
@@ -140,7 +140,7 @@ class Elections(Part):
     def _make(self, at: PeerView, call: Call | None, warm: Warm | None = None, warms: bool = True) -> None:
         self.wave = Election(
             **wave_fields(at, call),
-            merging=at.options.merging,
+            merging=at.options.method.merging,
             alarmed=self.detector.alarmed,
             held_out=at.holds_out,
             warm=warm,
@@ -200,16 +200,16 @@ class Elections(Part):
 
     def freshness(self, at: PeerView) -> tuple[int, ...]:
         """Return, by cluster, the newest round of a local update that it knows of."""
-        return tuple(self.detector.newest) if at.options.revives else ()
+        return tuple(self.detector.newest) if at.options.method.revives else ()
 
     def learn(self, at: PeerView, freshness: tuple[int, ...], lineage: Lineage) -> None:
         """Take in what a neighbour knows of that."""
-        if at.options.revives and lineage == at.lineage:
+        if at.options.method.revives and lineage == at.lineage:
             self.detector.learn(freshness, MOST_ROUND)
 
     def end_round(self, at: PeerView, surveying: bool) -> None:
         """Count for how long every cluster has been idle; surveying: surveys close what has no followers."""
-        if at.options.revives:
+        if at.options.method.revives:
             assert at.bank is not None
             unwatched = range(len(at.bank)) if surveying else at.copies.closed
             informed = 2 * len(at.links) >= len(at.neighbours)
@@ -217,14 +217,14 @@ class Elections(Part):
 
     def is_due(self, at: PeerView) -> bool:
         """Return whether to call a by-election."""
-        return at.options.revives and self.detector.is_due(at.round - 1, at.options.election)
+        return at.options.method.revives and self.detector.is_due(at.round - 1, at.options.method.election)
 
     def must_look(self, at: PeerView) -> bool:
         """Return whether to look now if the models fit that it took without a vote.
 
         Again after twice the time: models that change hands between two kinds of data fit now and then.
         """
-        due = at.options.revives and not self.voted and at.round - 1 - self.adopted >= PAUSE << self.looks
+        due = at.options.method.revives and not self.voted and at.round - 1 - self.adopted >= PAUSE << self.looks
         self.looks += due
         return due
 
@@ -246,7 +246,7 @@ class Elections(Part):
 
     def hear_alarm(self, at: PeerView, sender: int, alarm: Alarm) -> None:
         """Take in the alarm of another peer, and hand it on if it is news."""
-        if not at.options.revives or alarm.lineage != at.lineage or alarm.origin == at.id:
+        if not at.options.method.revives or alarm.lineage != at.lineage or alarm.origin == at.id:
             return
         if alarm.origin not in self.detector.alarms and len(self.detector.alarms) >= MOST_ALARMS:
             self.out.refuse("too many alarms", sender)

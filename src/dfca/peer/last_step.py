@@ -21,7 +21,7 @@ class LastStep(Part):
         super().__init__(out)
         self.curves = CurvePool()  # the own curve and those of neighbours, by which the steps are picked
         self.tuned = False  # the last step was asked for in this life
-        self._wanted = options.personal  # the steps, "auto": picked by curves
+        self._wanted = options.method.personal  # the steps, "auto": picked by curves
         self._release = options.release  # the round until which samples are held out for the curve
 
     NOT_STORED = Part.NOT_STORED | {"_wanted", "_release"}

@@ -20,20 +20,19 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import RunError
-from dfca.core import client, exchange
-from dfca.core import options as core_options
+from dfca.core import client, exchange, method
 from dfca.core import state as core_state
-from dfca.core.rules import election, merging, relay
+from dfca.core.rules import election, merging, relay, staleness
 from dfca.peer import copies, curves, cycle, inbox, pursuit, revival, state
-from dfca.peer.records import lineage, messages, options, staleness, work
+from dfca.peer.records import lineage, messages, options, work
 from dfca.peer.waves import deadline, survey
 from dfca.peer.waves import election as peer_election
 
 _MARK = "~"
 MODULES: tuple[ModuleType, ...] = (
-    *(client, core_state, exchange, election, merging, relay, core_options),
+    *(client, core_state, exchange, election, merging, relay, staleness, method),
     *(copies, curves, cycle, inbox, pursuit, revival, state),
-    *(lineage, messages, options, staleness, work),
+    *(lineage, messages, options, work),
     *(deadline, peer_election, survey),
 )
 

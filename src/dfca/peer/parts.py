@@ -138,7 +138,7 @@ class Part:
 
 def takes_part(options: PeerOptions, peer: int, round: int) -> bool:
     """Return whether a peer trains in a round, or sits it out."""
-    return options.participation >= 1 or _participates(options.seed, peer, round, options.participation)
+    return options.method.participation >= 1 or _participates(options.seed, peer, round, options.method.participation)
 
 
 def is_silent(links: dict[int, Neighbour]) -> bool:
@@ -164,8 +164,8 @@ def wave_fields(at: PeerView, call: Call | None) -> dict[str, Any]:
         "seed": options.seed,
         "incarnation": at.incarnation,
         "clusters": options.clusters,
-        "options": options.election,
-        "quorum": options.quorum,
+        "options": options.method.election,
+        "quorum": options.method.quorum,
         "answer_time": at.answer_time,
         "size": options.size,
         "dtype": options.dtype,

@@ -401,7 +401,7 @@ class Peer(Machine):
         self.surveys.note_training(result.samples, self.cycle.end_training(self.now, round))
         self.out.note("finish", cluster=cluster if result.fine else -1, round=round)
         self.out.save()
-        if self.options.revives:
+        if self.options.method.revives:
             self.elections.look(self, result, round, mixed)
         if self.rules.exchange == "none":
             self.cycle.wait_for(Step.CLOSE)
@@ -449,7 +449,7 @@ class Peer(Machine):
         limit = partial(self.cycle.limit, self)
         self.cycle.note_asked()
         self.desk.ask(self, limit, self.cycle.inbox.senders(limit), settled=not self.surveys.is_to_come(self))
-        if not self.desk.wanted or self.options.aggregation == "sequential":
+        if not self.desk.wanted or self.options.method.aggregation == "sequential":
             self.cycle.wait_for(Step.FOLD)
 
     def _fold(self) -> None:
@@ -459,7 +459,7 @@ class Peer(Machine):
         self.copies = self.cycle.fold(self)
         self.copies = self.desk.fold(self)
         if self.cycle.ending is not None:
-            if self.options.aggregation == "batch":
+            if self.options.method.aggregation == "batch":
                 self.desk.stop_waiting()
             self.cycle.end_wait()
         elif self.wave is not None and self._is_idle:

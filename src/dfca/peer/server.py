@@ -57,8 +57,8 @@ class Server(Machine):
         self.links[neighbour] = Neighbour()
         if self.served is not None:
             self.out.send(neighbour, Served(self.round, self.served))
-            if self.deadline is None and self.options.timeout_s is not None and self.state is not State.DONE:
-                self.deadline = self.now + self.options.timeout_s
+            if self.deadline is None and self.options.method.timeout_s is not None and self.state is not State.DONE:
+                self.deadline = self.now + self.options.method.timeout_s
         self.due = True
 
     def disconnected(self, neighbour: int, now: float) -> None:
@@ -102,7 +102,7 @@ class Server(Machine):
         return [
             i
             for i in sorted(self.links)
-            if i not in self.arrived and participates(options.seed, i, self.round, options.participation)
+            if i not in self.arrived and participates(options.seed, i, self.round, options.method.participation)
         ]
 
     def waits(self) -> str:
@@ -161,7 +161,7 @@ class Server(Machine):
     def _hand_down(self) -> None:
         assert self.bank is not None
         self.served = self.bank.clone()
-        self.deadline = None if self.options.timeout_s is None else self.now + self.options.timeout_s
+        self.deadline = None if self.options.method.timeout_s is None else self.now + self.options.method.timeout_s
         self.out.broadcast(Served(self.round, self.served))
 
     @staticmethod
@@ -214,7 +214,7 @@ class ServerClient(Machine):
         elif self.round >= self.options.rounds:
             self.state = State.DONE
             self.out.note("done", round=self.round)
-        elif participates(self.options.seed, self.id, self.round, self.options.participation):
+        elif participates(self.options.seed, self.id, self.round, self.options.method.participation):
             self._begin(Train(self.round, self.last_step.unmeasured))
             self.out.note("start", round=self.round)
         else:

@@ -29,7 +29,8 @@ class Surveys(Part):
     def __init__(self, out: Outbox, options: PeerOptions) -> None:
         super().__init__(out)
         self.wave: SurveyWave | None = None  # the survey that it takes part in
-        self.due = 0 if options.merging is None else options.merging.first  # the round from which on the next is due
+        merging = options.method.merging
+        self.due = 0 if merging is None else merging.first  # the round from which on the next is due
         self.held = -1  # the round after which the last was held
         self.strikes: dict[tuple[int, str], int] = {}  # who was waited for in vain in earlier surveys (`Wave`)
         self.failed: dict[int, int] = {}  # by root, how many of its surveys ended in silence
@@ -58,17 +59,17 @@ class Surveys(Part):
 
     def postpone(self, at: PeerView) -> None:
         """Wait until models that are new have been trained."""
-        self.due = at.round + (0 if at.options.merging is None else at.options.merging.first)
+        self.due = at.round + (0 if at.options.method.merging is None else at.options.method.merging.first)
 
     def wait_after_result(self, at: PeerView) -> None:
         """Wait after a survey for as long as the lineage says."""
-        assert at.options.merging is not None
-        self.due = at.round + wait_after(quiet_surveys(at.lineage), at.options.merging)
+        assert at.options.method.merging is not None
+        self.due = at.round + wait_after(quiet_surveys(at.lineage), at.options.method.merging)
 
     def catch_up(self, at: PeerView) -> None:
         """Wait after surveys that others have held."""
         self.held, due = at.round, self.due
-        if at.options.merging is not None:
+        if at.options.method.merging is not None:
             self.wait_after_result(at)
             self.due = max(due, self.due)
 
@@ -77,7 +78,7 @@ class Surveys(Part):
         options, entries = at.options, at.lineage
         # Others may wait for a shorter time after a survey: until one is the last there may be another.
         due = at.round if entries and entries[-1].is_survey else max(at.round, self.due)
-        if options.merging is None or is_too_late(due, options.rounds):
+        if options.method.merging is None or is_too_late(due, options.rounds):
             return False
         if at.bank is None:
             return True
@@ -92,7 +93,7 @@ class Surveys(Part):
 
     def may_join(self, at: PeerView, probe: Probe) -> bool:
         """Return whether to join a survey: of the same clusters, and not a second one within a round."""
-        if at.options.merging is None or at.bank is None or not _is_possible(at):
+        if at.options.method.merging is None or at.bank is None or not _is_possible(at):
             return False
         return probe.base == at.lineage and at.round != self.held
 
@@ -105,7 +106,7 @@ class Surveys(Part):
         self._make(at, unfit, ending=ending).receive(sender, probe, at.now)
 
     def _make(self, at: PeerView, unfit: bool, paused: bool = False, ending: bool = False) -> SurveyWave:
-        merging, bank = at.options.merging, at.bank
+        merging, bank = at.options.method.merging, at.bank
         assert merging is not None
         assert bank is not None
         slots = tuple(at.open_clusters)
@@ -119,7 +120,7 @@ class Surveys(Part):
             rounds=at.options.rounds,
             holds_out=self.is_to_come(at) and not _is_slow(at),
             unfit=unfit,
-            work_s=SLACK * self.train_s * at.options.observation * models_judged(len(slots)),
+            work_s=SLACK * self.train_s * at.options.method.observation * models_judged(len(slots)),
             strikes=self.strikes,
             failed=self.failed,
             paused=paused,
@@ -138,8 +139,8 @@ class Surveys(Part):
 
     def end(self, at: PeerView) -> None:
         """End the survey, with or without a result."""
-        assert at.options.merging is not None
-        self.held, self.due = at.round, at.round + at.options.merging.every
+        assert at.options.method.merging is not None
+        self.held, self.due = at.round, at.round + at.options.method.merging.every
         self.leave()
 
     def leave(self) -> None:

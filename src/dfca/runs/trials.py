@@ -295,7 +295,7 @@ class Workload:
             task=config.learning_task(),
             bank=config.bank,
             robust=config.mixing.robust,
-            liars=None if config.liars is None else config.liars.options(),
+            liars=config.liars,
             bank_folder=None if folder is None else folder.path,
         )
 

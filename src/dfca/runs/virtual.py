@@ -40,7 +40,7 @@ class StuckError(DfcaError):
 def simulation_of(trial: Trial, setting: Setting, trace: bool, replay: list[Line] | None = None) -> EventSimulation:
     """Make the event simulation of a trial."""
     config = trial.point.config
-    world, options = config.world, ClockConfig.of(config.clock).event_options(config.rounds)
+    world, options = config.world, (config.clock or ClockConfig()).event_options(config.rounds)
     assert world is not None
     options = replace(options, trace=trace, replay=replay)
     return EventSimulation(setting, world.over(config.clients), options)
@@ -59,7 +59,7 @@ class VirtualTrial:
         drawn = trial.seed == config.seeds[0]
         self.simulation = simulation_of(trial, setting, trace=drawn or config.world.trace)
         self._milestones = Milestones(
-            ClockConfig.of(config.clock),
+            config.clock or ClockConfig(),
             {e.client: e.at_s for e in self._world.late_joiners},
             setting.learns.metric,
         )
@@ -68,7 +68,7 @@ class VirtualTrial:
         self._lanes_file = trial.file(folder.path / "timeline", ".json")
         self._timeline: Timeline | None = None
         if drawn:
-            options = config.world.timeline or TimelineConfig.model_validate({})
+            options = config.world.timeline or TimelineConfig()
             steps = setting.local.steps_of(sum(setting.split.train.sizes) // config.clients)
             span_s = usual_span(setting.algorithm, steps, self._world.compute.step_s)
             send_s = uplink_seconds(self._world, config.clients, self.simulation.model_bytes)

@@ -3,75 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import networkx as nx
 import torch
 from torch import nn
 
-from dfca.base.errors import ConfigError, DataError, unknown
-from dfca.core.algorithm import SHARES, Algorithm, Share
+from dfca.base.errors import ConfigError, DataError
+from dfca.base.table import option
+from dfca.core.algorithm import Algorithm
 from dfca.core.exchange import averages_whole_models, quiet_from, robust_rule
 from dfca.core.learning.inputs import shape_of
-from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.params import Pretrained
 from dfca.core.learning.task import Task
-from dfca.core.options import (
-    ROBUST_RULES,
+from dfca.core.method import (
     ElectionOptions,
+    LocalOptions,
     MergeOptions,
+    Method,
+    MixingOptions,
     PersonalSteps,
-    RobustRule,
     check_images,
     check_personal_steps,
 )
 from dfca.core.rng import seeded
-from dfca.core.rules.mixing import WEIGHT_RULES, WeightRule
 from dfca.core.rules.surveys import merging_of
 from dfca.data.clients import Split
-from dfca.sim.local.choices import ENGINES, PLACES, EngineName, LiarOptions, Place
-
-AGGREGATIONS = ("batch", "sequential")
+from dfca.sim.local.choices import EngineName, LiarOptions, Place
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Everything one simulation needs.
-
-    make_model builds a freshly initialised module on the CPU. clusters None: found by the clients where the algorithm
-    elects its start, else the true number. drift: a round, and the split that replaces `split` when it begins.
-    task: None: that of the split. bank: where the models lie (`local.bank`); bank_folder: the folder of a bank on disk,
-    a temporary one if not given. personal_steps: of the personal last step; None: the algorithm's own.
-    robust: how clients guard against liars (`rules.robust`); liars: who lies (`sim.liars`).
-    quiet_rounds: the last so many rounds of methods that gossip only exchange; nobody trains.
-    """
+class Setting(MixingOptions):
+    """Everything one simulation needs; `weights`, `aggregation`, `share` and `robust` are those of `MixingOptions`."""
 
     split: Split
     graph: nx.Graph
-    make_model: Callable[[], nn.Module]
+    make_model: Callable[[], nn.Module]  # builds a freshly initialised module on the CPU
     algorithm: Algorithm
-    clusters: int | None
-    rounds: int
+    clusters: int | None  # None: found where the algorithm elects its start, else the true number
+    rounds: int = option(ge=1)
     seed: int = 0
-    local: LocalOptions = field(default_factory=LocalOptions)
-    participation: float = 1.0
-    weights: WeightRule = "uniform"
-    aggregation: str = "batch"
-    share: Share = "trained"
-    drift: tuple[int, Split] | None = None
-    evaluate_every: int = 10
-    evaluation_samples: int = 200
+    local: LocalOptions = LocalOptions()
+    participation: float = option(default=1.0, gt=0, le=1)  # share of the clients that take part in a round
+    drift: tuple[int, Split] | None = None  # a round, and the split that replaces `split` when it begins
+    evaluate_every: int = option(default=10, ge=1, called="evaluation.every")
+    evaluation_samples: int = option(default=200, ge=2, called="evaluation.samples")
     device: str = "cpu"
     engine: EngineName = "auto"
     dtype: torch.dtype = torch.float32
-    bank: Place = "auto"
-    bank_folder: Path | None = None
-    task: Task | None = None
-    personal_steps: PersonalSteps | None = None
-    robust: RobustRule = "none"
-    liars: LiarOptions | None = None
-    quiet_rounds: int = 0
+    bank: Place = "auto"  # where the models lie (`local.bank`)
+    bank_folder: Path | None = None  # of a bank on disk; None: a temporary one
+    task: Task | None = None  # None: that of the split
+    personal_steps: PersonalSteps | None = None  # of the personal last step; None: the algorithm's own
+    liars: LiarOptions | None = None  # who lies (`sim.liars`)
+    quiet_rounds: int = 0  # the last rounds of methods that gossip, in which nobody trains
 
     def __post_init__(self) -> None:
         clients = self.clients
@@ -82,28 +68,17 @@ class Setting:
             raise ConfigError(
                 f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
             )
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
-        if not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
-        if self.evaluate_every < 1:
-            raise ConfigError(f"evaluation.every must be >= 1, got {self.evaluate_every}")
-        if self.evaluation_samples < 2:
-            raise ConfigError(f"evaluation.samples must be >= 2, got {self.evaluation_samples}")
+        if self.rounds >= 1 and (type(self.quiet_rounds) is not int or not 0 <= self.quiet_rounds < self.rounds):
+            raise ConfigError(
+                f"mixing.quiet_rounds must be an integer in 0..{self.rounds - 1}, got {self.quiet_rounds!r}"
+            )
+        if self.personal_steps is not None:
+            check_personal_steps(self.personal_steps, "personal.steps")
+        super().__post_init__()
         if self.local.learning_rate > (limit := torch.finfo(self.dtype).max):
             raise ConfigError(f"local.learning_rate must be <= {limit:.1e}, got {self.local.learning_rate}")
         if self.local.augment is not None:
             check_images(self.local.augment, shape_of(self.split.train.x))
-        for kind, value, known in (
-            ("weights", self.weights, WEIGHT_RULES),
-            ("aggregation", self.aggregation, AGGREGATIONS),
-            ("share", self.share, SHARES),
-            ("engine", self.engine, ENGINES),
-            ("bank", self.bank, PLACES),
-            ("robust", self.robust, ROBUST_RULES),
-        ):
-            if value not in known:
-                raise unknown(kind, value, known)
         if self.bank == "disk" and self.device != "cpu":
             raise ConfigError(f'bank "disk" is for device "cpu", got device "{self.device}"; use bank "auto"')
         if sorted(self.graph.nodes) != list(range(clients)):
@@ -118,19 +93,12 @@ class Setting:
             raise DataError(
                 f"{self.algorithm.name} needs true clusters, and this split has none; leave it out of `algorithms`"
             )
-        self._check_liars()
-
-        if type(self.quiet_rounds) is not int or not 0 <= self.quiet_rounds < self.rounds:
+        if self.personal_steps and self.algorithm.mixture is not None:
             raise ConfigError(
-                f"mixing.quiet_rounds must be an integer in 0..{self.rounds - 1}, got {self.quiet_rounds!r}"
+                f"{self.algorithm.name} deploys several models at once, which have no personal last step, got "
+                f"personal.steps = {self.personal_steps!r}; set it to 0, or leave {self.algorithm.name} out"
             )
-        if self.personal_steps is not None:
-            check_personal_steps(self.personal_steps, "personal.steps")
-            if self.personal_steps and self.algorithm.mixture is not None:
-                raise ConfigError(
-                    f"{self.algorithm.name} deploys several models at once, which have no personal last step, got "
-                    f"personal.steps = {self.personal_steps!r}; set it to 0, or leave {self.algorithm.name} out"
-                )
+        self._check_liars()
         self._check_task()
 
     def _check_liars(self) -> None:
@@ -168,6 +136,11 @@ class Setting:
     def learns(self) -> Task:
         """What the models learn: the task that was given, else that of the split."""
         return self.task or self.split.task
+
+    @cached_property
+    def method(self) -> Method:
+        """What the clients run: the algorithm's options with this setting's."""
+        return self.narrowed(Method, revives=self.algorithm.revives, personal=self.last_steps)
 
     @property
     def election(self) -> ElectionOptions:

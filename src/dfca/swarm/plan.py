@@ -20,7 +20,7 @@ from dfca.base.errors import ConfigError
 from dfca.core.learning.task import ACCURACY, CLASSIFICATION
 from dfca.experiment.load import Experiment
 from dfca.experiment.sweep import Point, Trial, TrialGroup
-from dfca.node.task.config import Config as NodeConfig
+from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import ALGORITHMS, Facts
 from dfca.node.task.learner import measured
 from dfca.runs.sink import RunSink

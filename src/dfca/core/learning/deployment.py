@@ -24,7 +24,7 @@ def deploy(client: Client, bank: Tensor, samples: Pair, closed: Sequence[int] = 
     if client.algorithm.personal is None:
         return cluster, bank[cluster]
     vector = client.algorithm.personal(bank, sample_losses(client.model, bank, *samples))
-    for stage, options in enumerate(client.algorithm.finetuning.stages(client.local, len(samples[1]))):
+    for stage, options in enumerate(client.algorithm.finetuning.stages(client.method.local, len(samples[1]))):
         batches = draw_steps(len(samples[1]), options, client.seed, client.id, -1 - stage).batches
         vector = local_steps(client.model, vector, *samples, options, batches)
     return cluster, vector
@@ -43,4 +43,4 @@ def measure(
 
 def steps_of(client: Client) -> PlainSteps:
     """Make the personal steps of a client."""
-    return PlainSteps(client.model, effective(client.local, client.algorithm), client.seed, client.id)
+    return PlainSteps(client.model, effective(client.method.local, client.algorithm), client.seed, client.id)

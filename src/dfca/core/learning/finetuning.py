@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dfca.base.errors import ConfigError
-from dfca.core.options import LocalOptions
+from dfca.core.method import LocalOptions
 
 STAGE_EPOCHS = 5  # momentum is reset after each stage
 DECAY_STAGES = 3  # the learning rate decays after this many stages

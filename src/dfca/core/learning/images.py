@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dfca.core.options import Augment
+from dfca.core.method import Augment
 
 NUMBERS = 5
 """Numbers drawn for an image: row and column of the crop, flip, brightness, contrast."""

@@ -29,7 +29,7 @@ from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.layers import Mode
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import softmax_residual
-from dfca.core.options import LocalOptions as LocalOptions
+from dfca.core.method import LocalOptions as LocalOptions
 from dfca.core.rng import stream
 
 

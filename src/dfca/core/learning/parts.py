@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dfca.core.algorithm import Algorithm
     from dfca.core.learning.params import FlatModel
-    from dfca.core.options import LocalOptions
+    from dfca.core.method import LocalOptions
 
 Part = Literal["all", "head", "body"]
 PARTS: tuple[Part, ...] = ("all", "head", "body")

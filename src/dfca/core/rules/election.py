@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import DataError
-from dfca.core.options import ElectionOptions as ElectionOptions
+from dfca.core.method import ElectionOptions as ElectionOptions
 
 SCALE = 2**32  # sums of losses travel in units of 1 / SCALE
 LIMIT = 2**50  # the largest sum of one client: no client outweighs the others by a loss that exploded

@@ -56,8 +56,8 @@ from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import infer, local_steps, sample_losses
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import NO_TOKEN, Task
-from dfca.core.options import LocalOptions
-from dfca.core.options import MergeOptions as MergeOptions
+from dfca.core.method import LocalOptions
+from dfca.core.method import MergeOptions as MergeOptions
 from dfca.core.rng import derive
 from dfca.core.rules.election import SCALE, fixed
 

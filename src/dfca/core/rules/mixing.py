@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from dfca.core.options import WEIGHT_RULES as WEIGHT_RULES
-from dfca.core.options import WeightRule as WeightRule
+from dfca.core.method import WEIGHT_RULES as WEIGHT_RULES
+from dfca.core.method import WeightRule as WeightRule
 
 CORE_BYTES = 2**20  # models of a block that one core mixes: read and written twice, the second time in the cache
 SPARSE_BYTES = 2 * 2**20  # what one block of a sparse sum touches: near the cache

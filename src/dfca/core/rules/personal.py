@@ -29,7 +29,7 @@ from torch import Tensor
 from dfca.core.learning.inputs import Samples
 from dfca.core.learning.local import infer, local_steps, lowest
 from dfca.core.learning.params import FlatModel
-from dfca.core.options import LocalOptions, PersonalSteps
+from dfca.core.method import LocalOptions, PersonalSteps
 from dfca.core.rng import seeded
 from dfca.core.rules.merging import judge
 from dfca.core.rules.mixing import metropolis_weight

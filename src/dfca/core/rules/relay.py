@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from dfca.core.options import RobustRule
+from dfca.core.method import RobustRule
 
 Many = TypeVar("Many", int, Tensor)
 

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dfca.core.options import LIAR_SHARE, RobustRule
+from dfca.core.method import LIAR_SHARE, RobustRule
 from dfca.core.rules.mixing import Mixer, WeightedLinks
 
 RECENT = 8  # folds of a cluster of which a client remembers the lower quartile of the distances

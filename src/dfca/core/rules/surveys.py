@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 
 LATEST = 0.75  # after this share of the rounds no survey is held: the rest trains on all samples
 

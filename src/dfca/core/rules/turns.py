@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 
 
 class Seats(NamedTuple):

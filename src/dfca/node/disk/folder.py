@@ -10,7 +10,6 @@ node.log                   what it did                   lock          held whil
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +21,13 @@ from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
 from dfca.node.operate.control import LOCK
 from dfca.node.task.config import FILE as CONFIG_FILE
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import LARGEST, Facts
 from dfca.node.trust.identity import KEY_FILE, Identity, short
 from dfca.node.trust.roster import Roster
 
 FACTS = "facts.json"
 ROSTER = "roster.json"
-Checked = Mapping[str, str]  # the names of files and the SHA-256 of what was checked of them
 
 
 @dataclass(frozen=True)
@@ -37,20 +35,16 @@ class NodeFolder:
     """A node's folder, read and checked."""
 
     path: Path
-    config: Config
+    config: NodeConfig
     identity: Identity
     facts: Facts
     roster: Roster
 
     @classmethod
-    def load(cls, path: Path, checked: Checked | None = None) -> NodeFolder:
-        """Read a folder. Raises DfcaError if something is missing, damaged, or does not fit.
-
-        checked: the files whose content was checked before.
-        """
-        checked = checked or {}
-        config, identity = Config.load(path, checked.get(CONFIG_FILE)), Identity.load(path)
-        facts, roster = load_facts(path, checked.get(FACTS)), Roster.load(path / ROSTER)
+    def load(cls, path: Path) -> NodeFolder:
+        """Read a folder. Raises DfcaError if something is missing, damaged, or does not fit."""
+        config, identity = NodeConfig.load(path), Identity.load(path)
+        facts, roster = load_facts(path), Roster.load(path / ROSTER)
         if roster.swarm != facts.swarm_id or roster.root != facts.founder:
             raise DataError(
                 f"{FACTS} and {ROSTER} in {path} are of two swarms ({short(facts.swarm_id)}, {short(roster.swarm)}); "
@@ -117,19 +111,19 @@ def prepare(path: Path) -> None:
         raise ConfigError(f"{path} is not empty ({sorted(names)[0]}); a node needs a folder of its own: choose another")
 
 
-def write(path: Path, config: Config, facts: Facts, roster: Roster) -> None:
+def write(path: Path, config: NodeConfig, facts: Facts, roster: Roster) -> None:
     """Write a new node; its settings come last, so that a folder with settings is complete."""
     atomic_write(path / FACTS, facts.to_bytes())
     roster.save(path / ROSTER)
     config.save(path)
 
 
-def load_facts(path: Path, checked: str | None = None) -> Facts:
-    """Read the facts of a node's swarm; checked: the SHA-256 of facts that were checked before."""
+def load_facts(path: Path) -> Facts:
+    """Read the facts of a node's swarm."""
     try:
         data = read_small(path / FACTS, LARGEST)
     except FileNotFoundError:
         raise DataError(f"{path / FACTS} does not exist; restore it, or pair this device again") from None
     except OSError as error:
         raise RunError(f"cannot read {path / FACTS}: {error.strerror}; restore it from any member") from error
-    return Facts.from_bytes(data, checked)
+    return Facts.from_bytes(data)

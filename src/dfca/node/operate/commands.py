@@ -15,9 +15,9 @@ from dfca.base.toml import parse_toml
 from dfca.node.addresses import own_addresses
 from dfca.node.disk import folder as folders
 from dfca.node.disk.folder import NodeFolder
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import Facts
-from dfca.node.task.founding import Founding, Joining, init_swarm, join_swarm
+from dfca.node.task.founding import Founding, JoinPlan, init_swarm, join_swarm
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
@@ -27,7 +27,7 @@ class Made:
     """A new node."""
 
     identity: Identity
-    config: Config
+    config: NodeConfig
     facts: Facts
     code: str = ""  # the six characters of the pairing
     inviter: str = ""  # who introduced it
@@ -48,7 +48,7 @@ def init_node(path: Path, options: Founding) -> Made:
     return Made(identity, config, facts)
 
 
-def join_node(path: Path, invite: str, options: Joining) -> Made:
+def join_node(path: Path, invite: str, options: JoinPlan) -> Made:
     """Make a node and pair it; its data is checked against the swarm's facts before it becomes a member.
 
     If that fails, the folder is as it was.
@@ -59,7 +59,7 @@ def join_node(path: Path, invite: str, options: Joining) -> Made:
     Invite.parse(invite)  # check it before anything is made
     existed = path.exists()
     folders.prepare(path)
-    made: list[tuple[Config, Facts]] = []
+    made: list[tuple[NodeConfig, Facts]] = []
 
     def check_facts(data: bytes) -> None:
         facts = Facts.from_bytes(data)
@@ -90,11 +90,11 @@ def _undo(path: Path, existed: bool) -> None:
             path.rmdir()
 
 
-def _addresses(options: Joining) -> tuple[str, ...]:
+def _addresses(options: JoinPlan) -> tuple[str, ...]:
     """Return the future addresses of a device that has not started: others may have to dial it first."""
     given = options.settings or {}
     data = {"path": options.data, **given.get("data", {})}
-    config = Config.checked({"name": "device", **given, "data": data}, "the settings")
+    config = NodeConfig.checked({"name": "device", **given, "data": data}, "the settings")
     return own_addresses(config, config.network.port) if config.network.port else ()
 
 

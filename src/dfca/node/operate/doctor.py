@@ -19,7 +19,7 @@ from dfca.base.files import NO_ROOM
 from dfca.node.disk.folder import ROSTER, NodeFolder, load_facts
 from dfca.node.operate.control import NotRunning, call
 from dfca.node.operate.status import counted
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import Facts
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
@@ -42,7 +42,7 @@ class Check:
 
 def examine(path: Path) -> Iterator[Check]:
     """Make all checks of a node's folder."""
-    config = yield from _attempt("settings", lambda: Config.load(path), "node.toml can be used")
+    config = yield from _attempt("settings", lambda: NodeConfig.load(path), "node.toml can be used")
     identity = yield from _attempt("key", lambda: Identity.load(path), "key and certificate belong together")
     facts = yield from _attempt("facts", lambda: load_facts(path), "the swarm's facts can be used")
     roster = yield from _attempt("roster", lambda: Roster.load(path / ROSTER), "every signature holds")
@@ -119,7 +119,7 @@ def _check_disk(path: Path, facts: Facts | None) -> Iterator[Check]:
         yield Check("disk", "ok", f"writable, {free / 1e9:.1f} GB free")
 
 
-def _check_data(path: Path, config: Config, facts: Facts) -> Check:
+def _check_data(path: Path, config: NodeConfig, facts: Facts) -> Check:
     from dfca.node.task.dataset import load
     from dfca.node.task.learner import build
 
@@ -135,7 +135,7 @@ def _check_data(path: Path, config: Config, facts: Facts) -> Check:
     return Check("data", "ok", f"{train} samples to train with, {held_out} held out")
 
 
-def _check_ports(config: Config, running: bool) -> Iterator[Check]:
+def _check_ports(config: NodeConfig, running: bool) -> Iterator[Check]:
     network = config.network
     ports = (
         ("port", network.port, network.host, running),

@@ -148,9 +148,9 @@ def read_status(folder: Path) -> dict[str, Any]:
         try:
             last: dict[str, Any] = json.loads(read_small(folder / FILE, MOST_BYTES))
         except (OSError, ValueError):
-            from dfca.node.task.config import Config
+            from dfca.node.task.config import NodeConfig
 
-            Config.load(folder)
+            NodeConfig.load(folder)
             raise RunError(
                 f"the node in {folder} does not run and has left no status; start it: dfca node run {folder}"
             ) from None

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
+from pydantic import AfterValidator, Field
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import atomic_write, read_small
+from dfca.base.table import Table, option
 from dfca.base.toml import parse_toml
-from dfca.node.task.problems import check
-from dfca.node.task.sections import Field, Section, digest_of
+from dfca.base.validation import check
 
 FILE = "node.toml"
 LARGEST = 2**20
@@ -26,36 +27,60 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists, not tuples
-Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False, strict=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e7)]
 
 
-class DataConfig(Section):
+def check_address(address: str) -> tuple[str, int]:
+    """Part "host:port" or "[IPv6]:port"; raises ValueError with a sentence."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit():
+        raise ValueError(f'an address must be "host:port" or "[IPv6]:port", got "{address}"')
+    if not 1 <= int(port) <= 65_535:
+        raise ValueError(f"a port must be in 1..65535, got {port} in {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def _address(address: str) -> str:
+    check_address(address)
+    return address
+
+
+def _factory(name: str) -> str:
+    if not MODULE.match(name):
+        raise ValueError(f'must be "module:function", got "{name}"')
+    return name
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Factory = Annotated[str, AfterValidator(_factory)]
+
+
+class DataConfig(Table, kw_only=True):
     """The samples of this device."""
 
-    path: str = Field(
+    path: str = option(
         min_length=1,
         max_length=4096,
         description="a file (.csv, .parquet, .npz, .safetensors), a folder of images with one subfolder per class, or "
         '"module:function", which runs your own code; relative to the folder of this file',
     )
-    format: Literal["auto", "csv", "parquet", "npz", "safetensors", "images", "factory"] = Field(
+    format: Literal["auto", "csv", "parquet", "npz", "safetensors", "images", "factory"] = option(
         default="auto", description="auto: by the path"
     )
-    label: str = Field(default="label", min_length=1, max_length=200, description="the column with the class")
-    features: Literal["auto"] | Names = Field(
+    label: str = option(default="label", min_length=1, max_length=200, description="the column with the class")
+    features: Literal["auto"] | Names = option(
         default="auto", description="columns to use; auto: all but the label and those to ignore"
     )
-    ignore: tuple[str, ...] = Field(default=(), strict=False, description="columns that are no features, e.g. a time")
-    missing: Literal["refuse", "drop"] = Field(
+    ignore: tuple[str, ...] = option(default=(), strict=False, description="columns that are no features, e.g. a time")
+    missing: Literal["refuse", "drop"] = option(
         default="refuse", description="rows with an empty value: refuse the file, or drop the row"
     )
-    test: str | None = Field(
+    test: str | None = option(
         default=None, max_length=4096, description="samples to score with, of the same form; none: some are held out"
     )
-    held_out: float = Field(
-        default=0.2, ge=0, le=0.9, strict=False, description="share of the samples that score and never train"
-    )
-    image_size: int | None = Field(
+    held_out: float = option(default=0.2, ge=0, le=0.9, description="share of the samples that score and never train")
+    image_size: int | None = option(
         default=None, ge=1, le=4096, description="pixels of a side, of the founder's images; none: as they are"
     )
 
@@ -73,25 +98,24 @@ class DataConfig(Section):
             raise ValueError(f'features must not name the label "{self.label}"')
 
 
-class NetworkConfig(Section):
+class NetworkConfig(Table, kw_only=True):
     """Where this device listens, and whom it talks to."""
 
-    host: str = Field(default="0.0.0.0", min_length=1, max_length=255, description="address to listen on")
-    port: int = Field(default=PORT, ge=0, le=65_535, description="0: any free one")
-    invite_port: int = Field(default=INVITE_PORT, ge=0, le=65_535, description="open only while an invite is")
-    advertise: tuple[str, ...] = Field(
+    host: str = option(default="0.0.0.0", min_length=1, max_length=255, description="address to listen on")
+    port: int = option(default=PORT, ge=0, le=65_535, description="0: any free one")
+    invite_port: int = option(default=INVITE_PORT, ge=0, le=65_535, description="open only while an invite is")
+    advertise: tuple[Address, ...] = option(
         default=(),
         strict=False,
         max_length=16,
-        check=lambda addresses: [check_address(address) for address in addresses],
         description='"host:port" by which others reach it; empty: found',
     )
-    neighbours: Literal["auto"] | Names = Field(
+    neighbours: Literal["auto"] | Names = option(
         default="auto", description="auto: about `degree` of the members; or a list of their names"
     )
-    degree: int = Field(default=6, ge=1, le=1000, description="links that auto aims at")
-    discovery: bool = Field(default=False, description="find members on the local network (needs dfca[discovery])")
-    insecure: bool = Field(default=False, description="plain text without keys; only on 127.0.0.1, for experiments")
+    degree: int = option(default=6, ge=1, le=1000, description="links that auto aims at")
+    discovery: bool = option(default=False, description="find members on the local network (needs dfca[discovery])")
+    insecure: bool = option(default=False, description="plain text without keys; only on 127.0.0.1, for experiments")
 
     def __post_init__(self) -> None:
         if self.port and self.port == self.invite_port:
@@ -100,58 +124,53 @@ class NetworkConfig(Section):
             raise ValueError(f'insecure is for host "127.0.0.1" only, got "{self.host}"')
 
 
-def check_factory(factory: str | None) -> None:
-    """Raise ValueError with a sentence where a factory is no "module:function"."""
-    if factory is not None and not MODULE.match(factory):
-        raise ValueError(f'must be "module:function", got "{factory}"')
-
-
-class TrainingConfig(Section):
+class TrainingConfig(Table, kw_only=True):
     """How this device computes."""
 
-    device: str = Field(
+    device: str = option(
         default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps|auto)$", description="cpu, cuda, cuda:N, mps or auto"
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="cores that training may use")
-    pause_s: Seconds = Field(default=0.0, description="rest between two rounds, to save power")
-    reread_s: Seconds = Field(default=10.0, description="how often to look whether the data has changed; 0: never")
-    factory: str | None = Field(
+    threads: int = option(default=1, ge=1, le=1024, description="cores that training may use")
+    pause_s: Seconds = option(default=0.0, description="rest between two rounds, to save power")
+    reread_s: Seconds = option(default=10.0, description="how often to look whether the data has changed; 0: never")
+    factory: Factory | None = option(
         default=None,
         max_length=200,
-        check=check_factory,
         description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
     )
 
 
-class LogConfig(Section):
+class LogConfig(Table, kw_only=True):
     """What this device writes down."""
 
-    format: Literal["human", "json"] = Field(default="human", description="human, or json: one object per line")
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="the least that is logged")
-    metrics_port: int | None = Field(
+    format: Literal["human", "json"] = option(default="human", description="human, or json: one object per line")
+    level: Literal["debug", "info", "warning", "error"] = option(default="info", description="the least that is logged")
+    metrics_port: int | None = option(
         default=None, ge=0, le=65_535, description="Prometheus metrics on 127.0.0.1; none: not served"
     )
 
 
-class LimitsConfig(Section):
+class LimitsConfig(Table, kw_only=True):
     """What this device does at most, whatever others send."""
 
-    data_bytes: int = Field(default=2 * 2**30, ge=1024, description="of its data, read into memory")
-    links: int = Field(default=64, ge=1, le=10_000, description="neighbours at a time, those that others want included")
-    frames_per_s: float = Field(default=200.0, gt=0, strict=False, description="messages of one neighbour")
-    pulls: int = Field(default=4, ge=1, le=1000, description="models that are received at a time")
-    cache_bytes: int = Field(default=512 * 2**20, ge=2**20, description="models that neighbours may still read")
-    disk_bytes: int = Field(default=2**30, ge=2**20, description="models that have arrived in part")
-    write_bytes_per_day: int = Field(
+    data_bytes: int = option(default=2 * 2**30, ge=1024, description="of its data, read into memory")
+    links: int = option(
+        default=64, ge=1, le=10_000, description="neighbours at a time, those that others want included"
+    )
+    frames_per_s: float = option(default=200.0, gt=0, description="messages of one neighbour")
+    pulls: int = option(default=4, ge=1, le=1000, description="models that are received at a time")
+    cache_bytes: int = option(default=512 * 2**20, ge=2**20, description="models that neighbours may still read")
+    disk_bytes: int = option(default=2**30, ge=2**20, description="models that have arrived in part")
+    write_bytes_per_day: int = option(
         default=10 * 10**9, ge=0, description="saves of its models, to spare flash: rounds wait; 0: no limit"
     )
 
 
-class Config(Section):
+class NodeConfig(Table, kw_only=True):
     """Everything that one device decides for itself."""
 
-    name: str = Field(pattern=NAME, description="of this device, as the others see it")
-    payload: Literal["swarm", "float32", "bf16", "int8"] = Field(
+    name: str = option(pattern=NAME, description="of this device, as the others see it")
+    payload: Literal["swarm", "float32", "bf16", "int8"] = option(
         default="swarm", description="how its models are sent: as the swarm agreed, or smaller"
     )
     data: DataConfig
@@ -161,20 +180,16 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
 
     @classmethod
-    def checked(cls, content: dict[str, Any], what: str = FILE) -> Config:
+    def checked(cls, content: dict[str, Any], what: str = FILE) -> NodeConfig:
         """Make settings from a table. Raises ConfigError with everything that is wrong."""
         return check(content, cls, what)
 
     @classmethod
-    def load(cls, folder: Path, checked: str | None = None) -> Config:
-        """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong.
-
-        checked: the SHA-256 of a file that was checked before; it is not checked again.
-        """
+    def load(cls, folder: Path) -> NodeConfig:
+        """Read node.toml of a node's folder. Raises ConfigError with everything that is wrong."""
         path = folder / FILE
         try:
-            data = read_small(path, LARGEST)
-            text = data.decode("utf-8-sig").replace("\r\n", "\n")
+            text = read_small(path, LARGEST).decode("utf-8-sig").replace("\r\n", "\n")
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no node in {folder} ({FILE} is missing); `dfca node init` or `dfca node join` makes one"
@@ -187,7 +202,7 @@ class Config(Section):
             content = parse_toml(text)
         except ValueError as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
-        return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content, str(path))
+        return cls.checked(content, str(path))
 
     def data_paths(self, folder: Path) -> list[Path]:
         """Return the files and folders that the samples are read from; none for "module:function"."""
@@ -208,7 +223,7 @@ class Config(Section):
         sections: list[str] = []
         for key, description in self.descriptions().items():
             value = getattr(self, key)
-            if isinstance(value, Section):
+            if isinstance(value, Table):
                 sections += ["", f"[{key}]  # {(type(value).__doc__ or '').rstrip('.')}"]
                 for name, inner in value.descriptions().items():
                     sections += _entry(name, plain[key][name], inner)
@@ -247,14 +262,3 @@ def found_format(path: str) -> str:
 def absolute(path: str) -> str:
     """Make a path that the user typed independent of where the node starts; "module:function" stays."""
     return path if MODULE.match(path) else str(Path(path).expanduser().absolute())
-
-
-def check_address(address: str) -> tuple[str, int]:
-    """Part "host:port" or "[IPv6]:port"; raises ValueError with a sentence."""
-    host, _, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit():
-        raise ValueError(f'an address must be "host:port" or "[IPv6]:port", got "{address}"')
-    if not 1 <= int(port) <= 65_535:
-        raise ValueError(f"a port must be in 1..65535, got {port} in {address!r}")
-    return host.strip("[]"), int(port)

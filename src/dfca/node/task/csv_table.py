@@ -17,7 +17,7 @@ import numpy as np
 
 from dfca.base.errors import DataError
 from dfca.base.files import read_small
-from dfca.node.task.problems import printable
+from dfca.base.validation import printable
 
 DELIMITERS = (",", ";", "\t")
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
@@ -67,7 +67,7 @@ class Wanted:
 
 
 @dataclass
-class Table:
+class Columns:
     """Named columns: values (n, features) float64, labels (n,) or None where there is no such column."""
 
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ class Table:
     lines: list[int] = field(default_factory=list)
 
 
-def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Table:
+def read_csv(path: Path, wanted: Wanted, most_bytes: int) -> Columns:
     """Read a CSV file: a header, and a number in every column that is used.
 
     Commas, semicolons and tabs part columns, whichever the header has most of; in files with semicolons numbers may
@@ -188,7 +188,7 @@ class _Reader:
         if len(self._bad) <= SHOWN:
             self._bad.append((line, problem))
 
-    def table(self, complete: bool) -> Table:
+    def table(self, complete: bool) -> Columns:
         """Make the table. Raises DataError with the first problems."""
         if self._count == 1 and not complete and self._bad[0][0] > max(self._lines, default=0):
             self._count = 0  # the last line is still being written
@@ -204,7 +204,7 @@ class _Reader:
             raise DataError(f"{self._path} has no rows{why}")
         names = tuple(self._names[place] for place in self._places)
         values = np.array(self._values, dtype=np.float64).reshape(-1, len(names))
-        return Table(names, values, None if self._label is None else self._labels, self._dropped, self._lines)
+        return Columns(names, values, None if self._label is None else self._labels, self._dropped, self._lines)
 
 
 def _text(path: Path, most_bytes: int) -> str:

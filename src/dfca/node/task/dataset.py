@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfca.base.errors import DataError, DfcaError
-from dfca.node.task.config import Config
+from dfca.node.task.config import NodeConfig
 from dfca.node.task.csv_table import listed
 from dfca.node.task.facts import Facts
 from dfca.node.task.reading import DataRequest, Raw, read, to_number
@@ -110,7 +110,7 @@ def held_out_rows(x: np.ndarray, share: float) -> np.ndarray:
     return np.fromiter((int.from_bytes(digest, "little") < limit for digest in digests), dtype=bool, count=len(x))
 
 
-def load(config: Config, folder: Path, facts: Facts) -> DeviceSamples:
+def load(config: NodeConfig, folder: Path, facts: Facts) -> DeviceSamples:
     """Read, match, part and scale the samples of a device. Raises DataError with everything that does not fit."""
     train = _fitting(_request(config, folder, facts), facts)
     if config.data.test is not None:
@@ -126,13 +126,13 @@ def load(config: Config, folder: Path, facts: Facts) -> DeviceSamples:
     return DeviceSamples(_pair(_rows(train, ~out), facts), _pair(_rows(train, out), facts), train.dropped)
 
 
-def load_inputs(config: Config, folder: Path, facts: Facts) -> Tensor:
+def load_inputs(config: NodeConfig, folder: Path, facts: Facts) -> Tensor:
     """Read samples to predict, raw: (n, *shape) in the swarm's order of columns; classes are not needed."""
     raw = _fitting(replace(_request(config, folder, facts), labelled=False), facts)
     return torch.from_numpy(np.ascontiguousarray(matched(raw, facts)))
 
 
-def _request(config: Config, folder: Path, facts: Facts) -> DataRequest:
+def _request(config: NodeConfig, folder: Path, facts: Facts) -> DataRequest:
     numbers = facts.task == "regression"
     return DataRequest(config.data, folder, inputs=facts.inputs, most_bytes=config.limits.data_bytes, numbers=numbers)
 
@@ -190,7 +190,7 @@ class DeviceData:
     old samples in place, and `problem` says why.
     """
 
-    def __init__(self, config: Config, folder: Path, facts: Facts) -> None:
+    def __init__(self, config: NodeConfig, folder: Path, facts: Facts) -> None:
         self._config, self._folder, self._facts = config, folder, facts
         self._read = self._seen = self._look()
         self.problem: str | None = None

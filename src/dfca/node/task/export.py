@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfca.base.table import Table
 from dfca.export import write_onnx, write_safetensors
-from dfca.node.task.config import Config, absolute
+from dfca.node.task.config import NodeConfig, absolute
 from dfca.node.task.csv_table import write_csv
 from dfca.node.task.dataset import DeviceSamples as DeviceSamples
 from dfca.node.task.dataset import load_inputs
 from dfca.node.task.facts import Facts
 from dfca.node.task.learner import Architecture, HeldOutScore, Predictions, build, predict, score_all
 from dfca.node.task.scaling import Scaling
-from dfca.node.task.sections import Section
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Exported:
         }
 
 
-def _compact(section: Section) -> str:
+def _compact(section: Table) -> str:
     return json.dumps(section.plain(), separators=(",", ":"))
 
 
@@ -135,7 +135,7 @@ class Deployed(nn.Module):
         return probabilities, probabilities.argmax(dim=1)
 
 
-def predict_file(path: str, config: Config, folder: Path, facts: Facts, vector: Tensor) -> str:
+def predict_file(path: str, config: NodeConfig, folder: Path, facts: Facts, vector: Tensor) -> str:
     """Predict the samples of a file by one model (P,); returns CSV with a row per sample, in the file's order.
 
     path: as the user typed it; classes and additional columns in the file are ignored.

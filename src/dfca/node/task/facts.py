@@ -19,15 +19,29 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from dfca.base.errors import ConfigError
 from dfca.base.files import atomic_write, read_small
 from dfca.base.renamed import current, earlier, refuse_earlier
-from dfca.core.options import MOST_PERSONAL_STEPS
-from dfca.node.task.problems import check
-from dfca.node.task.sections import Field, Section, digest_of
+from dfca.base.table import Table, option
+from dfca.base.validation import check
+from dfca.core.method import (
+    MOST_PERSONAL_STEPS,
+    ElectionOptions,
+    ElectionRule,
+    LocalOptions,
+    MergeOptions,
+    Method,
+    MixingOptions,
+    StepOptions,
+)
+from dfca.core.rules.staleness import Staleness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,22 +66,23 @@ FOREVER = 2**53
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Size = Annotated[int, Field(ge=1, le=65_536, strict=True)]
-Number = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 
 
-class ModelFacts(Section):
+class ModelFacts(Table):
     """Which model, and how large; `size` and `digest` tell whether two devices build the same one."""
 
-    name: Literal["mlp", "cnn", "cnn1d", "factory"] = Field(default="mlp", description="mlp, cnn, cnn1d, or factory")
-    hidden: tuple[Size, ...] = Field(
+    name: Literal["mlp", "cnn", "cnn1d", "factory"] = option(default="mlp", description="mlp, cnn, cnn1d, or factory")
+    hidden: tuple[Size, ...] = option(
         default=(100,), strict=False, min_length=1, max_length=8, description="of the hidden layers; a cnn has one"
     )
-    channels: tuple[Size, Size] = Field(default=(32, 64), strict=False, description="filters of the two convolutions")
-    factory: str | None = Field(
+    channels: tuple[Size, Size] = option(default=(32, 64), strict=False, description="filters of the two convolutions")
+    factory: str | None = option(
         default=None, max_length=200, description='"package.module:function", called as make(shape, classes)'
     )
-    size: int = Field(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
-    digest: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes")
+    size: int = option(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
+    digest: str = option(
+        default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes"
+    )
 
     def __post_init__(self) -> None:
         if (self.name == "factory") != (self.factory is not None):
@@ -76,13 +91,13 @@ class ModelFacts(Section):
             raise ValueError(f"hidden has one layer in a {self.name}, got {len(self.hidden)}")
 
 
-class InputFacts(Section):
+class InputFacts(Table):
     """What one sample is: named features in this order, or an array of a shape."""
 
-    features: tuple[Name, ...] = Field(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
-    shape: tuple[Size, ...] = Field(default=(), strict=False, max_length=4, description="of an array without names")
-    ignored: tuple[Name, ...] = Field(default=(), strict=False, max_length=1000, description="columns to leave out")
-    kind: Literal["table", "array", "images"] = Field(default="table", description="images: 0..255, channels first")
+    features: tuple[Name, ...] = option(default=(), strict=False, max_length=MOST_FEATURES, description="columns")
+    shape: tuple[Size, ...] = option(default=(), strict=False, max_length=4, description="of an array without names")
+    ignored: tuple[Name, ...] = option(default=(), strict=False, max_length=1000, description="columns to leave out")
+    kind: Literal["table", "array", "images"] = option(default="table", description="images: 0..255, channels first")
 
     def __post_init__(self) -> None:
         if bool(self.features) == bool(self.shape):
@@ -100,11 +115,11 @@ class InputFacts(Section):
         return self.shape or (len(self.features),)
 
 
-class ScalingFacts(Section):
+class ScalingFacts(Table):
     """x' = curve((x - mean) / scale): one number for all, one per feature, or one per channel (first dimension)."""
 
-    mean: tuple[Number, ...] = Field(default=(0.0,), strict=False, min_length=1, max_length=MOST_FEATURES)
-    scale: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
+    mean: tuple[float, ...] = option(default=(0.0,), strict=False, min_length=1, max_length=MOST_FEATURES)
+    scale: tuple[Annotated[float, Field(gt=0)], ...] = option(
         default=(1.0,), strict=False, min_length=1, max_length=MOST_FEATURES
     )
 
@@ -118,100 +133,85 @@ class ScalingFacts(Section):
             raise ValueError("mean and scale must be numbers that a float32 holds, and scale at least 1e-37")
 
 
-class TargetFacts(Section):
+class TargetFacts(Table):
     """How the numbers that a regression predicts are scaled, by those of the founder: y' = (y - mean) / scale."""
 
-    mean: Number = Field(default=0.0, ge=-1e30, le=1e30)
-    scale: Number = Field(default=1.0, gt=1e-30, le=1e30)
+    mean: float = option(default=0.0, ge=-1e30, le=1e30)
+    scale: float = option(default=1.0, gt=1e-30, le=1e30)
 
 
-class LocalFacts(Section):
+MANY_STEPS = {"le": 1_000_000}
+
+
+class LocalFacts(
+    StepOptions,
+    steps={"default": 20, "ge": 1, "le": 100_000},
+    learning_rate={"le": 1e6},
+    batch_size={"default": 32},
+    weight_decay={"le": 1e6},
+):
     """How a member trains between two exchanges.
 
     The defaults reach 0.94 on 12 devices with digits turned four ways (`pytest -m slow -k turned_digits`); mini-batches
     cost the same on a device with a million samples.
     """
 
-    steps: int = Field(default=20, ge=1, le=100_000, description="gradient steps of a round")
-    learning_rate: Number = Field(default=0.1, gt=0, le=1e6)
-    batch_size: int | None = Field(default=32, ge=1, description="samples of a step; none: all of them")
-    momentum: Number = Field(default=0.0, ge=0, lt=1)
-    weight_decay: Number = Field(default=0.0, ge=0, le=1e6)
 
-
-class ElectionFacts(Section):
+class ElectionFacts(ElectionRule, warmup_steps=MANY_STEPS, most={"le": 1024}):
     """How the members elect the models that clusters begin with (`rules.election`)."""
 
-    warmup_steps: int = Field(default=50, ge=1, le=1_000_000)
-    level: Number = Field(default=0.001, gt=0, lt=0.5)
-    support: int = Field(default=2, ge=1)
-    patience: int = Field(default=5, ge=1)
-    most: int = Field(default=16, ge=1, le=1024)
-    quorum: Number = Field(default=0.8, gt=0, le=1, description="share of the members that must have warmed up")
+    quorum: float = option(default=0.8, gt=0, le=1, description="share of the members that must have warmed up")
 
 
-class MergingFacts(Section):
+class MergingFacts(MergeOptions, opens={"le": 36}, first=MANY_STEPS, every=MANY_STEPS, steps=MANY_STEPS):
     """How the members merge clusters that are not worth their data (`rules.merging`)."""
 
-    opens: int = Field(default=8, ge=2, le=36, description="clusters to begin with, at most one for 3 members")
-    first: int = Field(default=10, ge=1, le=1_000_000, description="rounds before the first survey")
-    every: int = Field(default=2, ge=1, le=1_000_000, description="rounds between two surveys")
-    worth: Number = Field(default=0.2, gt=0, description="clusters worth less are merged")
-    steps: int = Field(default=50, ge=0, le=1_000_000, description="personal steps before a model is judged")
+
+class StalenessFacts(Staleness, after={"default": 4.0}):
+    """How a message weighs by its age."""
 
 
-class StalenessFacts(Section):
-    """How a message weighs by its age (`peer.records.staleness`)."""
-
-    kind: Literal["constant", "polynomial", "hinge"] = "constant"
-    power: Number = Field(default=0.5, ge=0)
-    after: Number = Field(default=4.0, ge=0)
-    unit: Literal["updates", "rounds", "seconds"] = "updates"
-
-
-class Facts(Section):
+class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     """What all members of a swarm share."""
 
-    version: int = Field(default=VERSION, ge=1)
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="of the swarm, for people")
-    founder: str = Field(pattern=r"^[a-z2-7]{52}$", description="device ID of the founder, or ID of the authority")
-    nonce: str = Field(
+    version: int = option(default=VERSION, ge=1)
+    name: str = option(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="of the swarm, for people")
+    founder: str = option(pattern=r"^[a-z2-7]{52}$", description="device ID of the founder, or ID of the authority")
+    nonce: str = option(
         default_factory=lambda: secrets.token_hex(16),
         pattern=r"^[0-9a-f]{32}$",
         description="makes two swarms two, even if all else is equal",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = option(default=0, ge=0, lt=2**63)
     algorithm: Literal["dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local"] = "dfca-auto"
-    clusters: int | None = Field(default=None, ge=1, le=1024, description="none: found by the members")
-    rounds: int = Field(default=0, ge=0, le=FOREVER, description="0: for ever")
-    starts_with: int = Field(
+    clusters: int | None = option(default=None, ge=1, le=1024, description="none: found by the members")
+    rounds: int = option(default=0, ge=0, le=FOREVER, description="0: for ever")
+    starts_with: int = option(
         default=1, ge=1, le=100_000, description="members that must have joined before anybody begins to train"
     )
     model: ModelFacts = ModelFacts()
     inputs: InputFacts
-    task: Literal["classification", "regression"] = Field(default="classification", description="what is predicted")
-    label: Name = Field(
+    task: Literal["classification", "regression"] = option(
+        default="classification", since=2, description="what is predicted"
+    )
+    label: Name = option(
         default="label", description="the column with the class or the number, where a device names no other"
     )
-    classes: tuple[Name, ...] = Field(default=(), strict=False, max_length=65_536, description="none of a regression")
+    classes: tuple[Name, ...] = option(default=(), strict=False, max_length=65_536, description="none of a regression")
     target: TargetFacts = TargetFacts()
     scaling: ScalingFacts = ScalingFacts()
     local: LocalFacts = LocalFacts()
-    aggregation: Literal["batch", "sequential"] = "sequential"
-    timeout_s: Number | None = Field(default=None, gt=0, description='how long "batch" waits; none: for ever')
-    weights: Literal["uniform", "metropolis"] = "uniform"
-    share: Literal["trained", "all", "relay"] = "trained"
-    robust: Literal["none", "clip", "trimmed", "median"] = Field(
-        default="none", description="how members guard against those that lie: mixing.robust of an experiment"
-    )
-    personal: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] = Field(
-        default=0, description="steps of a member on its own samples before it uses its model; auto: it picks them"
+    personal: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] = option(
+        default=0,
+        since=2,
+        description="steps of a member on its own samples before it uses its model; auto: it picks them",
     )
     election: ElectionFacts = ElectionFacts()
-    revives: bool | None = Field(default=None, description="open clusters later too; none: as the algorithm says")
-    merging: MergingFacts | None = Field(
-        default=None, description="how clusters are merged; none: the election decides how many there are"
+    revives: bool | None = option(default=None, description="open clusters later too; none: as the algorithm says")
+    merging: MergingFacts | None = option(
+        default=None, since=2, description="how clusters are merged; none: the election decides how many there are"
     )
+    timeout_s: float | None = option(default=None, gt=0, description='how long "batch" waits; none: for ever')
     staleness: StalenessFacts = StalenessFacts()
     payload: Literal["float32", "bf16", "int8"] = "float32"
     compression: Literal["none", "zstd"] = "none"
@@ -235,24 +235,16 @@ class Facts(Section):
 
     def to_bytes(self) -> bytes:
         """Write the canonical bytes: JSON with sorted keys and without spaces, ASCII."""
-        # A swarm that classifies keeps the name that it had before there were other tasks.
-        left_out = {"task", "target"} if self.task == "classification" else set()
-        if self.robust == "none":  # nor does one without a guard have another name than before there was one
-            left_out.add("robust")
-        if self.merging is None:
-            left_out.add("merging")
-        if self.personal == 0:
-            left_out.add("personal")
-        plain = {key: value for key, value in self.plain().items() if key not in left_out}
+        # Without keys that came later and have their defaults: a swarm keeps the name that it had before them.
+        plain = self.as_of(1)
+        if self.task == "classification":
+            del plain["target"]
         plain["algorithm"] = earlier(self.algorithm)  # so are the bytes of a swarm of 0.2, and its nodes may join
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, checked: str | None = None) -> Facts:
-        """Read facts that somebody handed on; checked: the SHA-256 of facts that were checked before.
-
-        Raises ConfigError with everything that is wrong.
-        """
+    def from_bytes(cls, data: bytes) -> Facts:
+        """Read facts that somebody handed on. Raises ConfigError with everything that is wrong."""
         if len(data) > LARGEST:
             raise ConfigError(f"the swarm's facts must be at most {LARGEST} bytes, got {len(data)}")
         try:
@@ -269,7 +261,7 @@ class Facts(Section):
             )
         if isinstance(content.get("algorithm"), str):
             content["algorithm"] = current(content["algorithm"])
-        return cls.of_checked(content) if digest_of(data) == checked else cls.checked(content)
+        return cls.checked(content)
 
     @classmethod
     def checked(cls, content: dict[str, Any]) -> Facts:
@@ -316,67 +308,64 @@ class Facts(Section):
 
     def make_algorithm(self) -> Algorithm:
         """Make the algorithm's record, with the swarm's own way of electing."""
-        from dataclasses import replace
-
         from dfca import algorithms
-        from dfca.core.options import ElectionOptions, MergeOptions
         from dfca.core.rules.surveys import merging_of
 
         algorithm = algorithms.get(self.algorithm)
-        options = self.election.plain() | {"bounded": self.robust != "none"}
-        del options["quorum"]
-        revives = algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected"
-        surveys = None if self.merging is None else MergeOptions(**self.merging.plain())
-        merging = merging_of(algorithm.merging and surveys, self.rounds or None, self.clusters)
-        return replace(algorithm, election=ElectionOptions(**options), revives=revives, merging=merging)
+        surveys = algorithm.merging and self.merging and self.merging.narrowed(MergeOptions)
+        return replace(
+            algorithm,
+            election=self.election.narrowed(ElectionOptions, bounded=self.robust != "none"),
+            revives=algorithm.revives if self.revives is None else self.revives and algorithm.start == "elected",
+            merging=merging_of(surveys, self.rounds or None, self.clusters),
+        )
+
+    @cached_property
+    def method(self) -> Method:
+        """What the members run: the algorithm's options with the swarm's."""
+        algorithm = self.make_algorithm()
+        return self.narrowed(
+            Method,
+            local=self.local.narrowed(LocalOptions),
+            staleness=self.staleness.narrowed(Staleness),
+            election=algorithm.election,
+            revives=algorithm.revives,
+            quorum=self.election.quorum,
+            merging=algorithm.merging,
+        )
 
     def peer_options(self, number: int, neighbours: Sequence[int], **changes: Any) -> PeerOptions:
         """Make what `peer.Peer` needs to know; changes: other fields of `PeerOptions`."""
-        import torch
-
         from dfca.core.exchange import rules_of
         from dfca.peer.records.options import PeerOptions
-        from dfca.peer.records.staleness import Staleness
 
         algorithm = self.make_algorithm()
-        fields: dict[str, Any] = {
-            "size": self.model_size,
-            "dtype": torch.float32,
-            "start": algorithm.start,
-            "rounds": self.rounds or FOREVER,
-            "seed": self.seed,
-            "clusters": self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1),
-            "aggregation": self.aggregation,
-            "timeout_s": self.timeout_s,
-            "staleness": Staleness(**self.staleness.plain()),
-            "election": algorithm.election,
-            "revives": algorithm.revives,
-            "quorum": self.election.quorum,
-            "merging": algorithm.merging,
-            "observation": 1.0 if self.merging is None else self.merging.steps / self.local.steps,
-            "personal": self.personal,
-        }
-        rules = rules_of(number, len(neighbours), algorithm, self.weights, self.share, robust=self.robust)
-        return PeerOptions(rules=rules, neighbours=tuple(neighbours), **{**fields, **changes})
+        known = self.clusters if algorithm.start == "elected" else algorithm.bank_size(self.clusters or 1)
+        options = PeerOptions(
+            rules=rules_of(number, len(neighbours), algorithm, self),
+            neighbours=tuple(neighbours),
+            size=self.model_size,
+            start=algorithm.start,
+            rounds=self.rounds or FOREVER,
+            seed=self.seed,
+            clusters=known,
+            method=self.method,
+        )
+        return replace(options, **changes)
 
     def client(self, number: int, degree: int, samples: tuple[Tensor, Tensor], model: Architecture) -> Client:
         """Make the client that a `Worker` computes for: samples x (n, *shape), scaled, and y (n,)."""
         from dfca.core.client import Client
-        from dfca.core.learning.local import LocalOptions
 
-        x, y = samples
         return Client(
             id=number,
             degree=degree,
-            x=x,
-            y=y,
+            x=samples[0],
+            y=samples[1],
             model=model.flat,
             make_model=model.make,
             algorithm=self.make_algorithm(),
             clusters=self.clusters or 1,
-            local=LocalOptions(**self.local.plain()),
             seed=self.seed,
-            weights=self.weights,
-            share=self.share,
-            robust=self.robust,
+            method=self.method,
         )

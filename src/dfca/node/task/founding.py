@@ -1,7 +1,7 @@
 """Found a swarm, or make a device ready to join one: what `dfca node init` and `dfca node join` do with data.
 
 config, facts = init_swarm(folder, identity.id, Founding(data="a.csv", label="activity"))
-config = join_swarm(folder, facts, Joining(data="b.csv"))
+config = join_swarm(folder, facts, JoinPlan(data="b.csv"))
 problems = check_fits(facts, config, folder)        # [] where all is well
 """
 
@@ -14,7 +14,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from dfca.base.errors import ConfigError, DataError, DfcaError, unknown
-from dfca.node.task.config import MODULE, Config, DataConfig, absolute
+from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
 from dfca.node.task.facts import ALGORITHMS, Facts
@@ -28,7 +28,7 @@ TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True)
-class Joining:
+class JoinPlan:
     """What the user says of a device; what is not said is found, or taken from the swarm.
 
     name: of the device, the folder's if not given. settings: any other keys of node.toml by section, e.g. {"network":
@@ -47,7 +47,7 @@ class Joining:
 
 
 @dataclass(frozen=True)
-class Founding(Joining):
+class Founding(JoinPlan):
     """What the founder says of the swarm as well.
 
     model: mlp, cnn, cnn1d or "module:function"; hidden: units of its hidden layers; classes: all that any device may
@@ -66,7 +66,7 @@ class Founding(Joining):
     agreed: dict[str, Any] | None = None
 
 
-def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, Facts]:
+def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfig, Facts]:
     """Settle the facts of a new swarm and the settings of its founder; reads the data, writes nothing.
 
     founder: the device ID, or the authority's ID. `config.save(folder)` and `facts.save(folder)` write both.
@@ -99,7 +99,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[Config, F
     return config, facts
 
 
-def join_swarm(folder: Path, facts: Facts, options: Joining) -> Config:
+def join_swarm(folder: Path, facts: Facts, options: JoinPlan) -> NodeConfig:
     """Settle the settings of a device that joins a swarm; reads the data, writes nothing.
 
     Raises DfcaError with everything that does not fit.
@@ -110,7 +110,7 @@ def join_swarm(folder: Path, facts: Facts, options: Joining) -> Config:
     return config
 
 
-def check_fits(facts: Facts, config: Config, folder: Path) -> list[str]:
+def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
     """List everything about a device that does not fit a swarm: its data, and the model where it is code."""
     found: list[str] = []
     for path in [config.data.path, *([config.data.test] if config.data.test else [])]:
@@ -132,7 +132,7 @@ def check_fits(facts: Facts, config: Config, folder: Path) -> list[str]:
     return found
 
 
-def _config(folder: Path, options: Joining, label: str, ignored: tuple[str, ...]) -> Config:
+def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...]) -> NodeConfig:
     """Make the settings from what the user typed; paths become absolute, as the node may start elsewhere."""
     data: dict[str, Any] = {
         "path": absolute(options.data),
@@ -152,10 +152,10 @@ def _config(folder: Path, options: Joining, label: str, ignored: tuple[str, ...]
             content[section] = {**content.get(section, {}), **values}
         else:
             content[section] = values
-    return Config.checked(content, "the settings")
+    return NodeConfig.checked(content, "the settings")
 
 
-def _own_model(options: Joining) -> str | None:
+def _own_model(options: JoinPlan) -> str | None:
     return options.model if isinstance(options, Founding) and MODULE.match(options.model) else None
 
 
@@ -177,7 +177,7 @@ def _defaults(algorithm: str) -> dict[str, Any]:
     return {"merging": None if record.merging is None else {}, "personal": record.personal_steps}
 
 
-def _inputs(raw: Raw, config: Config) -> dict[str, Any]:
+def _inputs(raw: Raw, config: NodeConfig) -> dict[str, Any]:
     if raw.names is not None:
         return {"features": raw.names, "ignored": config.data.ignore}
     return {"shape": raw.x.shape[1:], "kind": raw.kind}

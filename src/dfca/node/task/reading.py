@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dfca.base.errors import DataError
+from dfca.base.validation import printable
 from dfca.node.task.config import DataConfig
-from dfca.node.task.csv_table import Table, Wanted, class_name, listed, number, read_csv, unreadable
-from dfca.node.task.problems import printable
+from dfca.node.task.csv_table import Columns, Wanted, class_name, listed, number, read_csv, unreadable
 
 if TYPE_CHECKING:
     from dfca.node.task.facts import InputFacts
@@ -135,11 +135,11 @@ def _short(error: Exception) -> str:
     return printable(" ".join(str(error).split()), 200) or "no reason given"
 
 
-def _of_table(table: Table) -> Raw:
+def _of_table(table: Columns) -> Raw:
     return Raw("table", table.values, table.labels, table.names, table.dropped)
 
 
-def _read_parquet(path: Path, request: DataRequest) -> Table:
+def _read_parquet(path: Path, request: DataRequest) -> Columns:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -158,10 +158,10 @@ def _read_parquet(path: Path, request: DataRequest) -> Table:
     columns = [np.asarray(content[name].cast(pa.float64()).to_numpy(), np.float64) for name in used]
     values = np.stack(columns, axis=1)
     classes = None if label is None else [_plain(value) for value in content[names[label]].to_pylist()]
-    return _without_gaps(Table(tuple(used), values, classes), path, request)
+    return _without_gaps(Columns(tuple(used), values, classes), path, request)
 
 
-def _without_gaps(table: Table, path: Path, request: DataRequest) -> Table:
+def _without_gaps(table: Columns, path: Path, request: DataRequest) -> Columns:
     """Drop or refuse rows with missing values."""
     bad = ~np.isfinite(table.values).all(axis=1)
     if table.labels is not None:
@@ -180,7 +180,7 @@ def _without_gaps(table: Table, path: Path, request: DataRequest) -> Table:
     if bad.all():
         raise DataError(f"{path} has no rows, all {len(bad)} have empty values")
     labels = None if table.labels is None else [x for x, gone in zip(table.labels, bad, strict=True) if not gone]
-    return Table(table.names, table.values[~bad], labels, int(bad.sum()))
+    return Columns(table.names, table.values[~bad], labels, int(bad.sum()))
 
 
 def _read_npz(path: Path, request: DataRequest) -> dict[str, np.ndarray]:

@@ -96,7 +96,7 @@ class Worker:
         seen, merging = self._client(held_out=True), self.client.algorithm.merging
         assert self.unseen is not None
         assert merging is not None  # else nobody surveys
-        local = plain(effective(seen.local, seen.algorithm), merging.steps)
+        local = plain(effective(seen.method.local, seen.algorithm), merging.steps)
         with seeded(seen.seed, "noise", seen.id, -1):
             held = self.unseen.x, self.unseen.y
             return observe(seen.model, bank, job.slots, job.follows, job.followers, (seen.x, seen.y), held, local)
@@ -106,7 +106,8 @@ class Worker:
         client, parts = self._client(job.held_out), self._parts(job)
         begin = initial(client.model, client.make_model, client.seed, "init", 0).to(client.x.device)
         own, x, y = begin, client.x[parts.warm], client.y[parts.warm]
-        for stage, options in enumerate(client.algorithm.election.warmup(effective(client.local, client.algorithm))):
+        local = effective(client.method.local, client.algorithm)
+        for stage, options in enumerate(client.algorithm.election.warmup(local)):
             with seeded(client.seed, "noise", client.id, -1 - stage):
                 own = local_steps(client.model, own, x, y, options)
         own = own if bool(torch.isfinite(own).all()) else begin

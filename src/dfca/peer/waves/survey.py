@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from operator import add as plus
 from typing import Any, NamedTuple
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.core.rules.merging import Observation, Survey, add, count, decide, nothing, observes, unsettled
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys

@@ -366,7 +366,7 @@ class PeerHost:
         Where clusters are merged: how many were opened, and how many are left, 0 while surveys go on.
         """
         holders = [peer for peer in self.peers if isinstance(peer, Peer) and peer.lineage]
-        if holders and holders[0].options.merging is not None:
+        if holders and holders[0].options.method.merging is not None:
             first = holders[0]
             return len(first.lineage[0].slots), len(first.open_clusters) if first.lineage[-1].last else 0
         server, held = self.peers[SERVER], [each.models for each in self.held()]
@@ -444,30 +444,27 @@ def make_machine(
 
 
 def peer_options(
-    setting: Setting, pool: ClientPool, near: Sequence[Sequence[int]], **changes: Any
+    setting: Setting, pool: ClientPool, near: Sequence[Sequence[int]], rounds: int, **changes: Any
 ) -> list[PeerOptions]:
-    """Make what does not change about the peers of a setting, the server's last."""
+    """Make what does not change about the peers of a setting, the server's last; changes: of the method."""
     algorithm, clients = setting.algorithm, setting.clients
     ids = [*range(clients), *([SERVER] if len(near) > clients else [])]
-    rules = algorithm, setting.weights, setting.share, pool.start.layout, setting.robust
-    observation = 1.0 if setting.merging is None else setting.merging.steps / max(1, setting.local.passes)
+    method, layout = setting.method.changed(**changes), pool.start.layout
+    if pool.dry:
+        method = method.changed(revives=False, merging=None)
+    if pool.dry or not pool.rounds:
+        method = method.changed(personal=0)
     return [
         PeerOptions(
-            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), *rules),
+            rules=rules_of(i, 0 if i == SERVER else setting.graph.degree(i), algorithm, method, layout),
             neighbours=tuple(near[i]),
             size=pool.size,
             dtype=setting.dtype,
             start="shared" if pool.dry and algorithm.start == "elected" else algorithm.start,
             seed=setting.seed,
             clusters=setting.clusters if pool.elects else pool.models,
-            aggregation=setting.aggregation,  # type: ignore[arg-type]
-            participation=setting.participation,
-            election=setting.election,
-            revives=algorithm.revives and not pool.dry,
-            merging=None if pool.dry else setting.merging,
-            observation=observation,
-            personal=setting.last_steps if pool.rounds and not pool.dry else 0,
-            **changes,
+            rounds=rounds,
+            method=method,
         )
         for i in ids
     ]

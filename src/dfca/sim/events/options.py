@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
-from dfca.base.errors import ConfigError
-from dfca.peer.records.staleness import Staleness
-
-if TYPE_CHECKING:
-    from dfca.sim.events.books import Line
+from dfca.base.table import Table, option
+from dfca.core.rules.staleness import Staleness
 
 MAX_EVENTS = 100_000_000
-"""A run ends here at the latest: no setting may run for ever."""
+"""A run ends here at the latest."""
 
 
-@dataclass(frozen=True)
-class EventOptions:
-    """What an `EventSimulation` is asked for besides its setting and its world.
+class ClockOptions(Table, kw_only=True):
+    """When a run in virtual time ends, waits and is evaluated.
 
-    It ends after `until_s` seconds, or when every client has done `rounds` rounds; without either, the setting's
-    rounds. timeout_s: how long `batch`, or a server, waits for others, None: for ever. evaluate_every_s None: whenever
-    clients have done `setting.evaluate_every` more rounds on average. quorum: the share of the clients that an election
-    waits for. trace: keep all records. replay: the trace of an earlier run of the same setting; nothing is drawn and no
-    clock runs, the peers are driven by it, and the result is bit-identical. dry: nothing is trained, elected or scored:
-    the clockwork alone.
+    It ends after `until_s`, or when every client has done its rounds; a client that has done them stops.
     """
 
-    until_s: float | None = None
-    rounds: int | None = None
-    timeout_s: float | None = None
-    staleness: Staleness = field(default_factory=Staleness)
-    evaluate_every_s: float | None = None
-    quorum: float = 0.8
-    trace: bool = False
-    replay: Sequence[Line] | None = None
-    dry: bool = False
-    max_events: int = MAX_EVENTS
+    until_s: float | None = option(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="virtual seconds after which the run ends; default: after rounds",
+    )
+    timeout_s: float | None = option(
+        default=None, gt=0, description="how long batch and a server wait; default: for ever"
+    )
+    staleness: Staleness = Staleness()
+    evaluate_every_s: float | None = option(
+        default=None, gt=0, allow_inf_nan=False, description="default: evaluation.every rounds on average"
+    )
+    quorum: float = option(
+        default=0.8, gt=0, le=1, description="share of the clients in reach that an election waits for"
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("until_s", "evaluate_every_s"):
-            value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf):
-                raise ConfigError(f"{name} must be > 0 and finite, got {value}")
-        if self.rounds is not None and self.rounds < 1:
-            raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum must be in (0, 1], got {self.quorum}")
+
+class EventOptions(ClockOptions, kw_only=True):
+    """What an `EventSimulation` is asked for besides its setting and its world."""
+
+    rounds: int | None = option(default=None, ge=1)  # of every client; None: the setting's
+    trace: bool = False  # keep all records
+    replay: Sequence[Any] | None = None  # lines of a trace, which drive the peers: the result is bit-identical
+    dry: bool = False  # nothing is trained, elected or scored: the clockwork alone
+    max_events: int = MAX_EVENTS

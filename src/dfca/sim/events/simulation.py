@@ -87,7 +87,7 @@ class EventSimulation:
             setting,
             self.pool,
             near,
-            rounds=rounds or sys.maxsize,
+            rounds or sys.maxsize,
             timeout_s=options.timeout_s,
             staleness=options.staleness,
             quorum=options.quorum,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from dfca.base.errors import ConfigError, unknown
+from dfca.base.table import Table, option
 from dfca.core.rng import derive
 
 SERVER = -1
@@ -20,8 +20,6 @@ SERVER = -1
 FLOAT_BYTES = 4
 """Models travel as 32-bit floats, whatever a simulation computes in."""
 
-ComputeKind = Literal["constant", "lognormal", "pareto"]
-COMPUTE_KINDS: tuple[ComputeKind, ...] = ("constant", "lognormal", "pareto")
 _NORMAL = NormalDist()
 
 
@@ -30,54 +28,74 @@ def draw(seed: int, *names: str | int) -> float:
     return (derive(seed, *names) + 0.5) / 2**32
 
 
-@dataclass(frozen=True)
-class Devices:
+def seconds(default: float, **about: Any) -> Any:
+    """Declare a time or a spread, >= 0 and finite, of a table."""
+    return option(default=default, ge=0, allow_inf_nan=False, **about)
+
+
+def probability(default: float, **about: Any) -> Any:
+    """Declare a probability of a table."""
+    return option(default=default, ge=0, le=1, **about)
+
+
+class Devices(Table):
     """A class of slow (or fast) devices: this share of the clients takes `slowdown` times as long for everything."""
 
-    share: float
-    slowdown: float
+    called: ClassVar[str] = "devices.{}"
 
-    def __post_init__(self) -> None:
-        _check_share("devices.share", self.share)
-        if not (0 < self.slowdown < math.inf):
-            raise ConfigError(f"devices.slowdown must be > 0 and finite (1 is no slowdown), got {self.slowdown}")
+    share: float = option(ge=0, le=1, description="of the clients")
+    slowdown: float = option(
+        gt=0,
+        allow_inf_nan=False,
+        demand="> 0 and finite (1 is no slowdown)",
+        description="times as long for every step",
+    )
 
 
-@dataclass(frozen=True)
-class Compute:
+class Compute(Table):
     """How long a client computes: a round of s local steps takes step_s * max(s, 1) * slowdown * noise seconds.
 
     noise, drawn anew for each round: "constant" 1; "lognormal" exp(spread z), median 1; "pareto" u**(-1/tail), at least
     1, with rare long ones: the smaller `tail`, the longer. Classes of devices are dealt exactly, by lot.
     """
 
-    step_s: float = 1.0
-    kind: ComputeKind = "constant"
-    spread: float = 0.5
-    tail: float = 2.0
-    devices: tuple[Devices, ...] = ()
+    called: ClassVar[str] = "compute.{}"
+
+    step_s: float = option(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        advice="without it time would stand still",
+        description="seconds of one local step of an ordinary client",
+    )
+    kind: Literal["constant", "lognormal", "pareto"] = option(
+        default="constant", called="compute kind", description="how a round's time varies around that"
+    )
+    spread: float = seconds(0.5, description="lognormal: standard deviation of its logarithm")
+    tail: float = option(
+        default=2.0,
+        gt=0,
+        allow_inf_nan=False,
+        demand="> 0 and finite (2 is usual)",
+        description="pareto: shape; small is a heavy tail",
+    )
+    devices: tuple[Devices, ...] = option(
+        default=(), strict=False, description="several classes of devices, instead of slow_share and slowdown"
+    )
 
     def __post_init__(self) -> None:
-        if not (0 < self.step_s < math.inf):
-            raise ConfigError(
-                f"compute.step_s must be > 0 and finite, got {self.step_s}; without it time would stand still"
-            )
-        if self.kind not in COMPUTE_KINDS:
-            raise unknown("compute kind", self.kind, COMPUTE_KINDS)
-        _check_delay("compute.spread", self.spread)
-        if not (0 < self.tail < math.inf):
-            raise ConfigError(f"compute.tail must be > 0 and finite (2 is usual), got {self.tail}")
-        if (total := sum(each.share for each in self.devices)) > 1 + 1e-9:
+        super().__post_init__()
+        if (total := sum(devices.share for devices in self.devices)) > 1 + 1e-9:
             raise ConfigError(f"the shares of compute.devices must add up to at most 1, got {total:g}")
 
     def slowdowns(self, seed: int, clients: int) -> list[float]:
         """Deal the classes of devices out: (N,) factors."""
         order = sorted(range(clients), key=lambda i: (draw(seed, "device", i), i))
         factors, begin = [1.0] * clients, 0.0
-        for each in self.devices:
-            for i in order[round(begin * clients) : round((begin + each.share) * clients)]:
-                factors[i] = each.slowdown
-            begin += each.share
+        for devices in self.devices:
+            for i in order[round(begin * clients) : round((begin + devices.share) * clients)]:
+                factors[i] = devices.slowdown
+            begin += devices.share
         return factors
 
     def noise(self, seed: int, client: int, round: int) -> float:
@@ -88,8 +106,7 @@ class Compute:
         return math.exp(self.spread * _NORMAL.inv_cdf(u)) if self.kind == "lognormal" else u ** (-1 / self.tail)
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Table):
     """How a message travels: after B / bandwidth seconds on the sender's uplink, `latency_s` on the way.
 
     The messages of one sender share its uplink: they leave one after the other. spread 0 is a constant latency, above
@@ -97,14 +114,15 @@ class Link:
     of clients whose bandwidth is another.
     """
 
-    latency_s: float = 0.0
-    spread: float = 0.0
+    called: ClassVar[str] = "link.{}"
+
+    latency_s: float = seconds(0.0, description="median time of a message, in seconds")
+    spread: float = seconds(0.0, description="of its logarithm; above 0 messages overtake each other")
     bandwidth_bytes_s: float = math.inf
     uplinks: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check_delay("link.latency_s", self.latency_s)
-        _check_delay("link.spread", self.spread)
+        super().__post_init__()
         for value in (self.bandwidth_bytes_s, *(bandwidth for _, bandwidth in self.uplinks)):
             if not value >= 0:
                 raise ConfigError(f"link.bandwidth_bytes_s must be >= 0 (inf: no limit), got {value}")
@@ -126,34 +144,27 @@ class Link:
         return self.latency_s * math.exp(self.spread * _NORMAL.inv_cdf(draw(seed, "latency", sender, receiver, number)))
 
 
-@dataclass(frozen=True)
-class Faults:
+class Faults(Table):
     """The probabilities that a message is lost, arrives twice, or arrives with a payload that is broken."""
 
-    loss: float = 0.0
-    duplication: float = 0.0
-    corruption: float = 0.0
+    called: ClassVar[str] = "faults.{}"
 
-    def __post_init__(self) -> None:
-        for name in ("loss", "duplication", "corruption"):
-            _check_share(f"faults.{name}", getattr(self, name))
+    loss: float = probability(0.0, description="probability that a model is lost")
+    duplication: float = probability(0.0, description="... that it arrives twice")
+    corruption: float = probability(0.0, description="... that it arrives broken")
 
 
-@dataclass(frozen=True)
-class Churn:
+class Churn(Table):
     """Clients leave and return, each as a Poisson process: `leaves_per_s` while here, back after `away_s` on average.
 
-    keeps: it returns with its bank; otherwise it returns empty and takes its neighbours' models.
+    A client that does not keep its models returns empty and takes its neighbours'.
     """
 
-    leaves_per_s: float = 0.0
-    away_s: float = 60.0
-    keeps: bool = True
+    called: ClassVar[str] = "churn.{}"
 
-    def __post_init__(self) -> None:
-        _check_delay("churn.leaves_per_s", self.leaves_per_s)
-        if not (0 < self.away_s < math.inf):
-            raise ConfigError(f"churn.away_s must be > 0 and finite, got {self.away_s}")
+    leaves_per_s: float = seconds(0.0, description="how often a client leaves, instead of away")
+    away_s: float = option(default=60.0, gt=0, allow_inf_nan=False, description="mean length of an absence, in seconds")
+    keeps: bool = option(default=True, description="whether a client returns with its models")
 
     @staticmethod
     def of_share(away: float, away_s: float = 60.0, keeps: bool = True) -> Churn:
@@ -176,19 +187,20 @@ class Churn:
         return -math.log(draw(seed, "absence", client, number)) * self.away_s
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Table):
     """No message passes between two groups from begin_s to end_s. Clients in no group are one group together.
 
     A server is on the side of the largest group (of the first of several): the others cannot reach it.
     """
 
-    begin_s: float
+    called: ClassVar[str] = "partition.{}"
+
+    begin_s: float = option(ge=0, allow_inf_nan=False, description="when it begins")
     end_s: float
     groups: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        _check_delay("partition.begin_s", self.begin_s)
+        super().__post_init__()
         if not self.begin_s < self.end_s:
             raise ConfigError(f"a partition must end after it begins ({self.begin_s} s), got end_s {self.end_s}")
         named = [client for group in self.groups for client in group]
@@ -206,48 +218,46 @@ class Partition:
         return max(sides, key=lambda side: (sides.count(side), -sides.index(side)))
 
 
-@dataclass(frozen=True)
-class Absence:
+class Absence(Table):
     """A client is away from begin_s to end_s (inf: for good), as `sim.events.availability` reads it from a file.
 
     What it does with its bank is the churn's `keeps`.
     """
 
+    called: ClassVar[str] = "absence.{}"
+
     client: int
-    begin_s: float
+    begin_s: float = option(ge=0, allow_inf_nan=False)
     end_s: float
 
     def __post_init__(self) -> None:
-        _check_delay("absence.begin_s", self.begin_s)
+        super().__post_init__()
         if not self.begin_s < self.end_s:
             raise ConfigError(f"an absence must end after it begins ({self.begin_s} s), got end_s {self.end_s}")
 
 
-@dataclass(frozen=True)
-class LateJoiner:
+class LateJoiner(Table):
     """A client that is not there before at_s; it begins with the models of its neighbours."""
 
-    client: int
-    at_s: float
+    called: ClassVar[str] = "late_joiner.{}"
 
-    def __post_init__(self) -> None:
-        _check_delay("late_joiner.at_s", self.at_s)
+    client: int = option(ge=0, description="its number")
+    at_s: float = option(ge=0, allow_inf_nan=False, description="when it comes")
 
 
-@dataclass(frozen=True)
-class World:
+class World(Table):
     """All of it. The default is ideal: equal speeds, no delays, no faults; then time is a round counter."""
 
-    compute: Compute = field(default_factory=Compute)
-    link: Link = field(default_factory=Link)
-    faults: Faults = field(default_factory=Faults)
-    churn: Churn = field(default_factory=Churn)
+    compute: Compute = Compute()
+    link: Link = Link()
+    faults: Faults = Faults()
+    churn: Churn = Churn()
     partitions: tuple[Partition, ...] = ()
     late_joiners: tuple[LateJoiner, ...] = ()
     absences: tuple[Absence, ...] = ()
 
     def check(self, degrees: Sequence[int], model_bytes: int, timeout_s: float | None) -> None:
-        """Raise ConfigError where this world cannot be lived in by these clients: degrees (N,), one per client."""
+        """Raise ConfigError where these clients cannot run in this world: degrees (N,), one per client."""
         clients = len(degrees)
         joiners = [each.client for each in self.late_joiners]
         named = {
@@ -356,13 +366,3 @@ def check_clients(what: str, ids: Iterable[int], clients: int) -> None:
     for client in ids:
         if not 0 <= client < clients:
             raise ConfigError(f"{what} names client {client}; the clients are 0..{clients - 1}")
-
-
-def _check_delay(name: str, value: float) -> None:
-    if not (0 <= value < math.inf):
-        raise ConfigError(f"{name} must be >= 0 and finite, got {value}")
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be in 0..1, got {value}")

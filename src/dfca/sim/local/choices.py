@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
-from dfca.base.errors import ConfigError, unknown
+from dfca.base.table import Table, option
 
 EngineName = Literal["auto", "stacked", "loop", "threads"]
-ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "loop", "threads")
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 Place = Literal["memory", "disk", "auto"]
-PLACES: tuple[Place, ...] = ("memory", "disk", "auto")
+PLACES: tuple[Place, ...] = get_args(Place)
 LiarKind = Literal["flip-signs", "noise", "swap-labels", "stale", "self-vote"]
-LIAR_KINDS: tuple[LiarKind, ...] = ("flip-signs", "noise", "swap-labels", "stale", "self-vote")
+LIAR_KINDS: tuple[LiarKind, ...] = get_args(LiarKind)
 
 
-@dataclass(frozen=True)
-class LiarOptions:
-    """Clients that lie (`sim.liars`): a share of them, the same in every run with a seed; scale: of the noise."""
+class LiarOptions(Table):
+    """Clients that lie (`sim.liars`), the same in every run with a seed; scores are those of the honest."""
 
-    share: float
-    kind: LiarKind
-    scale: float = 1.0
+    called: ClassVar[str] = "liars.{}"
 
-    def __post_init__(self) -> None:
-        if self.kind not in LIAR_KINDS:
-            raise unknown("liars.kind", self.kind, LIAR_KINDS)
-        if not 0 <= self.share < 1:
-            raise ConfigError(f"liars.share must be in [0, 1), got {self.share}; somebody must be honest")
-        if not self.scale > 0:
-            raise ConfigError(f"liars.scale must be > 0, got {self.scale}")
+    share: float = option(
+        ge=0,
+        lt=1,
+        advice="somebody must be honest",
+        description="of the clients that lie; who they are follows the seed",
+    )
+    kind: LiarKind = option(
+        description="what they do: send models with flipped signs or with noise, train on swapped labels, send their "
+        "first model for ever, or claim in elections that only their own model fits"
+    )
+    scale: float = option(
+        default=1.0, gt=0, description="standard deviation of the noise that is added to every weight"
+    )

@@ -54,7 +54,7 @@ from dfca.core.learning.local import (
 )
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import Loss
-from dfca.core.options import ElectionOptions
+from dfca.core.method import ElectionOptions
 from dfca.core.rng import seeded
 from dfca.core.rules.merging import judge
 from dfca.core.rules.personal import GRID, plain

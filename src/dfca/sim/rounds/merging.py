@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfca.core.options import MergeOptions
+from dfca.core.method import MergeOptions
 from dfca.core.rules.merging import EXCESSES, Observation, Plan, decide, nothing, observes, order_of, total, unsettled
 from dfca.core.rules.surveys import Schedule, is_settled
 from dfca.peer.records.messages import Call

@@ -15,19 +15,13 @@ In the ideal world all three are 0 for every message.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from dfca.base.errors import ConfigError, unknown
-
-StalenessKind = Literal["constant", "polynomial", "hinge"]
-STALENESS_KINDS: tuple[StalenessKind, ...] = ("constant", "polynomial", "hinge")
-StalenessUnit = Literal["updates", "rounds", "seconds"]
-STALENESS_UNITS: tuple[StalenessUnit, ...] = ("updates", "rounds", "seconds")
+from dfca.base.errors import ConfigError
+from dfca.base.table import Table, option
 
 
-@dataclass(frozen=True)
-class Staleness:
+class Staleness(Table):
     """How a message of age d weighs, and what the age is measured in.
 
     constant 1; polynomial (1 + d)**-power; hinge 1 up to d = `after`, then 1 / (1 + power (d - after)).
@@ -36,20 +30,25 @@ class Staleness:
     0.5
     """
 
-    kind: StalenessKind = "constant"
-    power: float = 0.5
-    after: float = 4
-    unit: StalenessUnit = "updates"
+    called: ClassVar[str] = "staleness.{}"
+
+    kind: Literal["constant", "polynomial", "hinge"] = option(
+        default="constant", called="staleness", description="constant: all models weigh alike, however old"
+    )
+    power: float = option(
+        default=0.5, ge=0, allow_inf_nan=False, description="polynomial, hinge: how fast the weight falls with the age"
+    )
+    after: float = option(default=4, ge=0, allow_inf_nan=False, description="hinge: the age from which it falls")
+    unit: Literal["updates", "rounds", "seconds"] = option(
+        default="updates",
+        called="unit of staleness",
+        description="what the age counts: the receiver's updates, rounds, seconds",
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in STALENESS_KINDS:
-            raise unknown("staleness", self.kind, STALENESS_KINDS)
-        if self.unit not in STALENESS_UNITS:
-            raise unknown("unit of staleness", self.unit, STALENESS_UNITS)
-        if not (0 <= self.power < math.inf):
-            raise ConfigError(f"staleness.power must be >= 0 and finite, got {self.power}")
         if not (0 <= self.after < math.inf):
             raise ConfigError(f"staleness.after must be >= 0 {self.unit} and finite, got {self.after}")
+        super().__post_init__()
 
     def weight(self, age: float) -> float:
         """Weigh a message by its age: w(age) in (0, 1]."""

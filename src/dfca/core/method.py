@@ -1,0 +1,270 @@
+"""How a method runs, as frozen records; reading an experiment needs no torch.
+
+Each option is declared here once, with its default, bounds and meaning. An experiment's TOML, `simulate`, a swarm's
+facts and `dfca options` read these declarations; where one of them differs, it declares the difference only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, get_args
+
+from dfca.base.errors import ConfigError
+from dfca.base.table import Table, option
+from dfca.core.rules.staleness import Staleness
+
+WeightRule = Literal["uniform", "metropolis"]
+WEIGHT_RULES: tuple[WeightRule, ...] = get_args(WeightRule)
+Share = Literal["trained", "all", "relay"]
+SHARES: tuple[Share, ...] = get_args(Share)
+RobustRule = Literal["none", "clip", "trimmed", "median"]
+LIAR_SHARE = 0.2
+"""Robust folds and elections are made for liars up to this share."""
+PersonalSteps = int | Literal["auto"]
+MOST_PERSONAL_STEPS = 10_000
+
+
+def check_personal_steps(steps: object, key: str = "personal_steps") -> None:
+    """Refuse what is not a number of personal steps (`rules.personal`).
+
+    Raises:
+        ConfigError: With the value and the bound.
+    """
+    number = isinstance(steps, int) and not isinstance(steps, bool) and 0 <= steps <= MOST_PERSONAL_STEPS
+    if not number and steps != "auto":
+        raise ConfigError(f'{key} must be "auto" or an integer in 0..{MOST_PERSONAL_STEPS}, got {steps!r}')
+
+
+class Augment(Table):
+    """Random changes of images in the local steps of a round. Models are chosen and scored on unchanged images."""
+
+    called: ClassVar[str] = "data.augment.{}"
+
+    crop: int | None = option(
+        default=None, ge=1, description="side of a random square; models are then chosen and scored on centre crops"
+    )
+    flip: bool = option(default=False, description="mirror every second image, on average, left to right")
+    brightness: float = option(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="largest number that is added to all pixels of an image, or subtracted",
+    )
+    contrast: tuple[float, float] = option(
+        default=(1.0, 1.0),
+        strict=False,
+        description="bounds of the factor by which pixels differ from their channel's mean",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.contrast
+        if not 0 <= low <= high < math.inf:
+            raise ConfigError(f"data.augment.contrast must be two factors 0 <= low <= high, got {low} and {high}")
+
+
+def check_images(augment: Augment, shape: object) -> None:
+    """Refuse an augmentation for samples of another shape than images that are large enough.
+
+    Raises:
+        ConfigError: With what a sample is.
+    """
+    if not isinstance(shape, tuple) or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
+        raise ConfigError(
+            f"data.augment is for images (channels, height, width), and a sample has shape {shape}; leave it out"
+        )
+    _, height, width = shape
+    if augment.crop is not None and augment.crop > min(height, width):
+        raise ConfigError(
+            f"data.augment.crop must be <= {min(height, width)}, the smaller side of the images ({height} x {width}), "
+            f"got {augment.crop}"
+        )
+
+
+class StepOptions(Table):
+    """How local steps are taken, as files declare it; `LocalOptions` adds what files declare elsewhere."""
+
+    called: ClassVar[str] = "local.{}"
+
+    steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
+    learning_rate: float = option(default=0.1, gt=0, description="step size of SGD")
+    batch_size: int | None = option(
+        default=None, ge=1, demand='>= 1 or "full"', description="samples of one step; none: all"
+    )
+    momentum: float = option(default=0.0, ge=0, lt=1, description="of SGD, begun anew in every round")
+    weight_decay: float = option(default=0.0, ge=0, description="L2 penalty of SGD")
+    epochs: int | None = option(
+        default=None, ge=0, since=3, description="passes over the client's samples per round, instead of steps"
+    )
+    decay: float = option(default=1.0, gt=0, le=1, since=3, description="factor of the learning rate after every round")
+    layer_decay: Mapping[str, float] | None = option(
+        default=None, since=3, description="weight decay of single layers or tensors of the model, by name"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (self.layer_decay or {}).items():
+            if not value >= 0:
+                raise ConfigError(f"local.layer_decay.{name} must be >= 0, got {value}")
+
+
+class LocalOptions(StepOptions):
+    """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
+
+    With mini-batches, `steps` still counts gradient steps; the batches run through fresh permutations of the client's
+    samples. A batch_size of None is the paper's full batch. `epochs` counts passes over the samples: every sample is in
+    one batch of a pass, and the last batch of a pass may be smaller.
+    """
+
+    augment: Augment | None = None  # of images
+
+    def batch_of(self, samples: int) -> int | None:
+        """Return how many of a client's samples a step takes; None: all."""
+        return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
+
+    def steps_of(self, samples: int) -> int:
+        """Count the gradient steps of a round.
+
+        Args:
+            samples: The number of the client's samples.
+
+        Returns:
+            `steps`, or the batches of `epochs` passes.
+        """
+        if self.epochs is None:
+            return self.steps
+        return self.epochs * -(-samples // (self.batch_of(samples) or max(1, samples)))
+
+    @property
+    def passes(self) -> int:
+        """Count the full-batch steps that are as many passes over the samples."""
+        return self.steps if self.epochs is None else self.epochs
+
+    def at(self, round: int) -> LocalOptions:
+        """Settle the learning rate of a round.
+
+        Args:
+            round: The client's round, from 0.
+
+        Returns:
+            The options with a learning rate of `learning_rate` * `decay`^round.
+        """
+        return self if self.decay == 1 else replace(self, learning_rate=self.learning_rate * self.decay**round)
+
+    def full_batch(self, steps: int, **changes: Any) -> LocalOptions:
+        """Make the options of steps outside of rounds, such as a warm-up.
+
+        Args:
+            steps: The number of gradient steps.
+            **changes: Options that differ.
+
+        Returns:
+            These options with full batches, and without epochs, augmentation and momentum.
+        """
+        usual = {"epochs": None, "batch_size": None, "momentum": 0.0, "augment": None}
+        return replace(self, steps=steps, **usual | changes)
+
+
+class MixingOptions(Table, kw_only=True):
+    """How models of neighbours are averaged.
+
+    In a synchronous round both aggregations are equal up to rounding, and the closed form of `batch` is one matrix
+    product. It also computes a `sequential` round where weights are "metropolis", or models are relayed or all shared.
+    """
+
+    weights: WeightRule = option(
+        default="uniform",
+        description="weight of each copy in an average; metropolis: by the degrees of both ends of a link",
+    )
+    aggregation: Literal["batch", "sequential"] = option(
+        default="batch", description="batch: wait for all neighbours of a round; sequential: fold what came and go on"
+    )
+    share: Share = option(
+        default="trained",
+        description="what a client hands on: the model that it trained, all its models, or also relayed copies of a "
+        "model to neighbours with few trainers of it beside them",
+    )
+    robust: RobustRule = option(
+        default="none",
+        since=2,
+        description="how clients guard against neighbours that lie: clip what comes to the usual distance from the own "
+        "copy, or trimmed mean or median of each weight; then votes of elections are bounded too",
+    )
+
+
+class ElectionRule(Table):
+    """When a candidate becomes a centre."""
+
+    warmup_steps: int = option(default=50, ge=1, description="local steps of every client before the election")
+    level: float = option(default=0.001, gt=0, lt=0.5, description="error rate of one verdict")
+    support: int = option(default=2, ge=1, description="clients that a new centre must help, its own included")
+    patience: int = option(default=5, ge=1, description="rejected candidates in a row that end the election")
+    most: int = option(default=16, ge=1, description="largest number of clusters that an automatic election opens")
+
+
+class ElectionOptions(ElectionRule):
+    """How centres are elected (`rules.election`)."""
+
+    bounded: bool = False  # votes are bounded and more rejected candidates tolerated: a share LIAR_SHARE may lie
+    unasked: int = 0  # number of centres accepted without a vote
+    warmup_momentum: float = option(default=0.0, ge=0, lt=1)  # begun anew as often as in training
+
+    def warmup(self, local: LocalOptions) -> list[LocalOptions]:
+        """List the stages of the warm-up of a client that trains with `local`, on full batches."""
+        length = max(1, local.passes) if self.warmup_momentum else self.warmup_steps
+        begins = range(0, self.warmup_steps, length)
+        momentum = self.warmup_momentum
+        return [local.full_batch(min(length, self.warmup_steps - begin), momentum=momentum) for begin in begins]
+
+    def among(self, voters: int) -> ElectionOptions:
+        """Return the options for this number of voters: where votes are bounded, liars may be rejected too."""
+        return replace(self, patience=self.patience + self.liars(voters)) if self.bounded else self
+
+    def liars(self, voters: int) -> int:
+        """Return how many of the voters may lie: none where votes are not bounded."""
+        return math.ceil(LIAR_SHARE * voters) if self.bounded else 0
+
+
+class MergeOptions(Table):
+    """How clusters that are not worth their data are merged during training (`rules.merging`)."""
+
+    called: ClassVar[str] = "{} of merging"
+
+    opens: int = option(
+        default=8, ge=2, demand="an integer >= 2", description="clusters to begin with, at most one for 3 members"
+    )
+    first: int = option(default=10, ge=1, demand="an integer >= 1", description="rounds before the first survey")
+    every: int = option(default=2, ge=1, demand="an integer >= 1", description="rounds between two surveys")
+    worth: float = option(default=0.2, gt=0, description="clusters worth less are merged")
+    steps: int = option(
+        default=50, ge=0, demand="an integer >= 0", description="personal steps before a model is judged"
+    )
+
+    def opened(self, clients: int) -> int:
+        """Count the clusters that this number of clients opens: the worth of one with fewer than 3 is unknown."""
+        return min(self.opens, max(2, clients // 3))
+
+
+class Method(MixingOptions, kw_only=True):
+    """How a method runs, settled: what the algorithm says, with what the experiment or the swarm changes.
+
+    `Setting.method` and `Facts.method` make it; `PeerOptions` and `Client` hold it, so that a new field reaches every
+    driver.
+    """
+
+    local: LocalOptions = LocalOptions()
+    participation: float = option(default=1.0, gt=0, le=1)  # share of the clients that take part in a round
+    timeout_s: float | None = option(default=None, gt=0)  # how long `batch` and a server wait; None: for ever
+    staleness: Staleness = Staleness()
+    election: ElectionOptions = ElectionOptions()
+    quorum: float = option(default=0.8, gt=0, le=1)  # share of a wave that must have warmed up before an election opens
+    revives: bool = False  # clusters are opened later, too
+    merging: MergeOptions | None = None  # None: clusters are not merged
+    personal: PersonalSteps = 0  # of the personal last step
+
+    @property
+    def observation(self) -> float:
+        """What it takes to judge one model in a survey, in rounds of training."""
+        return 1.0 if self.merging is None else self.merging.steps / max(1, self.local.passes)
