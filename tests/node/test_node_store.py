@@ -251,3 +251,10 @@ def test_facts_of_a_file_can_be_read_by_people(tmp_path: Path) -> None:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     facts = json.loads(header["__metadata__"]["facts"])
     assert facts["saved"]["is"]["round"] == 3
+
+
+def test_only_temporary_files_are_removed(tmp_path: Path) -> None:
+    for name in (".keep", "note.tmp", ".peer.0.safetensors.7.tmp"):
+        (tmp_path / name).write_text("x")
+    DiskStore(tmp_path).clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".keep", "note.tmp"]
