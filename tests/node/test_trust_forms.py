@@ -103,6 +103,8 @@ def test_which_record_of_a_slot_is_held() -> None:
         (CONTACT, {"signature": ""}),
         (CONTACT, {"signature": 7}),
         (CONTACT, {"signature": "no base64"}),
+        (CONTACT, {"signature": "no&base64!"}),
+        (CONTACT, {"signature": "ä"}),
         (CONTACT, {"signature": "c2lnbmF0dXJl="}),
         (CONTACT, {"signature": "c2lnbmF0dXJm\n"}),
         (CONTACT, {"signature": "YR=="}),  # two ways to write one byte
@@ -183,6 +185,7 @@ def test_an_invite_is_read_as_it_was_written() -> None:
         (lambda line: line.replace(":7447", ":0"), "the invite of device .* is damaged"),
         (lambda line: line.replace(":7447", ":65536"), "is damaged"),
         (lambda line: line.replace("192.0.2.1", "192 0 2 1"), "is damaged"),
+        (lambda line: line.replace(ONE, "b" * 52), "is damaged"),
         (lambda line: line[:-1] + "b", "is damaged"),  # the last letter has bits that no secret has
     ],
 )

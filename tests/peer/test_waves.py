@@ -208,8 +208,9 @@ def test_nothing_is_counted_after_the_opening() -> None:
     assert root.phase == "bid"
     root.receive(3, Count(root.key, 7, 7), 2.0)
     assert root.kids[3].size == 1
+    root.drain()
     root.receive(3, Probe(root.key, ()), 3.0)
-    assert root.phase == "bid"
+    assert (root.phase, sent(root)) == ("bid", [])
 
 
 # Counts.
