@@ -376,14 +376,27 @@ def test_copies_that_wait_are_folded_where_they_still_fit_and_are_fresher() -> N
         assert desk.answers == {}
 
 
+def test_a_trainer_folds_no_copy_that_has_become_too_old() -> None:
+    for stamp, note in ((8 - MAX_AGE, "relay"), (7 - MAX_AGE, "drop")):
+        desk, at = desk_of()
+        at.copies = replace(at.copies, trained=0)
+        desk.answers = {0: Copy(copied(1, 0, 3.0, stamp, 1), A)}
+        desk.fold(at)
+        assert [made.kind for made in desk.out.take().notes] == [note]
+
+
 def test_copies_of_clusters_that_changed_are_forgotten() -> None:
     desk, _ = desk_of()
-    for forget, kept in ((lambda: desk.forget((0, 5)), [1]), (desk.stop_waiting, []), (desk.forget_answers, [])):
+    for forget, wanted, answers in (
+        (lambda: desk.forget((0, 5)), [1], [1]),
+        (desk.stop_waiting, [], [0, 1]),
+        (desk.forget_answers, [0, 1], []),
+    ):
         desk.wanted = {0: Asked(1, 1.0, 5.0), 1: Asked(2, 1.0, 7.0)}
         desk.answers = {j: Copy(copied(1, j, 3.0, 8, 1)) for j in (0, 1)}
+        assert desk.next_timeout() == 5.0
         forget()
-        assert kept in (sorted(desk.wanted), sorted(desk.answers))
-    assert sorted(desk.wanted) == [0, 1]
+        assert (sorted(desk.wanted), sorted(desk.answers)) == (wanted, answers)
 
 
 # Models of others.
