@@ -135,12 +135,18 @@ class Source:
         start, end = self._place(node)
         return self._bytes[start:end].decode()
 
+    def _swapped(self, node: Any, left: Any, right: Any, old: str, new: str) -> tuple[tuple[int, int], str, str]:
+        """Replace the sign between two operands; brackets around them stay."""
+        (start, end), first, second = self._place(node), self._place(left)[1], self._place(right)[0]
+        sign = self._bytes[first:second].decode().replace(old, new, 1)
+        code = self._bytes[start:first].decode() + sign + self._bytes[second:end].decode()
+        return (start, end), f"{self._code(left)} {old} {self._code(right)} -> {new}", code
+
     def _changes(self, node: ast.AST) -> Iterator[tuple[tuple[int, int], str, str]]:
         """Yield where a node is replaced, what that is called, and the new code."""
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             old, new = SIGNS[type(node.ops[0])], SIGNS[COMPARISONS[type(node.ops[0])]]
-            left, right = self._code(node.left), self._code(node.comparators[0])
-            yield self._place(node), f"{left} {old} {right} -> {new}", f"{left} {new} {right}"
+            yield self._swapped(node, node.left, node.comparators[0], old, new)
         elif isinstance(node, ast.BoolOp):
             for gone in range(len(node.values)):
                 kept = [self._code(value) for place, value in enumerate(node.values) if place != gone]
@@ -151,14 +157,10 @@ class Source:
             code = self._code(node.operand)
             yield self._place(node), f"not {code} -> {code}", f"bool({code})"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-            left, right = self._code(node.left), self._code(node.right)
-            add = isinstance(node.op, ast.Add)
-            numeric = not isinstance(node.left, ast.Constant | ast.JoinedStr) or isinstance(
-                getattr(node.left, "value", None), int | float
-            )
-            if numeric and not isinstance(node.left, ast.List | ast.Tuple):
-                old, new = "+-" if add else "-+"
-                yield self._place(node), f"{left} {old} {right} -> {new}", f"({left} {new} {right})"
+            text = isinstance(node.left, ast.JoinedStr | ast.List | ast.Tuple)
+            if not text and not isinstance(getattr(node.left, "value", None), str | bytes):
+                old, new = "+-" if isinstance(node.op, ast.Add) else "-+"
+                yield self._swapped(node, node.left, node.right, old, new)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
             other = "max" if node.func.id == "min" else "min"
             yield self._place(node), f"{self._code(node)} -> {other}", other + self._code(node)[3:]

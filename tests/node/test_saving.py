@@ -241,10 +241,12 @@ def test_what_a_killed_process_left_goes_and_a_folder_in_the_way_is_moved_aside(
     store = DiskStore(tmp_path)
     store.save(make_saved())
     (tmp_path / ".peer.0.safetensors.77.tmp").write_text("half")
+    for name in (".hidden", "notes.tmp"):
+        (tmp_path / name).write_text("not ours")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "peer.0.safetensors").symlink_to(tmp_path / "elsewhere")
     store.clean()
-    names = ["elsewhere", "peer.0.safetensors", "peer.1.safetensors"]
+    names = [".hidden", "elsewhere", "notes.tmp", "peer.0.safetensors", "peer.1.safetensors"]
     assert (sorted(path.name for path in tmp_path.iterdir()), store.warnings) == (names, [])
     (tmp_path / "peer.0.safetensors").unlink()
     (tmp_path / "peer.0.safetensors").mkdir()
