@@ -12,6 +12,7 @@ import torch
 from peer_script import LINEAGES, copied, model, update
 
 from dfca.core.exchange import Rules
+from dfca.core.method import Method
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.merging import Merge, Plan
 from dfca.core.rules.relay import MAX_AGE, Offer
@@ -309,7 +310,7 @@ def test_no_copy_is_asked_for_where_neighbours_train_the_cluster_or_sit_the_roun
     asked, awake = [], []
     for round in range(9, 29):
         desk, at = desk_of(round=round)
-        at.options = replace(at.options, participation=0.5)
+        at.options = replace(at.options, method=Method(participation=0.5))
         tell_offers(at.links[1], ((0, Offer(1, round - 1, 1)),), A)
         desk.ask(at, lambda neighbour: 99, {0: 0, 1: 0}, settled=True)
         asked.append(bool(desk.wanted))
