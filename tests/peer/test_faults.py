@@ -20,12 +20,14 @@ from dfca import algorithms
 from dfca.base.errors import ConfigError
 from dfca.cli import app
 from dfca.core.exchange import Rules
-from dfca.core.state import Message
+from dfca.core.state import ClientState, Message, is_finite, usable
 from dfca.faults.bad_input import lie
 from dfca.faults.check import check_world, shrink
-from dfca.faults.run import FaultRun
+from dfca.faults.run import STEPS, FaultRun, allowed_s
 from dfca.faults.tiny import Violation
-from dfca.faults.world import Crash, Cut, FaultWorld, describe, draw_world, read_world
+from dfca.faults.world import CRASHES, Crash, Cut, FaultWorld, describe, draw_world, read_world
+from dfca.peer import copies, cycle
+from dfca.peer.cycle import RoundCycle
 from dfca.peer.peer import _HANDLERS, Peer
 from dfca.peer.records.messages import Alarm, Candidate, Key, Report, Served
 from dfca.peer.records.options import PeerOptions
@@ -36,6 +38,7 @@ from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
 
 FRESH_WORLDS = 200
+HARSH_WORLDS = 30
 CHUNK = 20
 PATH = ((0, 1), (1, 2), (2, 3))
 RING = (*PATH, (3, 4), (4, 5), (0, 5))
@@ -56,6 +59,12 @@ def elections(run: FaultRun) -> int:
 @pytest.mark.parametrize("first", range(0, FRESH_WORLDS, CHUNK))
 def test_random_worlds(first: int) -> None:
     failed = {number: check_world(draw_world(number)) for number in range(first, first + CHUNK)}
+    assert {number: problem for number, problem in failed.items() if problem} == {}
+
+
+@pytest.mark.parametrize("first", range(0, HARSH_WORLDS, CHUNK // 2))
+def test_random_harsh_worlds(first: int) -> None:
+    failed = {number: check_world(draw_world(number, harsh=True)) for number in range(first, first + CHUNK // 2)}
     assert {number: problem for number, problem in failed.items() if problem} == {}
 
 
@@ -244,8 +253,56 @@ def test_a_peer_may_lie_about_what_it_has_garbled() -> None:
 
 def test_a_world_survives_its_line() -> None:
     for number in range(50):
-        world = draw_world(number)
-        assert read_world(describe(world)) == world
+        for harsh in (False, True):
+            world = draw_world(number, harsh=harsh)
+            assert read_world(describe(world)) == world
+
+
+def test_no_cut_contains_everybody_and_harsh_worlds_have_every_kind_of_fault() -> None:
+    worlds = [draw_world(number, harsh=harsh) for number in range(300) for harsh in (False, True)]
+    cuts = [(world, cut) for world in worlds for cut in world.cuts if world.algorithm != "ifca"]
+    assert all(len(cut.side) < world.peers for world, cut in cuts)
+    harsh = worlds[1::2]
+    assert max(world.peers for world in harsh) == 16
+    assert {world.clusters for world in harsh} == {None, 1, 2, 3, 4, 5, 6}
+    assert {crash.when for world in harsh for crash in world.crashes} == {*CRASHES}
+    assert max(len(world.liars) for world in harsh) > 1
+    for fault in STEPS:
+        assert any(getattr(world, fault) for world in harsh), fault
+    assert len({(world.robust, world.staleness, world.save_s, world.longest, world.faults_s) for world in harsh}) > 50
+
+
+def test_a_world_with_more_faults_may_take_longer() -> None:
+    calm = FaultWorld(1, algorithm="dfca-gi")
+    assert allowed_s(calm) == 120.0 + 1.1 * 10
+    assert allowed_s(replace(calm, liars=(1,))) == pytest.approx(120.0 + 1.1 * 70)
+    assert allowed_s(replace(calm, slow=((1, 20.0),), rates=((2, 0.5),))) == pytest.approx(120.0 + 40.2 * 12)
+
+
+def test_what_is_well_for_a_moment_or_hears_nothing_of_a_neighbour_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = FaultWorld(1, 3, PATH[:2], "dfca-gi", clusters=2)
+    assert check_world(world) is None
+    monkeypatch.setattr(RoundCycle, "fold", lambda self, at: at.copies)
+    assert "peer 0 folds no model of peer 1" in str(check_world(world))
+
+
+@pytest.mark.parametrize("break_it", [lambda one, other, cluster: True, lambda one, other, cluster: one == other])
+def test_models_of_another_lineage_are_noticed(monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
+    for module in (cycle, copies):
+        monkeypatch.setattr(module, "compatible", break_it)
+    world = FaultWorld(8, 6, tuple((i, j) for i in range(6) for j in range(i)), cuts=(Cut(0.0, 20.0, (0, 2, 4)),))
+    problem = check_world(world)
+    assert ("of another lineage" in str(problem)) is break_it((), (1,), 0)
+
+
+def test_huge_models_make_no_nan() -> None:
+    state = ClientState.of(torch.zeros(1, 3))
+    huge = [Message(i, 0, 0, 2, torch.full((3,), value)) for i, value in enumerate((3e38, -3e38, 3e38))]
+    assert not any(usable(message, state.bank) for message in huge)
+    large = [replace(message, model=message.model / 8) for message in huge]
+    assert all(usable(message, state.bank) for message in large)
+    folded = Rules(9, 3).fold_all_(state, [(message, 1.0) for message in large])
+    assert is_finite(folded.bank)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +313,8 @@ def test_a_world_survives_its_line() -> None:
         ("FaultWorld(1, colour=2)", "unexpected keyword argument 'colour'"),
         ("FaultWorld(1, peers=3, garbage=(3,))", "has the peers 0 to 2, got 3"),
         ("FaultWorld(1, algorithm='dfka')", 'unknown algorithm "dfka"'),
+        ("FaultWorld(1, peers=3, one_way=((0, 3, 0.9),))", "has the peers 0 to 2, got 3"),
+        ("FaultWorld(1, crashes=(Crash(0, 1.0, 1.0, 'save', 'at noon'),))", 'unknown moment of a crash "at noon"'),
     ],
 )
 def test_other_lines_are_refused(line: str, sentence: str) -> None:
@@ -287,3 +346,12 @@ def test_the_command_says_how_many_worlds_there_were() -> None:
     assert "2 worlds, none failed" in result.output
     both = CliRunner().invoke(app, ["faults", "--world", "FaultWorld(1)", "--first", "3"])
     assert both.exit_code == 2
+    seeded = CliRunner().invoke(app, ["faults", "--fresh", "--seed", "3"])
+    assert seeded.exit_code == 2
+
+
+def test_fresh_worlds_have_another_seed_each_time_which_is_printed() -> None:
+    outputs = [CliRunner().invoke(app, ["faults", "--fresh", "--harsh", "--worlds", "1"]).output for _ in range(2)]
+    first, second = (output.splitlines()[0] for output in outputs)
+    assert first.startswith("seed ")
+    assert first != second

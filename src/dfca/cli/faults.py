@@ -1,5 +1,6 @@
 """`dfca faults`: look for a world of faults in which a peer is not safe, or not alive once they have stopped."""
 
+import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,10 @@ SHRINK_S = 60.0  # time spent on making a failing world smaller
 def faults(
     worlds: Annotated[int, typer.Option(metavar="N", min=1, help="How many worlds.")] = 200,
     seed: Annotated[int, typer.Option(metavar="S", help="Other worlds for every seed.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Draw a seed and print it, instead of --seed.")] = False,
+    harsh: Annotated[
+        bool, typer.Option("--harsh", help="More peers, longer delays and faults, and more kinds of them.")
+    ] = False,
     minutes: Annotated[
         float | None, typer.Option(metavar="M", min=0, help="Begin no new world after M minutes.")
     ] = None,
@@ -31,12 +36,15 @@ def faults(
 ) -> None:
     """Run peers through random worlds: loss, partitions, crashes, late joiners, clocks that jump, garbage and lies.
 
-    In every world all models must stay whole, and once the faults stop, the peers of a connected part must agree on
-    their models and continue. A world that fails is made smaller and printed as one line that repeats it.
+    In every world all models must stay whole. Once the faults stop, the peers of a connected part must agree on their
+    models in the time that the faults of this world allow, stay so, and fold the models of every neighbour. A world
+    that fails is made smaller and printed as one line that repeats it.
 
     [bold]Examples[/bold]
 
       dfca faults --worlds 10000 --workers 2
+
+      dfca faults --harsh --fresh --minutes 10
 
       dfca faults --first 231 --worlds 1
 
@@ -46,10 +54,16 @@ def faults(
 
     from dfca.faults.world import describe, draw_world, read_world
 
-    if world is not None and (first or worlds != 200):
-        raise ConfigError("--world repeats one world; leave out --first and --worlds")
-    drawn = [read_world(world)] if world else [draw_world(number, seed) for number in range(first, first + worlds)]
+    if world is not None and (first or worlds != 200 or harsh or fresh):
+        raise ConfigError("--world repeats one world; leave out --first, --worlds, --harsh and --fresh")
+    if fresh and seed:
+        raise ConfigError(f"--fresh draws the seed; leave out --seed {seed}")
+    seed = secrets.randbelow(10**9) if fresh else seed
     console = make_console()
+    if fresh:
+        console.print(f"seed {seed}", highlight=False)
+    numbers = range(first, first + worlds)
+    drawn = [read_world(world)] if world else [draw_world(number, seed, harsh) for number in numbers]
     columns = (TextColumn("worlds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     done, failed = 0, 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

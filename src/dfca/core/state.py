@@ -161,5 +161,11 @@ def usable(message: Message, bank: Tensor) -> bool:
 
 
 def is_finite(model: Tensor) -> bool:
-    """Return whether a model holds finite numbers only; a finite sum proves it."""
-    return not model.numel() or math.isfinite(float(model.sum())) or bool(torch.isfinite(model).all())
+    """Return whether a model holds finite numbers only, and none so large that a difference of two overflows.
+
+    A finite squared norm says so; any other model is looked at again.
+    """
+    flat = model.flatten()
+    if not flat.numel() or math.isfinite(float(torch.dot(flat, flat))):
+        return True
+    return bool(flat.abs().max() <= torch.finfo(flat.dtype).max / 4)

@@ -32,6 +32,8 @@ def corrupt(update: Update, rnd: random.Random) -> Any:
     return update._replace(message=replace(update.message, model=model))
 
 
+HUGE = (1.7e308, -1.7e308)
+"""Finite numbers whose difference is not."""
 _JUNK: Sequence[Any] = (None, 7, "x", -1, 2**70, (), (1, 2), math.nan, math.inf, [1], {"a": 1}, b"z")
 
 
@@ -45,10 +47,11 @@ def garble(message: Any, rnd: random.Random) -> Any:
     if type(value) is int and rnd.random() < 0.6:
         return message._replace(**{name: value + rnd.choice((-1, 1, 5, 10**6))})
     if isinstance(value, Tensor) and rnd.random() < 0.6:
-        return message._replace(**{name: torch.full_like(value, rnd.choice((math.nan, 1e300, 0.0)))})
+        return message._replace(**{name: torch.full_like(value, rnd.choice((math.nan, 1e300, 0.0, *HUGE)))})
     if isinstance(value, Message):
-        part = rnd.choice([each.name for each in fields(value)])
-        return message._replace(**{name: replace(value, **{part: rnd.choice(_JUNK)})})
+        part = rnd.choice([field.name for field in fields(value)])
+        junk = torch.full_like(value.model, rnd.choice(HUGE)) if part == "model" else rnd.choice(_JUNK)
+        return message._replace(**{name: replace(value, **{part: junk})})
     return message._replace(**{name: rnd.choice(_JUNK)})
 
 

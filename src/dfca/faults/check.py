@@ -91,4 +91,7 @@ def without_peer(world: FaultWorld, peer: int) -> FaultWorld:
         cuts=tuple(replace(cut, side=tuple(i for i in cut.side if i != peer)) for cut in world.cuts),
         garbage=tuple(i for i in world.garbage if i != peer),
         liars=tuple(i for i in world.liars if i != peer),
+        one_way=tuple(link for link in world.one_way if peer not in link[:2]),
+        flapping=tuple(link for link in world.flapping if peer not in link[:2]),
+        rates=tuple(pair for pair in world.rates if pair[0] != peer),
     )

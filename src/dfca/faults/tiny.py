@@ -16,7 +16,7 @@ from dfca.core.rules.merging import Observation, differ
 from dfca.core.rules.personal import GRID
 from dfca.core.state import ClientState, Message, is_finite
 from dfca.peer.peer import Peer
-from dfca.peer.records.lineage import Entry, Lineage
+from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.work import (
     Curve,
     Draw,
@@ -40,41 +40,47 @@ class Violation(Exception):
     """What is wrong in a world."""
 
 
-def origin(lineage: Lineage, cluster: int) -> Entry | None:
-    """Find the election that a cluster of a lineage comes from: the last that opened it."""
-    return next((entry for entry in reversed(lineage) if cluster in entry.slots), None)
+def is_same(one: Lineage, other: Lineage, cluster: int) -> bool:
+    """Return whether a cluster is the same in two lineages: the longer one extends the other without touching it.
+
+    The peer has a function of its own (`lineage.compatible`), which this one checks.
+    """
+    short, long = sorted((one, other), key=len)
+    return long[: len(short)] == short and not any(cluster in entry.slots for entry in long[len(short) :])
 
 
 @dataclass(frozen=True)
 class CheckedRules(Rules):
-    """Rules that look at everything that is folded, beside the peer's own checks.
+    """Rules that look at everything that is folded, beside the peer's own checks."""
 
-    peer: returns the peer; made: by the identity of a model, the lineage that it was sent with, and the model.
-    """
-
-    peer: Callable[[], Any] = lambda: None
-    made: dict[int, tuple[Lineage, Tensor]] = field(default_factory=dict)
+    peer: Callable[[], Any] = lambda: None  # returns the peer
+    # By receiver and the identity of a model: its lineage as sent, None for one that a link has broken, and the model.
+    made: dict[tuple[int, int], tuple[Lineage | None, Tensor]] = field(default_factory=dict)
 
     def receive_(self, state: ClientState, message: Message, weight: float = 1.0) -> ClientState:
         """Check, then fold."""
-        self._check(message)
+        self._check(state, message)
         return super().receive_(state, message, weight)
 
     def fold_all_(self, state: ClientState, messages: Sequence[tuple[Message, float]]) -> ClientState:
         """Check all, then fold."""
         for message, _ in messages:
-            self._check(message)
+            self._check(state, message)
         return super().fold_all_(state, messages)
 
-    def _check(self, message: Message) -> None:
-        peer = self.peer()
-        if not is_finite(message.model) or message.model.shape != (SIZE,):
+    def _check(self, state: ClientState, message: Message) -> None:
+        peer, j = self.peer(), message.cluster
+        form = (message.model.dtype, tuple(message.model.shape))
+        if form != (state.bank.dtype, (SIZE,)) or not is_finite(message.model) or not 0 <= j < len(state.bank):
             raise Violation(f"peer {peer.id} folds a model that does not fit")
-        lineage = self.made.get(id(message.model))
-        if lineage is not None and isinstance(peer, Peer):
-            mine, theirs = origin(peer.lineage, message.cluster), origin(lineage[0], message.cluster)
-            if mine != theirs:
-                raise Violation(f"peer {peer.id} folds cluster {message.cluster} of another lineage")
+        lineage, _ = self.made.get((self.id, id(message.model)), (None, None))
+        if lineage is None:
+            raise Violation(f"peer {peer.id} folds a model that nobody sent, or that was broken on the way")
+        if isinstance(peer, Peer):
+            if j in state.closed:
+                raise Violation(f"peer {peer.id} folds cluster {j}, which is closed")
+            if not is_same(peer.lineage, lineage, j):
+                raise Violation(f"peer {peer.id} folds cluster {j} of another lineage")
 
 
 class TinyWork:

@@ -15,23 +15,22 @@ from dfca.base.renamed import refuse_earlier
 from dfca.peer.records.options import ENDLESS
 
 FAULTS_S = 60.0
-"""Faults stop at this time."""
+"""When faults stop, unless a world says otherwise."""
 ENDING = 24
 """Rounds of a world that ends: the steps of the personal last step are picked in the middle of the faults."""
+CRASHES = ("any", "before save", "during save", "after save", "in election")
+"""When a peer dies, from the time of the crash on: at once, around its next save, or in its next election or survey."""
 
 
 @dataclass(frozen=True)
 class Crash:
-    """A peer dies at a time, or at its save of that number, before it or after it; it returns after `away_s`.
-
-    keeps: "save": what was saved last; "old": the save before; "nothing".
-    """
+    """A peer dies and returns after a time."""
 
     peer: int
     at_s: float
     away_s: float
-    keeps: str
-    when: str = "any"
+    keeps: str  # "save": what was saved last; "old": a save before; "nothing"
+    when: str = "any"  # one of CRASHES
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class FaultWorld:
-    """One world; every field that is empty or zero is a fault less.
-
-    rounds: after which peers take a personal last step, or `ENDLESS`; 0: nobody does.
-    """
+    """One world: every field that has its default is a fault less."""
 
     number: int
     peers: int = 5
@@ -61,32 +57,48 @@ class FaultWorld:
     groups: int = 2
     participation: float = 1.0
     delay_s: float = 0.05
-    spread: float = 0.0
+    spread: float = 0.0  # of the logarithm of a delay
     loss: float = 0.0
     duplication: float = 0.0
     corruption: float = 0.0
-    slow: tuple[tuple[int, float], ...] = ()
+    slow: tuple[tuple[int, float], ...] = ()  # (peer, seconds of a round)
     crashes: tuple[Crash, ...] = ()
     cuts: tuple[Cut, ...] = ()
-    late: tuple[tuple[int, float], ...] = ()
-    jumps: tuple[tuple[int, float, float], ...] = ()
-    garbage: tuple[int, ...] = ()
-    liars: tuple[int, ...] = ()
-    flaps: int = 0
-    drift_s: float = 0.0
-    swap: int = -1
-    rewires: int = 0
+    late: tuple[tuple[int, float], ...] = ()  # (peer, when it joins)
+    jumps: tuple[tuple[int, float, float], ...] = ()  # (peer, when, by how much its clock jumps)
+    garbage: tuple[int, ...] = ()  # peers that send garbage
+    liars: tuple[int, ...] = ()  # peers that lie about their lineage
+    flaps: int = 0  # links that break once, for a moment
+    drift_s: float = 0.0  # when the samples change
+    swap: int = -1  # which peer is replaced by a copy of its state
+    rewires: int = 0  # edges that come or go
     merges: bool = False
-    rounds: int = 0
+    rounds: int = 0  # after which peers take a personal last step, or `ENDLESS`; 0: nobody does
+    robust: str = "none"
+    staleness: str = ""  # kind and unit, such as "hinge rounds"
+    faults_s: float = FAULTS_S  # when faults stop
+    longest: float = 8.0  # the longest delay, in medians
+    save_s: float = 0.0  # how long a save takes
+    one_way: tuple[tuple[int, int, float], ...] = ()  # (sender, receiver, share of the messages that is lost)
+    flapping: tuple[tuple[int, int, float], ...] = ()  # (peer, peer, how often their link breaks, in seconds)
+    rates: tuple[tuple[int, float], ...] = ()  # (peer, how fast its clock runs)
 
 
 ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm", "local", "ifca")
+ELECTED = ("dfca-auto", "dfca-fi")
 
 
-def draw_world(number: int, seed: int = 0) -> FaultWorld:
-    """Draw the world of that number."""
-    rnd = random.Random(f"{seed}/{number}")
-    n = rnd.choice((2, 3, 4, 5, 6, 7, 8, 10, 12))
+def draw_world(number: int, seed: int = 0, harsh: bool = False) -> FaultWorld:
+    """Draw the world of a number.
+
+    Args:
+        number: which one.
+        seed: other worlds for every seed.
+        harsh: draw more peers, longer delays and faults, and more kinds of them.
+    """
+    rnd = random.Random(f"{seed}/{number}/harsh" if harsh else f"{seed}/{number}")
+    n = rnd.randint(2, 16) if harsh else rnd.choice((2, 3, 4, 5, 6, 7, 8, 10, 12))
+    faults_s = rnd.choice((20.0, FAULTS_S, FAULTS_S, 150.0, 600.0)) if harsh else FAULTS_S
     graph = _draw_graph(rnd, n)
     algorithm = rnd.choice((*ALGORITHMS, "dfca-auto", "dfca-auto", "dfca-fi"))
 
@@ -94,22 +106,18 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         return rnd.sample(range(n), min(n, rnd.randint(1, most))) if rnd.random() < chance else []
 
     def moment() -> float:
-        return rnd.choice((0.0, rnd.expovariate(1 / 15), rnd.uniform(0, FAULTS_S)))
+        return rnd.choice((0.0, min(faults_s, rnd.expovariate(1 / 15)), rnd.uniform(0, faults_s)))
 
     def crash(peer: int) -> Crash:
+        when = rnd.choice(CRASHES if harsh else ("any", "before save", "after save"))
         return Crash(
-            peer,
-            moment(),
-            rnd.expovariate(1 / 15) + 0.5,
-            rnd.choice(("save", "save", "old", "nothing")),
-            rnd.choice(("any", "before save", "after save")),
+            peer, moment(), rnd.expovariate(1 / 15) + 0.5, rnd.choice(("save", "save", "old", "nothing")), when
         )
 
-    late = tuple((i, round(rnd.uniform(0.1, FAULTS_S / 2), 3)) for i in some(0.3, max(1, n // 3)))
-    if len(late) == n:
-        late = late[1:]
+    late = tuple((i, round(rnd.uniform(0.1, faults_s / 2), 3)) for i in some(0.3, max(1, n // 3)))
+    most_cut = n if algorithm == "ifca" else n - 1  # a cut around everybody separates nobody, but from a server
     cuts = tuple(
-        Cut(begin, begin + rnd.expovariate(1 / 25) + 0.1, tuple(sorted(rnd.sample(range(n), rnd.randint(1, n)))))
+        Cut(begin, begin + rnd.expovariate(1 / 25) + 0.1, tuple(sorted(rnd.sample(range(n), rnd.randint(1, most_cut)))))
         for begin in (moment() for _ in range(rnd.choice((0, 0, 1, 1, 2))))
     )
     world = FaultWorld(
@@ -117,33 +125,67 @@ def draw_world(number: int, seed: int = 0) -> FaultWorld:
         n,
         tuple(sorted((min(e), max(e)) for e in graph.edges)),
         algorithm,
-        rnd.choice(("sequential", "batch")),
-        rnd.choice(("trained", "all", "relay")),
-        rnd.choice(("uniform", "metropolis")),
-        rnd.choice((None, 2, 3)) if algorithm in ("dfca-auto", "dfca-fi") else rnd.choice((1, 2, 3)),
-        rnd.choice((1, 2, 2, 3)),
-        rnd.choice((1.0, 1.0, 1.0, 0.7)),
-        rnd.choice((0.0, 0.01, 0.3, 1.5)),
-        rnd.choice((0.0, 0.5, 1.5)),
-        rnd.choice((0.0, 0.0, 0.1, 0.4)),
-        rnd.choice((0.0, 0.0, 0.2)),
-        rnd.choice((0.0, 0.0, 0.1, 0.3)),
-        tuple((i, rnd.choice((3.0, 10.0, 20.0))) for i in some(0.4, max(1, n // 2))),
-        tuple(crash(i) for i in some(0.5, n) for _ in range(rnd.randint(1, 2))),
-        cuts,
-        late,
-        tuple((i, moment(), rnd.choice((-50.0, -5.0, 7.0, 500.0))) for i in some(0.2, 1)),
-        tuple(some(0.15, 1)),
-        tuple(some(0.15, 1)),
-        rnd.choice((0, 0, 0, 5)),
-        rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
-        rnd.choice((-1, rnd.randrange(2000))),
-        rnd.choice((0, 0, 0, 1, 4)),
-        rnd.random() < 0.5 and algorithm == "dfca-auto",
-        rnd.choice((0, 0, 0, ENDING, ENDING, ENDLESS)),
+        aggregation=rnd.choice(("sequential", "batch")),
+        share=rnd.choice(("trained", "all", "relay")),
+        weights=rnd.choice(("uniform", "metropolis")),
+        clusters=rnd.choice((None, 2, 3)) if algorithm in ELECTED else rnd.choice((1, 2, 3)),
+        groups=rnd.choice((1, 2, 2, 3)),
+        participation=rnd.choice((1.0, 1.0, 1.0, 0.7)),
+        delay_s=rnd.choice((0.0, 0.01, 0.3, 1.5)),
+        spread=rnd.choice((0.0, 0.5, 1.5)),
+        loss=rnd.choice((0.0, 0.0, 0.1, 0.4)),
+        duplication=rnd.choice((0.0, 0.0, 0.2)),
+        corruption=rnd.choice((0.0, 0.0, 0.1, 0.3)),
+        slow=tuple((i, rnd.choice((3.0, 10.0, 20.0))) for i in some(0.4, max(1, n // 2))),
+        crashes=tuple(crash(i) for i in some(0.5, n) for _ in range(rnd.randint(1, 2))),
+        cuts=cuts,
+        late=late[1:] if len(late) == n else late,
+        jumps=tuple((i, moment(), rnd.choice((-50.0, -5.0, 7.0, 500.0))) for i in some(0.2, 1)),
+        garbage=tuple(some(0.15, 1)),
+        liars=tuple(some(0.15, 1)),
+        flaps=rnd.choice((0, 0, 0, 5)),
+        drift_s=rnd.choice((0.0, 0.0, rnd.uniform(10, FAULTS_S))),
+        swap=rnd.choice((-1, rnd.randrange(2000))),
+        rewires=rnd.choice((0, 0, 0, 1, 4)),
+        merges=rnd.random() < 0.5 and algorithm == "dfca-auto",
+        rounds=rnd.choice((0, 0, 0, ENDING, ENDING, ENDLESS)),
+        faults_s=faults_s,
     )
-    lied = world.rounds == ENDING and (world.garbage or world.liars)  # who has ended never takes back what it said
-    return replace(world, rounds=ENDLESS) if lied else world
+    if harsh:
+        world = _harsher(world, rnd)
+    lied = world.garbage or world.liars  # a peer that has ended never takes back what it said
+    return replace(world, rounds=ENDLESS) if lied and 0 < world.rounds < ENDLESS else world
+
+
+def _harsher(world: FaultWorld, rnd: random.Random) -> FaultWorld:
+    """Add the faults that only harsh worlds have."""
+    n = world.peers
+
+    def chosen(chance: float) -> bool:
+        return rnd.random() < chance
+
+    def some(chance: float, most: int) -> list[int]:
+        return rnd.sample(range(n), min(n, rnd.randint(1, most))) if chosen(chance) else []
+
+    edges = [(-1, i) for i in range(n)] if world.algorithm == "ifca" else list(world.edges)
+    directed = [edge if chosen(0.5) else edge[::-1] for edge in edges]
+    counts = (None, 1, 2, 3, 4, 5, 6) if world.algorithm in ELECTED else (1, 2, 3, 4, 5, 6)
+    return replace(
+        world,
+        clusters=rnd.choice(counts),
+        groups=rnd.randint(1, 4),
+        spread=rnd.choice((0.0, 0.5, 1.5, 2.5)),
+        longest=rnd.choice((8.0, 50.0)),
+        garbage=tuple(some(0.15, max(1, n // 4))),
+        liars=tuple(some(0.2, max(1, n // 4))),
+        rounds=rnd.choice((0, 0, rnd.randint(10, 200), ENDLESS)),
+        robust=rnd.choice(("none", "none", "clip", "trimmed", "median")),
+        staleness=rnd.choice(("", "", "polynomial updates", "hinge rounds", "polynomial seconds")),
+        save_s=rnd.choice((0.0, 0.0, 0.1, 3.0)),
+        one_way=tuple((*edge, rnd.choice((0.3, 0.9))) for edge in directed if chosen(0.15)) if chosen(0.4) else (),
+        flapping=tuple((*edge, rnd.choice((2.0, 7.0, 30.0))) for edge in edges if chosen(0.1)) if chosen(0.4) else (),
+        rates=tuple((i, rnd.choice((0.5, 0.9, 1.1, 2.0))) for i in some(0.3, n)),
+    )
 
 
 def _draw_graph(rnd: random.Random, n: int) -> nx.Graph:
@@ -162,13 +204,10 @@ def _draw_graph(rnd: random.Random, n: int) -> nx.Graph:
 def describe(world: FaultWorld) -> str:
     """Write a world as one line that makes it again: the fields that differ from the simplest world."""
     bare = FaultWorld(world.number)
-    shown = [f"{each.name}={getattr(world, each.name)!r}" for each in fields(FaultWorld)]
-    kept = [
-        s
-        for s, each in zip(shown, fields(FaultWorld), strict=True)
-        if getattr(world, each.name) != getattr(bare, each.name)
+    changed = [
+        (f.name, getattr(world, f.name)) for f in fields(world) if getattr(world, f.name) != getattr(bare, f.name)
     ]
-    return f"FaultWorld({', '.join([str(world.number), *kept])})"
+    return f"FaultWorld({', '.join([str(world.number), *(f'{name}={value!r}' for name, value in changed)])})"
 
 
 def read_world(line: str) -> FaultWorld:
@@ -182,31 +221,37 @@ def read_world(line: str) -> FaultWorld:
         raise ConfigError(f"a world must be a line such as FaultWorld(7, peers=3), got {line!r}: {error}") from None
     if not isinstance(world, FaultWorld):
         raise ConfigError(f"a world must be a line such as FaultWorld(7, peers=3), got {line!r}")
-    _check_ids(world)
+    _check(world)
     return world
 
 
 def _read(node: ast.expr) -> Any:
     """Evaluate literals, and calls of the three records; nothing else."""
     if isinstance(node, ast.Tuple):
-        return tuple(_read(each) for each in node.elts)
+        return tuple(map(_read, node.elts))
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
-    records: dict[str, Any] = {each.__name__: each for each in (FaultWorld, Crash, Cut)}
+    records: dict[str, Any] = {"FaultWorld": FaultWorld, "Crash": Crash, "Cut": Cut}
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in records:
         raise ValueError(f"{name or 'this'} is no part of a world")
-    return records[name](*map(_read, node.args), **{each.arg or "**": _read(each.value) for each in node.keywords})
+    return records[name](*map(_read, node.args), **{word.arg or "**": _read(word.value) for word in node.keywords})
 
 
-def _check_ids(world: FaultWorld) -> None:
-    """Raise ConfigError where a world names a peer that it does not have, or an algorithm that does not exist."""
+def _check(world: FaultWorld) -> None:
+    """Raise ConfigError where a world names a peer that it does not have, or something that does not exist."""
     refuse_earlier(world.algorithm)
-    if world.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", world.algorithm, ALGORITHMS)
-    pairs = [each[0] for each in (*world.slow, *world.late, *world.jumps)]
+    for what, name, known in (
+        ("algorithm", world.algorithm, ALGORITHMS),
+        *(("moment of a crash", crash.when, CRASHES) for crash in world.crashes),
+    ):
+        if name not in known:
+            raise unknown(what, name, known)
+    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.jumps, *world.rates)]
+    links = [end for link in (*world.one_way, *world.flapping) for end in link[:2]]
     crashed = [crash.peer for crash in world.crashes]
-    ids = {*chain(*world.edges), *pairs, *crashed, *chain(*(cut.side for cut in world.cuts)), *world.garbage}
-    strange = sorted(i for i in {*ids, *world.liars} if not 0 <= i < world.peers)
+    named = {*chain(*world.edges), *pairs, *crashed, *chain(*(cut.side for cut in world.cuts)), *world.garbage}
+    server = {-1} if world.algorithm == "ifca" else set()
+    strange = sorted(i for i in named | {*world.liars} | {*links} - server if not 0 <= i < world.peers)
     if strange:
         raise ConfigError(f"a world of {world.peers} peers has the peers 0 to {world.peers - 1}, got {strange[0]}")
