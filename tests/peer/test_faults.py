@@ -38,7 +38,7 @@ from dfca.sim.events.simulation import EventSimulation
 from dfca.sim.events.world import Absence, Churn, Compute, Faults, LateJoiner, Link, Partition, World
 
 FRESH_WORLDS = 200
-HARSH_WORLDS = 30
+HARSH_WORLDS = 20
 CHUNK = 20
 PATH = ((0, 1), (1, 2), (2, 3))
 RING = (*PATH, (3, 4), (4, 5), (0, 5))
@@ -64,7 +64,7 @@ def test_random_worlds(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, HARSH_WORLDS, CHUNK // 2))
 def test_random_harsh_worlds(first: int) -> None:
-    failed = {number: check_world(draw_world(number, harsh=True)) for number in range(first, first + CHUNK // 2)}
+    failed = {number: check_world(draw_world(number, 3, harsh=True)) for number in range(first, first + CHUNK // 2)}
     assert {number: problem for number, problem in failed.items() if problem} == {}
 
 
@@ -286,13 +286,11 @@ def test_what_is_well_for_a_moment_or_hears_nothing_of_a_neighbour_is_not_well(m
     assert "peer 0 folds no model of peer 1" in str(check_world(world))
 
 
-@pytest.mark.parametrize("break_it", [lambda one, other, cluster: True, lambda one, other, cluster: one == other])
-def test_models_of_another_lineage_are_noticed(monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
+@pytest.mark.parametrize("number", [3, 38, 40, 44])
+def test_models_of_another_lineage_are_noticed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cycle, copies):
-        monkeypatch.setattr(module, "compatible", break_it)
-    world = FaultWorld(8, 6, tuple((i, j) for i in range(6) for j in range(i)), cuts=(Cut(0.0, 20.0, (0, 2, 4)),))
-    problem = check_world(world)
-    assert ("of another lineage" in str(problem)) is break_it((), (1,), 0)
+        monkeypatch.setattr(module, "compatible", lambda one, other, cluster: True)
+    assert "of another lineage" in str(check_world(draw_world(number)))
 
 
 def test_huge_models_make_no_nan() -> None:

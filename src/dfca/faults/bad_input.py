@@ -50,7 +50,7 @@ def garble(message: Any, rnd: random.Random) -> Any:
         return message._replace(**{name: torch.full_like(value, rnd.choice((math.nan, 1e300, 0.0, *HUGE)))})
     if isinstance(value, Message):
         part = rnd.choice([field.name for field in fields(value)])
-        junk = torch.full_like(value.model, rnd.choice(HUGE)) if part == "model" else rnd.choice(_JUNK)
+        junk: Any = torch.full_like(value.model, rnd.choice(HUGE)) if part == "model" else rnd.choice(_JUNK)
         return message._replace(**{name: replace(value, **{part: junk})})
     return message._replace(**{name: rnd.choice(_JUNK)})
 
