@@ -16,6 +16,7 @@ from torch import Tensor
 from dfca.core.method import LocalOptions, MergeOptions, Method
 from dfca.core.rules.election import ElectionOptions
 from dfca.core.rules.personal import SWEEPS
+from dfca.core.rules.staleness import Staleness
 from dfca.core.state import is_finite
 from dfca.faults.bad_input import corrupt, garble, lie
 from dfca.faults.tiny import SIZE, CheckedRules, TinyWork, Violation
@@ -25,7 +26,6 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import Lineage
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, well_formed
 from dfca.peer.records.options import ENDLESS, PeerOptions
-from dfca.peer.records.staleness import Staleness
 from dfca.peer.records.work import LONG, Job, Rest, Train
 from dfca.peer.state import Saved, State
 from dfca.sim.events.host import make_machine
