@@ -80,6 +80,9 @@ def test_the_best_bid_counts_and_of_equal_ones_that_of_the_lowest_peer() -> None
     wave = make(missing={4}, best=(2.0, -5), route=4)
     wave.receive(3, Bid(KEY, 1, 9.0, 6), 1.0)
     assert wave.best == (2.0, -5)  # it has bid before
+    twice = make(best=(2.0, -5), route=4)
+    twice.receive(3, Bid(KEY, 1, 2.0, 5), 1.0)  # the same candidate, by another way
+    assert twice.route == 4
     nobody = make()
     nobody.receive(3, Bid(KEY, 1, 9.0, None), 1.0)
     assert (nobody.best, nobody.missing) == (None, {4})
@@ -257,3 +260,7 @@ def test_who_loses_its_way_to_the_root_stops_the_others_only_where_they_need_it(
         wave._lose_parent(3.0)
         assert (wave.parent, wave.last_s) == (None, 3.0)
         assert wave.key.attempt == (KEY.attempt + 1 if again else 0)
+    half = make(kids=(3,), quorum=0.5, voters=4)
+    half.kids[3] = Count(KEY, 2, 2, (CENTRE,))
+    half._lose_parent(3.0)
+    assert half.key.attempt == 0  # the other half is a quorum

@@ -129,10 +129,13 @@ def test_the_votes_of_a_child_count_once() -> None:
     assert (root.tally.voters, root.missing) == (2, {3})
 
 
-@pytest.mark.parametrize(("bounded", "counted"), [(True, 1), (False, 6)])
-def test_votes_that_a_subtree_cannot_cast_count_only_where_nobody_looks(bounded: bool, counted: int) -> None:
+@pytest.mark.parametrize(("bounded", "voters", "counted"), [(True, 5, 1), (True, 1, 2), (False, 5, 6)])
+def test_votes_that_a_subtree_cannot_cast_count_only_where_nobody_looks(
+    bounded: bool, voters: int, counted: int
+) -> None:
     root = vote_on_candidate(options=ElectionOptions(bounded=bounded))
-    root.receive(2, Votes(root.key, 1, no_votes(1)._replace(voters=5)), 1.0)  # the subtree has one peer
+    votes = no_votes(1)._replace(voters=voters, followers=(voters,))
+    root.receive(2, Votes(root.key, 1, votes), 1.0)  # the subtree has one peer
     assert root.tally is not None
     assert (root.tally.voters, root.missing) == (counted, {3})
 
