@@ -293,7 +293,7 @@ def test_a_folder_without_its_summary_is_repaired_and_continued_to_the_same_numb
     )
     run(experiment, folder)
     after = load_run(folder)
-    scores = {(row["algorithm"], row["seed"]): row["accuracy"] for row in before.summary["runs"]}
-    rows = [row for row in after.summary["runs"] if row["finished"]]
-    assert {row["algorithm"] for row in rows} == {"local"}
-    assert all(row["accuracy"] == scores[row["algorithm"], row["seed"]] for row in rows)
+    scores = {(row.algorithm, row.seed): row.score for row in before.trials}
+    rows = [row for row in after.trials if row.finished]
+    assert {row.algorithm for row in rows} == {"local"}
+    assert all(row.score == scores[row.algorithm, row.seed] for row in rows)
