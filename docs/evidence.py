@@ -10,7 +10,7 @@ from writing import Place, judge, table
 
 from dfca.base.paired import BEYOND_CHANCE, pair_up, paired
 from dfca.experiment.config import flatten
-from dfca.experiment.load import load_experiment
+from dfca.experiment.load import Experiment, load_experiment, preset_text
 from dfca.report import formats
 from dfca.report.drawing import plots
 from dfca.report.drawing.plots import NamedFigure
@@ -136,7 +136,7 @@ def pictures(name: str, run: Run) -> Iterator[tuple[NamedFigure, str]]:
 
 def size(name: str, run: Run) -> str:
     """Describe how large the run was and how large the paper's is."""
-    paper = load_experiment(name, "paper").config.values()
+    paper = paper_scale_of(name).config.values()
     seconds = sum(trial.seconds or 0 for trial in run.trials)
     finished, asked = run.trial_counts
     partly = "" if finished == asked else f" **{finished} of {asked} runs are finished.**"
@@ -162,6 +162,12 @@ def measured_on(run: Run) -> list[str]:
         return []
     told = [f"{listed(names)} on {' and '.join(known)}" for known, names in groups.items()]
     return [f"Measured: {'; '.join(told)}."]
+
+
+def paper_scale_of(name: str) -> Experiment:
+    """Read a preset at the paper's scale, trained as the paper's text says, which is what was measured."""
+    recipe = "text" if "[recipe." in preset_text(name) else None
+    return load_experiment(name, "paper", recipe=recipe)
 
 
 def listed(algorithms: Sequence[str]) -> str:
@@ -302,7 +308,7 @@ def skew() -> str:
 
 def scales(name: str) -> str:
     """Put the accuracies of the paper, of bridge and of desk scale side by side, and name what differs between them."""
-    (bridge,), paper = load_experiment(name, "bridge").points, load_experiment(name, "paper").points
+    (bridge,), paper = load_experiment(name, "bridge").points, paper_scale_of(name).points
     at = bridge.at or {}
     theirs = next(point.config for point in paper if point.config.clusters == bridge.config.clusters)
     runs, shown = {"bridge": result(f"{name}-bridge"), "desk": result(name)}, bridge.config.algorithms
@@ -358,7 +364,7 @@ def beside(name: str) -> str:
     if run is None:
         return NOT_YET.format(name=name)
     rows = [row for row in RunReport.of(run).rows if row.score.mean is not None]
-    paper = load_experiment(name, "paper").config.values()
+    paper = paper_scale_of(name).config.values()
     ours, theirs = [percent(*row.score) for row in rows], [percent(*(row.published or MeanStd())) for row in rows]
     lines = []
     for what, config, values in (("measured", run.config, ours), ("published", paper, theirs)):

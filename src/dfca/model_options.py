@@ -23,6 +23,9 @@ class ModelOptions(BaseModel):
         strict=False,  # TOML has lists, not tuples
         description="filters of the two convolutions",
     )
+    standardise: bool = Field(
+        default=False, description="standardise each sample before the first layer: (x - mean) / standard deviation"
+    )
     start_from: str | Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
         default=None,
         description="weights to start from instead of fresh ones: a safetensors file, or a list of one per cluster",

@@ -36,6 +36,8 @@ class ModelChoice(Protocol):
     @property
     def channels(self) -> tuple[int, int]: ...
     @property
+    def standardise(self) -> bool: ...
+    @property
     def start_from(self) -> str | tuple[str, ...] | None: ...
     @property
     def start_sha256(self) -> tuple[str, ...] | None: ...
@@ -43,16 +45,18 @@ class ModelChoice(Protocol):
     def factory(self) -> str | None: ...
 
 
-def make_factory(options: ModelChoice, shape: Any, classes: int) -> Callable[[], nn.Module]:
+def make_factory(options: ModelChoice, shape: Any, classes: int, crop: int | None = None) -> Callable[[], nn.Module]:
     """Make the function that builds one fresh model for samples of that shape: a tuple of numbers, or a tuple or dict
-    of such shapes where a sample is several tensors.
+    of such shapes where a sample is several tensors. crop: the side of the centres of images that the model sees.
 
     Raises ConfigError for an unknown name, ModelError for a model that does not fit the shape.
     """
+    seen = cropped(shape, crop)
     if options.factory is not None:
-        make = own_factory(options.factory, shape, classes)
+        make = own_factory(options.factory, seen, classes)
     else:
-        make = known_factory(options.name, shape, classes, options.hidden, options.channels)
+        make = known_factory(options.name, seen, classes, options.hidden, options.channels)
+    make = on_images(make, crop, options.standardise)
     if options.start_from is None:
         return make
     if options.start_sha256 is not None and options.start_sha256 != start_digests(options):
@@ -61,6 +65,34 @@ def make_factory(options: ModelChoice, shape: Any, classes: int) -> Callable[[],
             "restore it, or run into another folder"
         )
     return pretrained(make, options.start_from)
+
+
+def cropped(shape: Any, crop: int | None) -> Any:
+    """Return the shape of the centres of images of that shape."""
+    return shape if crop is None else (shape[0], crop, crop)
+
+
+def on_images(make: Callable[[], nn.Module], crop: int | None, standardise: bool) -> Callable[[], nn.Module]:
+    """Let a model take whole images: it cuts out their centres and standardises them first.
+
+    The layers of a sequence keep their names; those of any other module are in "network".
+    """
+    if crop is None and not standardise:
+        return make
+
+    def build() -> nn.Module:
+        from torch import nn
+
+        from dfca.core.learning.images import CentreCrop, Standardise
+
+        network = make()
+        layers: dict[str, nn.Module] = {} if crop is None else {"crop": CentreCrop(crop)}
+        if standardise:
+            layers["standardise"] = Standardise()
+        layers |= dict(network.named_children()) if type(network) is nn.Sequential else {"network": network}
+        return nn.Sequential(OrderedDict(layers))
+
+    return build
 
 
 def start_digests(options: ModelChoice) -> tuple[str, ...]:

@@ -120,11 +120,17 @@ OVERRIDES = (
 
 
 def digests() -> dict[str, Any]:
-    """Compute the first digits of the digests of all points of all presets in every scale, and of some overrides."""
+    """Compute the first digits of the digests of all points of all presets in every scale, and of some overrides.
+
+    Presets with recipes came to train in another way: what 0.2 ran is their recipe "text".
+    """
     found: dict[str, Any] = {}
     for name in presets():
-        for scale in ("default", *tomllib.loads(preset_text(name)).get("scale", {})):
-            found[f"{name} {scale}"] = _digests(load_experiment(name, scale, device="cpu"))
+        values = tomllib.loads(preset_text(name))
+        recipe = "text" if "recipe" in values else None
+        for scale in ("default", *values.get("scale", {})):
+            if scale != "hour":  # since 0.3
+                found[f"{name} {scale}"] = _digests(load_experiment(name, scale, device="cpu", recipe=recipe))
     for name, overrides in OVERRIDES:
         text = " ".join(overrides).replace("algorithm.dfca-auto", "algorithm.dfca")  # as 0.2 stored it
         found[f"{name} --set {text}"] = _digests(load_experiment(name, None, overrides, device="cpu"))

@@ -19,7 +19,7 @@ from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.method import PersonalSteps, RobustRule, Share, WeightRule
+from dfca.core.method import Augment, PersonalSteps, RobustRule, Share, StepTable, WeightRule
 from dfca.data.clients import Split
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, WorldConfig
@@ -41,11 +41,15 @@ class SimulateOptions(TypedDict, total=False):
 
     clusters: int | Literal["auto"] | None
     topology: Topology
-    steps: int
+    steps: int | None
+    epochs: int | None
     learning_rate: float
+    decay: float
     batch_size: int | Literal["full"] | None
     momentum: float
     weight_decay: float
+    layer_decay: Mapping[str, float] | None
+    augment: Augment | Mapping[str, Any] | None
     task: str | Task | None
     loss: LossLike
     metric: MetricLike
@@ -80,11 +84,15 @@ class Numbers(BaseModel):
     rounds: int = Field(ge=1)
     seed: int = Field(ge=0)
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    steps: int = Field(5, ge=0)
+    steps: int | None = Field(None, ge=0)
+    epochs: int | None = Field(None, ge=0)
     learning_rate: float = Field(0.1, gt=0)
+    decay: float = Field(1.0, gt=0, le=1)
     batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    layer_decay: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    augment: Augment | None = None
     participation: float = Field(1.0, gt=0, le=1)
     evaluate_every: int = Field(10, ge=1)
     evaluation_samples: int = Field(200, ge=2)
@@ -92,8 +100,9 @@ class Numbers(BaseModel):
 
     def local(self) -> LocalOptions:
         """Return how clients train."""
+        names = ("steps", "epochs", "learning_rate", "decay", "momentum", "weight_decay", "layer_decay")
         batch = None if self.batch_size in (None, "full") else int(self.batch_size)
-        return LocalOptions(self.steps, self.learning_rate, batch, self.momentum, self.weight_decay)
+        return StepTable(batch_size=batch, **{name: getattr(self, name) for name in names}).options(self.augment)
 
     def k(self) -> int | None:
         """Return the number of clusters; None: it is found."""

@@ -27,6 +27,7 @@ from dfca.api.result import Result
 from dfca.base.errors import ConfigError, DfcaWarning, ModelError, unknown
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.task import Task
+from dfca.core.method import Augment
 from dfca.data.clients import Split
 from dfca.data.own import split_from
 from dfca.experiment.world import ClockConfig
@@ -89,11 +90,15 @@ def simulate(
     clusters: int | Literal["auto"] | None = "auto",
     topology: Topology = "erdos-renyi",
     seed: int | Sequence[int] = 0,
-    steps: int = 5,
+    steps: int | None = None,
+    epochs: int | None = None,
     learning_rate: float = 0.1,
+    decay: float = 1.0,
     batch_size: int | Literal["full"] | None = None,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    layer_decay: Mapping[str, float] | None = None,
+    augment: Augment | Mapping[str, Any] | None = None,
     task: str | Task | None = None,
     loss: LossLike = None,
     metric: MetricLike = None,
@@ -123,11 +128,16 @@ def simulate(
         topology: A networkx graph with nodes 0..N-1, a name, options ({"name": "erdos-renyi", "p": 0.2}),
             "module:function", or a function of (clients, seed).
         seed: Determines every random choice. A list of seeds gives a `Comparison`.
-        steps: Gradient steps of a client per round.
+        steps: Gradient steps of a client per round; default: 5, without epochs.
+        epochs: Passes over the client's samples per round, in batches, instead of steps.
         learning_rate: Of these steps.
+        decay: The factor of the learning rate after every round.
         batch_size: Samples per step; "full" or None: all samples of the client.
         momentum: Of these steps.
         weight_decay: Of these steps.
+        layer_decay: Weight decay of single layers or tensors, by name, instead: {"2.weight": 0.004}.
+        augment: Random changes of images in these steps: {"crop": 24, "flip": True, "brightness": 0.2, "contrast":
+            (0.2, 1.8)}. With a crop the model is one of cropped images; it is chosen and scored on their centres.
         task: "classification", "regression", "multilabel" or "tokens", where the split does not say.
         loss: Another loss: a name, "module:function" or a function (docs/tasks.md).
         metric: Another metric, likewise.
@@ -170,6 +180,10 @@ def simulate(
         "batch_size": batch_size,
         "momentum": momentum,
         "weight_decay": weight_decay,
+        "epochs": epochs,
+        "decay": decay,
+        "layer_decay": layer_decay,
+        "augment": augment,
         **{name: options.pop(name) for name in Numbers.model_fields if name in options},
     }
     _check_options(options)
@@ -181,11 +195,12 @@ def simulate(
         raise ModelError(f"model must be a torch.nn.Module or a function that builds one, got {type(model).__name__}")
     if callback is not None and not callable(callback):
         raise ConfigError(f"callback must be a function of a record, got {callback!r}")
-    build = make_starts(model, start_from)
     if world is not None:
         options = {"aggregation": "sequential", **options}
     results = []
     plans = [check_numbers(seed=one, **numbers) for one in seeds]
+    augment = plans[0].local().augment
+    build = make_starts(model, start_from, None if augment is None else augment.crop)
     with _bar(progress, len(chosen) * len(seeds) * plans[0].rounds) as advance:
         for plan in plans:
             split = split_from(_of_seed(data, plan.seed), seed=plan.seed, task=task)

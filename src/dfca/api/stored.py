@@ -281,7 +281,7 @@ class StoredRun:
         shape = self._shape(stored)
         if shape is None:
             raise RunError(f"{stored.path} is of a model of several inputs; read its named tensors by safetensors")
-        flat = FlatModel(make_factory(options, tuple(shape), self._classes(stored))())
+        flat = FlatModel(make_factory(options, tuple(shape), self._classes(stored), stored.facts.get("crop"))())
         wanted = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
         if stored.facts and stored.facts["parameters"] != wanted:
             raise RunError(
@@ -294,7 +294,11 @@ class StoredRun:
         if stored.facts:
             options: JsonObject = stored.facts["model"]
             return options
-        return {key: value for key, value in (self.config.get("model") or {}).items() if key in ARCHITECTURE}
+        return {
+            key: value
+            for key, value in (self.config.get("model") or {}).items()
+            if key in ARCHITECTURE | {"standardise"}
+        }
 
     def _shape(self, stored: StoredModels) -> list[int] | None:
         if stored.facts:

@@ -46,6 +46,7 @@ def list_everything() -> None:
 def show(
     preset: Annotated[str, typer.Argument(help="A preset, or the path of an experiment file.")],
     scale: Annotated[str | None, typer.Option(help="The scale to lay over it: desk, bridge, paper.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="How to train, where there are several ways.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="Every key, with its default.")] = False,
 ) -> None:
     """Print a preset as TOML: a file to start from.
@@ -54,10 +55,10 @@ def show(
     """
     from dfca.experiment.load import load_experiment, preset_text
 
-    if scale is None and not complete:
+    if scale is None and recipe is None and not complete:
         print(preset_text(preset), end="")
     else:
-        print(load_experiment(preset, scale).to_toml(), end="")
+        print(load_experiment(preset, scale, recipe=recipe).to_toml(), end="")
 
 
 @commands.command()

@@ -28,6 +28,9 @@ def run(
     scale: Annotated[
         str | None, typer.Option(metavar="NAME", help="The size, where there are several: desk, bridge, paper.")
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How to train, where there are several ways: authors, text.")
+    ] = None,
     algorithms: Algorithms = None,
     seeds: Seeds = None,
     set_: Annotated[
@@ -81,10 +84,11 @@ def run(
     from dfca.experiment.load import load_experiment
 
     keep_freed_memory()
-    chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device)
+    chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device, recipe)
     use_threads(threads)  # after the experiment is checked: it loads torch
     if out is None:
-        out = Path("runs") / (chosen.name if chosen.scale in ("desk", "default") else f"{chosen.name}-{chosen.scale}")
+        size = None if chosen.scale in ("desk", "default") else chosen.scale
+        out = Path("runs") / "-".join(part for part in (chosen.name, size, recipe) if part)
     options = {"resume": resume, "save_models": save_models, "workers": parse_workers(workers), "reuse": reuse or ()}
     with explain_oom():
         _run_and_print(chosen, out, options, quiet, log or ())

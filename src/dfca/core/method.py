@@ -110,6 +110,30 @@ class StepOptions(Table):
                 raise ConfigError(f"local.layer_decay.{name} must be >= 0, got {value}")
 
 
+class StepTable(StepOptions):
+    """How local steps are taken, in a file, where `steps` and `epochs` exclude each other."""
+
+    usual_steps: ClassVar[int] = 5
+
+    steps: int | None = option(  # type: ignore[assignment]
+        default=None, ge=0, description="gradient steps of a client per round; default: 5, where no epochs are given"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"local.steps and local.epochs exclude each other, got {self.steps} and {self.epochs}; leave one out"
+            )
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", self.usual_steps)
+
+    def options(self, augment: Augment | None = None, **changes: Any) -> LocalOptions:
+        """Return the options of the core."""
+        steps = self.usual_steps if self.steps is None else self.steps
+        return self.narrowed(LocalOptions, **{"steps": steps, "augment": augment} | changes)
+
+
 class LocalOptions(StepOptions):
     """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dfca.base.errors import ConfigError
+from dfca.core.method import Augment
 from dfca.data.registry import SampleKind
 
 PartitionName = Literal["rotated", "owner", "uneven", "dirichlet"]
@@ -106,6 +107,11 @@ class DataOptions(BaseModel):
         "samples under partition owner",
     )
 
+    augment: Augment | None = Field(
+        default=None,
+        description="random changes of images in the local steps of every round: a table with crop, flip, brightness "
+        "and contrast; clusters are chosen and models scored on unchanged images, or on the centres of a crop's size",
+    )
     drift_share: float = Field(
         default=0.0,
         ge=0,
@@ -148,7 +154,7 @@ class DataOptions(BaseModel):
 
 
 # What divides a named data set among clients.
-_OF_NAMED_DATA = set(DataOptions.model_fields) - {"factory", "name", "distributions", "test_share"}
+_OF_NAMED_DATA = set(DataOptions.model_fields) - {"factory", "name", "distributions", "test_share", "augment"}
 
 
 def resolve(options: DataOptions, kind: SampleKind) -> TransformName:

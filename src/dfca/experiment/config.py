@@ -25,10 +25,10 @@ from dfca.base.table import Table, option
 from dfca.base.toml import parse_toml
 from dfca.base.validation import check, dump, show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
-from dfca.core.method import MOST_PERSONAL_STEPS, LocalOptions, MixingOptions, StepOptions
+from dfca.core.method import MOST_PERSONAL_STEPS, Augment, LocalOptions, MixingOptions, StepTable, check_images
 from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
-from dfca.experiment.variants import check_label, options_of, sections_of, unfold
+from dfca.experiment.variants import check_label, merge, options_of, sections_of, unfold
 from dfca.experiment.world import ClockConfig, WorldConfig, check_world
 from dfca.model_options import ModelOptions
 from dfca.models import MODELS
@@ -42,16 +42,16 @@ NOT_IN_DIGEST = ("title", "description", "algorithms", "seeds", "checkpoint", "b
 ONLY_SHOWN = ("trace", "timeline")  # of the world
 
 
-class LocalConfig(StepOptions):
+class LocalConfig(StepTable):
     """How a client trains; a full batch, which the core calls None, is "full"."""
 
     batch_size: Literal["full"] | Annotated[int, Field(ge=1)] = option(  # type: ignore[assignment]
         default="full", description="samples of one step; full: all of the client's"
     )
 
-    def options(self) -> LocalOptions:
+    def options(self, augment: Augment | None = None, **changes: Any) -> LocalOptions:
         """Return the options of the core."""
-        return self.narrowed(LocalOptions, batch_size=None if self.batch_size == "full" else self.batch_size)
+        return super().options(augment, batch_size=None if self.batch_size == "full" else self.batch_size, **changes)
 
 
 class MixingConfig(MixingOptions, kw_only=True):
@@ -241,6 +241,8 @@ class Config(BaseModel):
                 'clusters = "auto" needs data.distributions, the number of true clusters that the data is made with; '
                 "give it, or a number of clusters"
             )
+        if self.data.augment is not None and self.data.factory is None:
+            check_images(self.data.augment, source_of(self.data.name).shape)
         if self.model.factory is None and self.model.name not in MODELS:
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
@@ -349,7 +351,7 @@ class Config(BaseModel):
         if not own:
             return self
         plain = self.values() | {"algorithms": [registry.base_of(label)], "algorithm": {}}
-        merged = {key: {**plain.get(key, {}), **section} for key, section in own.items()}
+        merged = {key: merge(plain.get(key, {}), section) for key, section in own.items()}
         try:
             return Config.of(plain | merged)
         except ConfigError as error:
@@ -407,6 +409,8 @@ class Config(BaseModel):
             if isinstance(section, Table):
                 kept = section.as_of(release)
                 values[name] = {key: value for key, value in values[name].items() if key in kept}
+        if not self.model.standardise:  # since 0.3
+            del values["model"]["standardise"]
         return values
 
     def _numbers(self) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from dfca.base.renamed import renamed
 from dfca.base.toml import DEEPEST, parse_toml
 from dfca.base.validation import show
 from dfca.experiment.config import Config, flatten
-from dfca.experiment.sweep import NO_SWEEP, Point, Sweep, merge
-from dfca.experiment.variants import rejoin, unfold
+from dfca.experiment.sweep import NO_SWEEP, Point, Sweep
+from dfca.experiment.variants import merge, rejoin, unfold
 from dfca.model_options import ModelOptions
 from dfca.models import start_digests
+
+TEXT = "text"  # the recipe of a file without any
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,15 @@ def load_experiment(
     algorithms: Sequence[str] | None = None,
     seeds: int | Sequence[int] | None = None,
     device: str | None = None,
+    recipe: str | None = None,
 ) -> Experiment:
     """Read a preset by its name or an experiment file by its path, and apply what the command line changes.
 
     A file may hold tables `[scale.desk]`, `[scale.paper]`, ...: the one asked for (desk if none is) is laid over the
-    rest. `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments; with
-    a sweep they change its base, and `grid.KEY=[...]` its grid.
+    rest. It may also hold ways to train, `[recipe.NAME]`, which are laid over it before the scale: the one asked for,
+    else the one that the scale names (`recipe = "NAME"`), else the first. "text" is the file without any of them.
+    `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments; with a
+    sweep they change its base, and `grid.KEY=[...]` its grid.
 
     Raises:
         ConfigError: for an unknown preset, key or scale, a value out of range, or a device that is not here.
@@ -95,7 +100,7 @@ def load_experiment(
     folder = folder_of(name_or_path)
     if folder is not None:
         look_in(folder)  # modules of the user's own stand beside the file that names them
-    scale, values = _choose_scale(values, scale)
+    scale, values = _choose_scale(_choose_recipe(values, scale, recipe), scale)
     changes = _changes(values, overrides)
     for override in overrides:
         values = merge(values, _parse_override(override))
@@ -192,6 +197,22 @@ def _preset_texts() -> dict[str, str]:
     folder = files("dfca.experiment") / "presets"
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
     return {entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for entry in found}
+
+
+def _choose_recipe(values: dict[str, Any], scale: str | None, recipe: str | None) -> dict[str, Any]:
+    """Lay a recipe over the rest; it may have scales of its own."""
+    recipes, scales = values.pop("recipe", {}), values.get("scale", {})
+    if not isinstance(recipes, dict) or not all(isinstance(table, dict) for table in recipes.values()):
+        raise ConfigError(f"recipe must be a table of tables ([recipe.authors]), got {show(recipes)}")
+    if recipe is not None and not recipes:
+        raise ConfigError(f'this experiment has no recipes, got --recipe "{recipe}"; leave --recipe out')
+    size = scales.get(scale or "desk") if isinstance(scales, dict) else None
+    usual = size.pop("recipe", None) if isinstance(size, dict) else None
+    known = {**recipes, TEXT: {}}
+    name = recipe or usual or next(iter(known))
+    if name not in known:
+        raise unknown("recipe", name, known)
+    return merge(values, known[name])
 
 
 def _choose_scale(values: dict[str, Any], scale: str | None) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from dfca.base.errors import ConfigError
 from dfca.base.renamed import earlier
 from dfca.base.validation import show
 from dfca.experiment.config import NOT_IN_DIGEST, Config, flatten
+from dfca.experiment.variants import merge
 
 
 @dataclass(frozen=True)
@@ -221,19 +222,6 @@ def label_of(at: Mapping[str, Any]) -> str:
 def write(value: Any) -> str:
     """Write one value of a point: strings without quotes."""
     return value if isinstance(value, str) else show(value)
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one table over another; tables merge, everything else is replaced.
-
-    >>> merge({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
-    {'a': 1, 'b': {'c': 4, 'd': 3}}
-    """
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,24 @@ def options_of(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in sections_of(table)}
 
 
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another; tables merge, everything else is replaced, and `epochs` replace `steps`.
+
+    >>> merge({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
+    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    >>> merge({"local": {"steps": 5, "momentum": 0.9}}, {"local": {"epochs": 1}})
+    {'local': {'momentum': 0.9, 'epochs': 1}}
+    """
+    merged = dict(below)
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in above and other not in above:
+            merged.pop(other, None)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
 def rejoin(names: Sequence[str], labels: Collection[str]) -> list[str]:
     """Put labels with commas together again, which the command line has split.
 

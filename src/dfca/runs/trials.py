@@ -265,7 +265,9 @@ class Workload:
         if group.point.at is None:  # a sweep has hundreds
             sink.note(f"graph: {topology.summary(facts)}", group)
         _pass_on(split.notes, sink, group)
-        make_model = models.make_factory(config.model, split.train.shape, split.classes)
+        augment = config.data.augment
+        crop = None if augment is None else augment.crop
+        make_model = models.make_factory(config.model, split.train.shape, split.classes, crop)
         return cls(group.point, split, drift, graph, make_model)
 
     def setting(self, trial: Trial, folder: RunFolder | None = None) -> Setting:
@@ -282,7 +284,7 @@ class Workload:
             seed=trial.seed,
             share=config.mixing.share,
             drift=self.drift,
-            local=config.local.options(),
+            local=config.local.options(config.data.augment),
             participation=config.participation,
             weights=config.mixing.weights,
             quiet_rounds=config.mixing.quiet_rounds or 0,

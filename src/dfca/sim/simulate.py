@@ -11,18 +11,21 @@ from torch import nn
 
 from dfca.base.errors import DfcaWarning, ModelError
 from dfca.core.rng import seeded
-from dfca.models import looks_trained, pretrained
+from dfca.models import looks_trained, on_images, pretrained
 
 
-def make_starts(model: nn.Module | Callable[[], nn.Module], start_from: Any) -> Callable[[], nn.Module]:
-    """Make the factory of a simulation's modules, which start afresh, or from given weights.
+def make_starts(
+    model: nn.Module | Callable[[], nn.Module], start_from: Any, crop: int | None = None
+) -> Callable[[], nn.Module]:
+    """Make the factory of a simulation's modules, which start afresh, or from given weights; crop: the side of the
+    centres of images that they see.
 
     Warns of a module that looks trained and is started afresh.
     """
     if start_from is None:
-        return fresh_copies(model) if isinstance(model, nn.Module) else _explained(model)
+        return on_images(fresh_copies(model) if isinstance(model, nn.Module) else _explained(model), crop, False)
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else _explained(model)
-    return pretrained(make, start_from)
+    return pretrained(on_images(make, crop, False), start_from)
 
 
 def _explained(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -75,7 +75,6 @@ class SwarmPlan:
     def facts(self, founder: str) -> Facts:
         """Make the facts of the swarm from the experiment."""
         setting, config = self.setting, self.trial.point.config
-        local = config.local.options()
         facts = Facts.checked(
             {
                 "name": f"swarm-{self.experiment.name}",
@@ -88,13 +87,8 @@ class SwarmPlan:
                 "model": _model_facts(config.model),
                 "inputs": {"shape": list(setting.split.train.x.shape[1:]), "kind": "array"},
                 "classes": [str(name) for name in range(setting.split.classes)],
-                "local": {
-                    "steps": local.steps,
-                    "learning_rate": local.learning_rate,
-                    "batch_size": local.batch_size,
-                    "momentum": local.momentum,
-                    "weight_decay": local.weight_decay,
-                },
+                "local": config.local.plain() | {"batch_size": config.local.options().batch_size},
+                "augment": None if config.data.augment is None else config.data.augment.plain(),
                 "weights": config.mixing.weights,
                 "share": config.mixing.share,
                 "robust": config.mixing.robust,
@@ -102,7 +96,7 @@ class SwarmPlan:
                 "personal": setting.last_steps,
             }
         )
-        model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed)
+        model = measured(facts.model, facts.inputs.sample_shape, len(facts.classes), facts.seed, facts.crop)
         return facts.changed(model=model)
 
 
@@ -144,8 +138,9 @@ def make_plan(experiment: Experiment, nodes: int, out: Path, sink: RunSink) -> S
 def _model_facts(options: Any) -> dict[str, Any]:
     """Translate the [model] table of an experiment."""
     if options.factory is not None:
-        return {"name": "factory", "factory": options.factory}
-    return {"name": options.name, "hidden": [options.hidden], "channels": list(options.channels)}
+        return {"name": "factory", "factory": options.factory, "standardise": options.standardise}
+    kept = {"name": options.name, "channels": list(options.channels), "standardise": options.standardise}
+    return kept | {"hidden": [options.hidden]}
 
 
 def _plain(samples: Tensor) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,13 +33,14 @@ from dfca.base.table import Table, option
 from dfca.base.validation import check
 from dfca.core.method import (
     MOST_PERSONAL_STEPS,
+    Augment,
     ElectionOptions,
     ElectionRule,
-    LocalOptions,
     MergeOptions,
     Method,
     MixingOptions,
-    StepOptions,
+    StepTable,
+    check_images,
 )
 from dfca.core.rules.staleness import Staleness
 
@@ -71,7 +72,9 @@ Size = Annotated[int, Field(ge=1, le=65_536, strict=True)]
 class ModelFacts(Table):
     """Which model, and how large; `size` and `digest` tell whether two devices build the same one."""
 
-    name: Literal["mlp", "cnn", "cnn1d", "factory"] = option(default="mlp", description="mlp, cnn, cnn1d, or factory")
+    name: Literal["mlp", "cnn", "cnn-tutorial", "cnn1d", "factory"] = option(
+        default="mlp", description="mlp, cnn, cnn-tutorial, cnn1d, or factory"
+    )
     hidden: tuple[Size, ...] = option(
         default=(100,), strict=False, min_length=1, max_length=8, description="of the hidden layers; a cnn has one"
     )
@@ -79,6 +82,7 @@ class ModelFacts(Table):
     factory: str | None = option(
         default=None, max_length=200, description='"package.module:function", called as make(shape, classes)'
     )
+    standardise: bool = option(default=False, since=3, description="standardise each sample before the first layer")
     size: int = option(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
     digest: str = option(
         default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes"
@@ -144,17 +148,20 @@ MANY_STEPS = {"le": 1_000_000}
 
 
 class LocalFacts(
-    StepOptions,
-    steps={"default": 20, "ge": 1, "le": 100_000},
+    StepTable,
+    steps={"ge": 1, "le": 100_000, "description": "steps between two exchanges; default: 20, without epochs"},
     learning_rate={"le": 1e6},
     batch_size={"default": 32},
     weight_decay={"le": 1e6},
+    epochs={"ge": 1, "le": 100_000},
 ):
     """How a member trains between two exchanges.
 
     The defaults reach 0.94 on 12 devices with digits turned four ways (`pytest -m slow -k turned_digits`); mini-batches
     cost the same on a device with a million samples.
     """
+
+    usual_steps: ClassVar[int] = 20
 
 
 class ElectionFacts(ElectionRule, warmup_steps=MANY_STEPS, most={"le": 1024}):
@@ -201,6 +208,9 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
     target: TargetFacts = TargetFacts()
     scaling: ScalingFacts = ScalingFacts()
     local: LocalFacts = LocalFacts()
+    augment: Augment | None = option(
+        default=None, since=3, description="random changes of images while a member trains: crop, flip, ..."
+    )
     personal: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_PERSONAL_STEPS)] = option(
         default=0,
         since=2,
@@ -230,6 +240,8 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")
+        if self.augment is not None:
+            check_images(self.augment, shape)
 
     # Bytes and names.
 
@@ -300,6 +312,11 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         return len(self.classes) or 1
 
     @property
+    def crop(self) -> int | None:
+        """The side of the centres of images that the model sees; None: all."""
+        return None if self.augment is None else self.augment.crop
+
+    @property
     def model_size(self) -> int:
         """P: floats of one model."""
         if self.model.size == 0:
@@ -326,7 +343,7 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
         algorithm = self.make_algorithm()
         return self.narrowed(
             Method,
-            local=self.local.narrowed(LocalOptions),
+            local=self.local.options(self.augment),
             staleness=self.staleness.narrowed(Staleness),
             election=algorithm.election,
             revives=algorithm.revives,

@@ -23,7 +23,7 @@ from dfca.node.task.reading import DataRequest as Request
 from dfca.node.task.reading import Raw, found_classes, read, to_number
 from dfca.node.task.scaling import measure
 
-MODELS = ("mlp", "cnn", "cnn1d")
+MODELS = ("mlp", "cnn", "cnn-tutorial", "cnn1d")
 TASKS = ("classification", "regression")
 
 
@@ -93,7 +93,7 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             "model": _model(options),
         }
     )
-    model = measured(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed)
+    model = measured(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, facts.crop)
     facts = facts.changed(model=model)
     load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     return config, facts

@@ -17,7 +17,7 @@ from dfca.core.learning.local import infer, losses, lowest
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import TASKS
 from dfca.core.rng import seeded
-from dfca.models import known_factory, own_factory
+from dfca.models import cropped, known_factory, on_images, own_factory
 from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling
 
@@ -52,7 +52,7 @@ def build(facts: Facts, allowed: str | None = None) -> Architecture:
 
     Raises ConfigError or ModelError where it is another model than the swarm's.
     """
-    model, digest = _make(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed)
+    model, digest = _make(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, facts.crop)
     if model.flat.size != facts.model.size or digest != facts.model.digest:
         raise ModelError(
             f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
@@ -61,16 +61,16 @@ def build(facts: Facts, allowed: str | None = None) -> Architecture:
     return replace(model, flat=model.flat.for_task(TASKS[facts.task]), target=facts.target)
 
 
-def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int) -> ModelFacts:
+def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, crop: int | None = None) -> ModelFacts:
     """Fill in the size and digest of a model by building it once: what the founder does."""
-    built, digest = _make(model, shape, classes, seed, model.factory)
+    built, digest = _make(model, shape, classes, seed, model.factory, crop)
     return model.changed(size=built.flat.size, digest=digest)
 
 
 def _make(
-    model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, allowed: str | None
+    model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, allowed: str | None, crop: int | None
 ) -> tuple[Architecture, str]:
-    make = _factory(model, shape, classes, allowed)
+    make = on_images(_factory(model, cropped(shape, crop), classes, allowed), crop, model.standardise)
     if model.factory is None:
         with torch.device("meta"):  # no memory is taken before the size is known
             _check_size(make())

@@ -24,6 +24,7 @@ from dfca.base.files import Stream, open_regular
 from dfca.base.renamed import renamed
 from dfca.core.learning.params import FlatModel
 from dfca.experiment.sweep import Trial
+from dfca.model_options import ModelOptions
 from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.setting import Setting
 
@@ -43,17 +44,22 @@ def named(bank: Stream, flat: FlatModel, shared: bool) -> Stream:
     return replace(bank, parts=[(head + name, shape) for head in heads for name, shape in tensors])
 
 
+def architecture(model: ModelOptions) -> JsonObject:
+    """Return the options that make the architecture: of a user's own model, its function."""
+    values = model.model_dump(mode="json", include={"factory"} if model.factory else ARCHITECTURE)
+    return {**values, "standardise": True} if model.standardise else values
+
+
 def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: EvaluationRow) -> dict[str, str]:
     """Make the metadata; values are JSON where they are not plain text."""
     shape = getattr(setting.split.train.x, "shape", None)
-    model = trial.point.config.model
+    model, augment = trial.point.config.model, trial.point.config.data.augment
     facts: JsonObject = {
         "seed": trial.seed,
         "shape": None if shape is None else list(shape[1:]),
         "classes": setting.split.classes,
         "shared": setting.algorithm.exchange == "server",
-        # what makes the architecture: of a user's own model, its function alone
-        "model": {"factory": model.factory} if model.factory else model.model_dump(mode="json", include=ARCHITECTURE),
+        "model": architecture(model),
         "parameters": [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)],
         "round": metrics.get("round"),
         # of the models in the file: a personal last step is not in it
@@ -61,6 +67,8 @@ def describe(trial: Trial, setting: Setting, flat: FlatModel, metrics: Evaluatio
         "accuracy_by_client": metrics.plain_scores or None if metrics.metric == "accuracy" else None,
         "assignments": metrics.get("assignments"),
     }
+    if augment is not None and augment.crop is not None:
+        facts["crop"] = augment.crop
     return {
         "format": FORMAT,
         "algorithm": trial.algorithm,
