@@ -38,7 +38,6 @@ SERVICE = "dfca.wire.v1.Peer"
 # Class names that exist twice, each with the reason why.
 TWICE = {
     "Result": "the protocol's is stored by name; users call the other",
-    "LastStep": "being renamed",
 }
 
 

@@ -15,7 +15,7 @@ from dfca.core.rng import stream
 from dfca.data.clients import ClientData, Split
 from dfca.sim.metrics_table import JsonObject
 from dfca.sim.mixtures import mixed_scores
-from dfca.sim.personal import LastStep
+from dfca.sim.personal import LastSteps
 from dfca.sim.shards import PIECE_BYTES, members_of, within
 from dfca.sim.start import Start
 
@@ -111,7 +111,7 @@ class Evaluator:
         assignments: Tensor,
         scope: Scope | None = None,
         losses: Tensor | None = None,
-        last_step: LastStep | None = None,
+        last_step: LastSteps | None = None,
         closed: Tensor | None = None,
     ) -> Scores:
         """Score the banks; assignments (N,) are the models that the clients trained last, -1 for none.
@@ -164,7 +164,7 @@ class Evaluator:
         return Scores(row, gathered[3], before)
 
     def score_holders(
-        self, banks: Tensor, assignments: Tensor, holding: Sequence[int], personal: LastStep, final: bool
+        self, banks: Tensor, assignments: Tensor, holding: Sequence[int], personal: LastSteps, final: bool
     ) -> JsonObject:
         """Score the banks where only the clients `holding` hold models: the row, with the mean score over them; final:
         they take their personal last step, where they have one."""

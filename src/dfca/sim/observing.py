@@ -31,15 +31,9 @@ def observe_all(
 ) -> Tensor:
     """Compute the optimism and the excess of members that hold samples out: (C, 1 + EXCESSES * m).
 
-    `rules.merging.observe` does the same for one client; `tests/core/test_merging.py` holds the two equal.
-
-    Args:
-        start: What the simulation begins with.
-        banks: The models (m, L, P) of the members.
-        places: The members that observe.
-        follows: The cluster of each of them.
-        asked: What each of them is asked about; the excess of other clusters is NaN.
-        steps: The personal steps.
+    `rules.merging.observe` does the same for one client; `tests/core/test_merging.py` holds the two equal. banks
+    (m, L, P): of the members; places: the C members that observe; follows, asked: of each of them; steps: personal
+    ones. The excess of clusters that a member is not asked about is NaN.
     """
     said = torch.full((len(places), 1 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
     rows = max(1, 16 * PIECE_BYTES // (start.flat.size * banks.element_size()))

@@ -19,7 +19,7 @@ Gather = Callable[[Sequence[int]], Tensor]
 """Gathers the models (C, P) that some members deploy, by their places among the members."""
 
 
-class LastStep:
+class LastSteps:
     """The personal last step of the clients of a simulation of `rounds` rounds; 0: it ends by time."""
 
     def __init__(self, start: Start, rounds: int) -> None:
@@ -35,10 +35,7 @@ class LastStep:
         return self.release is not None or bool(self.steps.any())
 
     def pick(self, deployed: Gather, clusters: Tensor) -> int:
-        """Pick the steps of all clients; returns the numbers that they send for it.
-
-        deployed: gathers the members' models; clusters (L,): which of them that is.
-        """
+        """Pick the steps of all clients; clusters (L,): of the models that members deploy. Returns the numbers sent."""
         start, shards = self.start, self.start.shards
         assert start.held is not None  # until now
         mine = torch.zeros(len(start.members), len(GRID) + 2, dtype=torch.float64)
@@ -117,14 +114,10 @@ def measure_curves(
 
 
 def pooled(curves: Tensor, sound: Tensor, clusters: Tensor, pairs: Tensor | None) -> Tensor:
-    """Pool the curves of every cluster: (N, G) -> (N, G); `testing` sweeps by `rules.personal.average`, and
-    tests/core/test_personal.py holds the two equal.
+    """Pool the curves of every cluster: (N, G) -> (N, G); tests hold it equal to `rules.personal.average`.
 
-    Args:
-        curves: One per client.
-        sound: (N,): whose curve is finite; the others keep their own.
-        clusters: (N,): what clients deploy.
-        pairs: (E, 2): who sends to whom, both ways; None: a server has the mean of all.
+    sound (N,): whose curve is finite, the others keep their own; clusters (N,): what clients deploy; pairs (E, 2): who
+    sends to whom, both ways; None: a server has the mean of all.
     """
     if pairs is None:
         size = int(clusters.max()) + 1

@@ -13,11 +13,10 @@ from dfca.base.errors import ConfigError, ModelError
 from dfca.core.algorithm import Choice, View
 from dfca.core.client import effective
 from dfca.core.learning.holdout import held_out
-from dfca.core.learning.inputs import Samples, join
+from dfca.core.learning.inputs import join
 from dfca.core.learning.params import FlatModel, initial
 from dfca.core.learning.parts import layout_of, stages_of
 from dfca.core.rng import stream
-from dfca.core.rules.election import Parts
 from dfca.data.clients import ClientData, Split
 from dfca.sim.liars import Liars
 from dfca.sim.local.bank import Bank, BankSpec
@@ -77,8 +76,8 @@ class Start:
         if self._divided is None:
             first = self.members.start
             drawn = [held_out(size, self.setting.seed, first + i) for i, size in enumerate(self._all.sizes)]
-            seen, unseen = (take_rows(self._all, masks) for masks in ([~mask for mask in drawn], drawn))
-            self._divided = seen, unseen
+            clients, seen = range(self._all.clients), [~mask for mask in drawn]
+            self._divided = take_rows(self._all, clients, seen), take_rows(self._all, clients, drawn)
         return self._divided
 
     def initial_model(self) -> Tensor:
@@ -167,20 +166,11 @@ class Start:
         self.flat.task.metric.score(outputs[None], y[None, :2])  # one of the user's own may fail
 
 
-def take_parts(data: ClientData, clients: Sequence[int], parts: Sequence[Parts], name: str) -> ClientData:
-    """Copy one part of the samples of some clients."""
+def take_rows(data: ClientData, clients: Sequence[int], rows: Sequence[Tensor]) -> ClientData:
+    """Copy some samples of some clients: masks or indices, one tensor per client."""
     if not clients:
         return data.subset(())
-    rows = [getattr(part, name).to(data.y.device) for part in parts]
-    return _take([data.of(i) for i in clients], rows)
-
-
-def take_rows(data: ClientData, rows: Sequence[Tensor]) -> ClientData:
-    """Copy some samples of every client: masks or indices, one tensor per client."""
-    return _take([data.of(i) for i in range(data.clients)], [mine.to(data.y.device) for mine in rows])
-
-
-def _take(pieces: Sequence[tuple[Samples, Tensor]], rows: Sequence[Tensor]) -> ClientData:
+    pieces, rows = [data.of(i) for i in clients], [mine.to(data.y.device) for mine in rows]
     x = join([x[mine] for (x, _), mine in zip(pieces, rows, strict=True)])
     y = torch.cat([y[mine] for (_, y), mine in zip(pieces, rows, strict=True)])
     counts = (int(mine.sum()) if mine.dtype == torch.bool else len(mine) for mine in rows)

@@ -12,7 +12,7 @@ from dfca.node.disk.store import DiskStore
 from dfca.peer.records.lineage import layout_of
 from dfca.peer.state import Saved
 from dfca.sim.evaluation import Evaluator
-from dfca.sim.personal import LastStep
+from dfca.sim.personal import LastSteps
 from dfca.sim.shards import Alone
 from dfca.sim.start import Start
 from dfca.swarm.plan import SwarmPlan
@@ -56,7 +56,7 @@ class Scorer:
     def __init__(self, plan: SwarmPlan) -> None:
         self._plan = plan
         start = Start(plan.setting, Alone(plan.setting.clients))
-        self._evaluator, self._last_step = Evaluator(start), LastStep(start, plan.setting.rounds)
+        self._evaluator, self._last_step = Evaluator(start), LastSteps(start, plan.setting.rounds)
 
     def row(self, snapshot: Snapshot, time_s: float) -> dict[str, Any] | None:
         """Return the metrics of a snapshot, or None if no node holds models yet.

@@ -33,10 +33,10 @@ from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
 from dfca.sim.notes import notes_of
 from dfca.sim.observing import observe_all
-from dfca.sim.personal import LastStep, measure_curves
+from dfca.sim.personal import LastSteps, measure_curves
 from dfca.sim.setting import Setting
 from dfca.sim.shards import PIECE_BYTES, members_of
-from dfca.sim.start import Start, take_parts
+from dfca.sim.start import Start, take_rows
 
 AHEAD_BYTES = 2**28
 """Models that wait for the end of their jobs take no more memory than this."""
@@ -67,7 +67,7 @@ class ClientPool:
         self.size = 0 if dry else self.flat.size
         self._evaluator = Evaluator(self.start)
         self.rounds = setting.rounds if rounds is None else rounds
-        self.last_step = LastStep(self.start, self.rounds)
+        self.last_step = LastSteps(self.start, self.rounds)
         self._divided: dict[tuple[int | None, bool], list[ClientData]] = {}
         self._steps: dict[tuple[int, int], int] = {}
         self.drifted, self.changed = False, 0
@@ -413,7 +413,7 @@ class ClientPool:
             while len(self._divided) > 1:
                 del self._divided[next(iter(self._divided))]
             self._divided[stage, held_out] = [
-                take_parts(data, range(data.clients), parts, name) for name in Parts._fields
+                take_rows(data, range(data.clients), [getattr(part, name) for part in parts]) for name in Parts._fields
             ]
         return self._divided[stage, held_out]
 

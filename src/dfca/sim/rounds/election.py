@@ -22,7 +22,7 @@ from dfca.sim.liars import Liars
 from dfca.sim.local.engine import Engine
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.shards import PIECE_BYTES, Shards, members_of
-from dfca.sim.start import take_parts
+from dfca.sim.start import take_rows
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,7 @@ class Electorate:
     """The clients of one connected graph: every rank computes for its own, and gathers the bids and votes of all.
 
     Clients are known by their position in `ids`. A client's warmed-up model is not kept: it is warmed up again where it
-    stands for election.
-
-    Args:
-        setup: What all elections share.
-        graph: The clients and their links.
-        round: The round after which a by-election is held; None: it is the election of a start.
-        call: What a by-election is for.
+    stands for election. round, call: when a by-election is held, and for what; None: it is the election of a start.
     """
 
     def __init__(
@@ -94,7 +88,7 @@ class Electorate:
                 for row in self._rows
             ]
         self._warm, self._bidding, self._voting = (
-            take_parts(setup.data, self._rows, parts, name) for name in Parts._fields
+            take_rows(setup.data, self._rows, [getattr(part, name) for part in parts]) for name in Parts._fields
         )
         self._own_losses: list[Tensor] = []
         rows = max(1, 16 * PIECE_BYTES // (setup.start.numel() * setup.start.element_size()))
@@ -162,11 +156,8 @@ class Electorate:
     def hold_turns(self, may_stand: Collection[int], seats: Seats, held: int = 0, first: int = -1) -> list[TurnResult]:
         """Hold turns until the election is over (`rules.turns`).
 
-        Args:
-            may_stand: The positions of the clients that may stand.
-            seats: How many centres are opened.
-            held: How many centres the clients held before (`rules.election.decide`).
-            first: The position of the first centre, which was accepted without a turn; -1: there is none.
+        held: how many centres the clients held before (`rules.election.decide`); first: the position of the first
+        centre, which was accepted without a turn; -1: there is none.
         """
         turns: list[TurnResult] = []
         log: list[tuple[int | None, bool]] = [] if first < 0 else [(self.ids[first], True)]
@@ -240,11 +231,7 @@ class Electorate:
 def elect(setup: ElectionSetup, graph: nx.Graph, clusters: int | None, unasked: int = 0) -> ElectionResult:
     """Elect centres among the clients of one connected graph.
 
-    Args:
-        setup: What all elections of a simulation share.
-        graph: The clients and their links.
-        clusters: The number of centres asked for; None: the verdicts decide when to stop.
-        unasked: The number of centres accepted without a vote, by the highest bids.
+    clusters: how many are asked for, None: the verdicts decide; unasked: how many are accepted without a vote.
     """
     electorate, seed = Electorate(setup, graph), setup.seed
     ids = electorate.ids

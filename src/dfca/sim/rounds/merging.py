@@ -26,11 +26,7 @@ KEY_SCALARS = 5  # numbers that name the wave in every message of it
 class SurveyRounds:
     """The surveys of a run; every rank knows the same.
 
-    Args:
-        start: What the simulation begins with.
-        options: How clusters are merged.
-        parts: The connected parts of the graph.
-        centres: How many centres each part has elected.
+    parts: the connected parts of the graph; centres: how many each of them has elected.
     """
 
     def __init__(
@@ -79,11 +75,7 @@ class SurveyRounds:
     ) -> tuple[list[Plan], int]:
         """Ask all clients after `now` rounds; returns what every part of the graph decides, and the numbers sent.
 
-        Args:
-            banks: The models (m, L, P) of the members.
-            assignments: The cluster of every client (N,).
-            now: The rounds so far.
-            unfit: The clients whose loss has risen.
+        banks (m, L, P): of the members; assignments (N,); unfit: the clients whose loss has risen.
         """
         said = self._ask(banks, assignments, now)
         setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
@@ -97,7 +89,9 @@ class SurveyRounds:
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
             scalars += self._scalars(number, slots, plan)
-        self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
+        pairs = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plans[0].merges]
+        left_open = len(self.slots(self.parts[0]))
+        self.log.append({"round": now, "merged": pairs, "empty": list(plans[0].empty), "left": left_open})
         merged = any(plan.merges for plan in plans)
         self.schedule = self.schedule.after(now, merged, alone, self._settled())
         return plans, scalars
@@ -184,9 +178,3 @@ def _observation(said: Tensor, slots: Sequence[int]) -> Observation:
     follows, samples, optimism = said[:3].tolist()
     excess = said[3:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
     return Observation(int(follows), int(samples), tuple(excess), optimism)
-
-
-def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:
-    """Describe a survey for the metrics."""
-    merged = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plan.merges]
-    return {"round": now, "merged": merged, "empty": list(plan.empty), "left": left}

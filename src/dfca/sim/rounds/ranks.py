@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -58,13 +58,11 @@ def joined(device: str) -> Iterator[None]:
         RankLost: if they cannot be reached, or do not come.
     """
     with _watchdog if "TORCHELASTIC_RUN_ID" in os.environ else nullcontext():
-        with _watched():
-            backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-            dist.init_process_group(backend, timeout=TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        _call(dist.init_process_group, backend, timeout=TIMEOUT)
         try:
             yield
-            with _watched():
-                dist.barrier()  # nobody leaves while others still work: to them it would look lost
+            _call(dist.barrier)  # nobody leaves while others still work: to them it would look lost
         except RankLost:
             _watchdog.expire()
             raise
@@ -121,21 +119,18 @@ class Ranks:
         mine = torch.zeros(longest, *rows.shape[1:], dtype=kind)
         mine[: len(rows)] = rows
         everywhere = [torch.empty_like(mine) for _ in self._shares]
-        with _watched():
-            dist.all_gather(everywhere, mine)
+        _call(dist.all_gather, everywhere, mine)
         received = [part[: len(share)] for part, share in zip(everywhere, self._shares, strict=True)]
         return torch.cat(received).to(rows.dtype)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        with _watched():
-            dist.all_reduce(tensor)
+        _call(dist.all_reduce, tensor)
         return tensor
 
     def broadcast(self, vector: Tensor, client: int) -> Tensor:
         owner = next(rank for rank, share in enumerate(self._shares) if client in share)
         vector = vector.contiguous()
-        with _watched():
-            dist.broadcast(vector, owner)
+        _call(dist.broadcast, vector, owner)
         return vector
 
     def share(self, value: Any) -> Any:
@@ -182,32 +177,25 @@ class Ranks:
         for task in [*tasks, None]:
             ahead = None if task is None else self._send(*task)
             if under_way is not None:
-                with _watched():
-                    under_way.work.wait()
+                _call(under_way.work.wait)
                 mix_(under_way.number, under_way.columns, under_way.incoming)
             under_way = ahead
 
     def collect(self, banks: Tensor) -> Iterator[Tensor]:
-        models, _, size = banks.shape
-        for j in range(models):
+        for j in range(len(banks)):
             for rank, share in enumerate(self._shares):
                 if rank == 0:
                     if self.rank == 0:
                         yield from pieces(banks[j : j + 1])
                 elif self.rank == rank:
                     for some in pieces(banks[j : j + 1]):
-                        with _watched():
-                            dist.send(some.contiguous(), 0)
+                        _call(dist.send, some.contiguous(), 0)
                 elif self.rank == 0:
                     for rows in self._runs(len(share), banks):
-                        received = torch.empty(len(rows), size, dtype=banks.dtype)
-                        with _watched():
-                            dist.recv(received, rank)
-                        yield received
+                        yield self._receive(rows, banks, rank)
 
     def spread_(self, bank: Tensor | None, banks: Tensor) -> None:
-        models, _, size = banks.shape
-        for j in range(models):
+        for j in range(len(banks)):
             for rank, share in enumerate(self._shares):
                 for rows in self._runs(len(share), banks):
                     if self.rank == rank == 0:
@@ -216,13 +204,9 @@ class Ranks:
                     elif self.rank == 0:
                         assert bank is not None
                         first = share.start + rows.start
-                        with _watched():
-                            dist.send(bank[j, first : first + len(rows)].contiguous(), rank)
+                        _call(dist.send, bank[j, first : first + len(rows)].contiguous(), rank)
                     elif self.rank == rank:
-                        received = torch.empty(len(rows), size, dtype=banks.dtype)
-                        with _watched():
-                            dist.recv(received, 0)
-                        banks[j, rows.start : rows.stop].copy_(received)
+                        banks[j, rows.start : rows.stop].copy_(self._receive(rows, banks, 0))
 
     def _route(self, plan: ExchangePlan, device: torch.device) -> _Route:
         """Find the rows that this rank keeps for itself, those that it sends, and how many go where."""
@@ -239,8 +223,8 @@ class Ranks:
         outgoing = block.index_select(0, route.sent)
         incoming = block.new_empty(own + sum(route.given), block.shape[1])
         torch.index_select(block, 0, route.kept, out=incoming[:own])
-        with _watched():
-            work = dist.all_to_all_single(incoming[own:], outgoing, route.given, route.counts, async_op=True)
+        counts = route.given, route.counts
+        work = _call(dist.all_to_all_single, incoming[own:], outgoing, *counts, async_op=True)
         return _UnderWay(number, columns, incoming, work, outgoing)
 
     def _runs(self, rows: int, banks: Tensor) -> Iterator[range]:
@@ -248,22 +232,25 @@ class Ranks:
         step = max(1, PIECE_BYTES // max(1, banks.shape[2] * banks.element_size()))
         return (range(begin, min(rows, begin + step)) for begin in range(0, rows, step))
 
+    def _receive(self, rows: range, banks: Tensor, rank: int) -> Tensor:
+        received = torch.empty(len(rows), banks.shape[2], dtype=banks.dtype)
+        _call(dist.recv, received, rank)
+        return received
+
     def _share_bytes(self, blob: bytes, owner: int = 0) -> bytes:
         size = torch.tensor([len(blob)])
-        with _watched():
-            dist.broadcast(size, owner)
-            packed = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == owner else None
-            shared = torch.empty(int(size), dtype=torch.uint8) if packed is None else packed
-            dist.broadcast(shared, owner)
+        _call(dist.broadcast, size, owner)
+        packed = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if self.rank == owner else None
+        shared = torch.empty(int(size), dtype=torch.uint8) if packed is None else packed
+        _call(dist.broadcast, shared, owner)
         return shared.numpy().tobytes()
 
 
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Turn what torch says when another rank is gone into one sentence."""
+def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call torch, and turn what it says when another rank is gone into one sentence."""
     try:
         with _watchdog.calling():
-            yield
+            return function(*args, **options)
     except RuntimeError as error:
         with _watchdog.calling():
             error_there = _last_error()

@@ -1,8 +1,7 @@
 """By-elections (`rules.revival`) for all clients at once.
 
 All clients warm up a model anew and vote as at the start (`election`), with the models that they hold as centres. Only
-those that raise the alarm may stand, or everybody if a cluster was lost. An accepted candidate takes the place of a
-lost cluster, else it opens a new one. Everybody sees all updates at once, so that a cluster has no gaps.
+clients that raise the alarm may stand, or everybody if a cluster was lost. Everybody sees all updates at once.
 `peer.revival` is the same for one peer: `test_a_detector_and_all_clients_at_once_watch_alike` holds the two equal.
 """
 
@@ -46,10 +45,8 @@ class Revival:
     def watch(self, losses: Tensor, clients: Sequence[int]) -> None:
         """Look at the lowest losses (N,) that some clients assign by."""
         some, before = list(clients), self.lowest[list(clients)]
-        own = losses[some]
-        high = self.highest[some] = torch.where(
-            own.isfinite(), torch.maximum(self.highest[some], own), self.highest[some]
-        )
+        own, high = losses[some], self.highest[some]
+        high = self.highest[some] = torch.where(own.isfinite(), torch.maximum(high, own), high)
         self.alarm[some] = torch.where(has_risen(own, before, high), self.alarm[some] + 1, 0)
         self.lowest[some] = torch.minimum(before, own)
 

@@ -39,9 +39,8 @@ class Selection:
             drift.before(0, whole, banks[0])
         drawn = self._draw(sent, memory)
         before, told = banks[0].clone(), memory.clone()
-        asked = torch.bincount(
-            torch.tensor([j for peers in drawn.values() for j in peers]).long(), minlength=len(before)
-        )
+        everybody = torch.tensor([j for peers in drawn.values() for j in peers]).long()
+        asked = torch.bincount(everybody, minlength=len(before))
         traffic.count(asked, torch.zeros_like(asked))
         if self.choice.tells:
             traffic.scalars += int(asked.sum()) * memory.shape[1]
@@ -52,7 +51,10 @@ class Selection:
             memory[i] = average.memory
             rows = before[[i, *peers]]
             banks[0, i] = average.weights.to(rows) @ rows
-            self._note(i, [peer for peer, weight in zip(peers, average.weights[1:].tolist(), strict=True) if weight])
+            chosen = [peer for peer, weight in zip(peers, average.weights[1:].tolist(), strict=True) if weight]
+            self.chosen += len(chosen)
+            if (truth := self.start.truth) is not None:
+                self.alike += int((truth[chosen] == truth[i]).sum())
         if drift is not None:
             drift.after(0, whole, banks[0])
 
@@ -86,12 +88,6 @@ class Selection:
                 data = start.train if len(some) == start.train.clients else start.train.subset(some)
                 losses |= dict(zip(some, start.engine.losses(bank, data).cpu(), strict=True))
         return losses
-
-    def _note(self, client: int, chosen: list[int]) -> None:
-        truth = self.start.truth
-        self.chosen += len(chosen)
-        if truth is not None:
-            self.alike += int((truth[chosen] == truth[client]).sum())
 
 
 def candidates_of(choice: PeerChoice, graph: nx.Graph, client: int, senders: list[int]) -> list[int]:

@@ -33,7 +33,7 @@ from dfca.sim.local.engine import LocalTask, Needs, TrainedChunk
 from dfca.sim.local.planned import quiet, work
 from dfca.sim.metrics_table import EvaluationRow, JsonObject
 from dfca.sim.notes import notes_of
-from dfca.sim.personal import LastStep
+from dfca.sim.personal import LastSteps
 from dfca.sim.rounds.election import ElectionResult, ElectionSetup, elect
 from dfca.sim.rounds.exchange import Exchange, Sent
 from dfca.sim.rounds.merging import SurveyRounds
@@ -65,7 +65,7 @@ class Simulation:
         self.setting = setting
         release = release_round(setting.last_steps, setting.rounds)
         self.start = Start(setting, shards, hold_out=release is not None or setting.merging is not None)
-        self.last_step = LastStep(self.start, setting.rounds)
+        self.last_step = LastSteps(self.start, setting.rounds)
         self.shards, self.members, self.shared = self.start.shards, self.start.members, self.start.shared
         self.flat, self.engine = self.start.flat, self.start.engine
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -356,8 +356,7 @@ class Simulation:
         self._losses = None
 
     def _revive(self, now: int, surveyed: bool) -> None:
-        """Watch for lost clusters and new distributions; open the centres that an election accepts. After a round that
-        ended with a survey none is held."""
+        """Watch for lost clusters and new distributions; hold a by-election unless the round ended with a survey."""
         revival, graph, merging = self.revival, self.setting.graph, self.merging
         assert revival is not None
         # Until the last survey nobody is elected into a cluster that has lost its followers: surveys close it.
@@ -431,26 +430,24 @@ class Simulation:
         if merging is None:
             return self.engine.losses(self.banks, self.train)
         losses = self.engine.losses(self.banks, self.train, closed=merging.everywhere)
-        return losses.masked_fill(self._shut(self.members), math.inf)
+        return self._without_closed(losses, self.members)
 
     def _known_losses(self) -> Tensor | None:
         """Return the losses where they are known, or some models are closed: the evaluator computes any others."""
         return self._all_losses() if self._losses is None and self.merging is not None else self._losses
 
-    def _shut(self, clients: Sequence[int]) -> Tensor:
-        """Return which models of some clients are closed: (C, m) bool."""
-        assert self.merging is not None
-        return self.merging.closed[:, list(clients)].T.to(self.banks.device)
+    def _without_closed(self, losses: Tensor, clients: Sequence[int]) -> Tensor:
+        """Make the losses (C, m) of models that are closed in a client's part of the graph infinite."""
+        if self.merging is None or len(self.merging.parts) == 1:  # the engine knows what is closed everywhere
+            return losses
+        return losses.masked_fill(self.merging.closed[:, list(clients)].T.to(losses.device), math.inf)
 
     def _components(self) -> list[list[int]]:
         return sorted(sorted(part) for part in nx.connected_components(self.setting.graph))
 
     def _work(self, here: Sequence[int], now: int) -> tuple[Tensor, list[Choice], Tensor]:
-        """Choose and train for the members in the round; `here` are their places among the members.
-
-        Returns what they chose by (C, m), their choices, and whose model is finite (C,). Where clients keep their own
-        banks the trained models are written there; a server gets their mean.
-        """
+        """Choose and train for the members at places `here`; returns their losses (C, m), choices, and whose model is
+        finite (C,). Trained models are written to the clients' banks; a server gets their mean."""
         known, needs = self._known(here)
         choices: list[Choice] = []
         means = torch.zeros(len(here), self.models)
@@ -480,8 +477,7 @@ class Simulation:
     def _choose(self, here: Sequence[int], now: int, position: int, means: Tensor, samples: Tensor | None) -> Choice:
         """Choose the model that the member at a place of `here` trains."""
         client = self.members[here[position]]
-        if self.merging is not None and len(self.merging.parts) > 1:  # else the engine knows what is closed
-            means = means.masked_fill(self._shut([client])[0].to(means.device), math.inf)
+        means = self._without_closed(means[None], [client])[0]
         return self.start.choose(client, now, means, samples, self.train.sizes[here[position]])
 
     def _store(self, done: TrainedChunk, here: Sequence[int], sums: Tensor | None, counts: Tensor) -> None:
@@ -524,8 +520,7 @@ class Simulation:
         self, present: Sequence[int], here: Sequence[int], means: Tensor, choices: Sequence[Choice], fine: Tensor
     ) -> Tensor:
         """Gather what all clients of the round chose, and who has a model to send, (N,) bool."""
-        if self.merging is not None and len(self.merging.parts) > 1:
-            means = means.masked_fill(self._shut([self.members[place] for place in here]).to(means.device), math.inf)
+        means = self._without_closed(means, [self.members[place] for place in here])
         mine = torch.zeros(len(self.members), 3, dtype=torch.float64)
         mine[here, 0] = torch.tensor([choice.cluster for choice in choices], dtype=torch.float64)
         mine[here, 1] = fine.double()
@@ -539,8 +534,7 @@ class Simulation:
         self.changed = int(((before != after) & (before >= 0)).sum())
         self.assignments[present] = after
         self.diverged |= {i for i in present if not sent[i]}
-        senders: Tensor = sent > 0
-        return senders
+        return torch.gt(sent, 0)
 
     def _remember(self, here: Sequence[int], choices: Sequence[Choice]) -> None:
         """Take in what the clients of the round remember from now on; all ranks know it of all."""
