@@ -33,7 +33,7 @@ def check_world(world: FaultWorld) -> str | None:
 def replay(run: FaultRun, i: int) -> None:
     """Drive the inputs of a peer's last life again: the same bits."""
     peer, (_, options, life, saved) = run.peers[i], run.inputs[0]
-    bare = Rules(**{each.name: getattr(options.rules, each.name) for each in fields(Rules)})
+    bare = Rules(**{field.name: getattr(options.rules, field.name) for field in fields(Rules)})
     twin = Peer(replace(options, rules=bare), Memory(SIZE, torch.float64), life, saved)
     try:
         list(drive(twin, [(now, what, *arguments) for what, arguments, now in run.inputs[1:]]))
@@ -68,7 +68,7 @@ def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
     if last > 1 and world.algorithm != "ifca":
         yield without_peer(world, last)
     bare = FaultWorld(world.number)
-    for name in (each.name for each in fields(FaultWorld)):
+    for name in (field.name for field in fields(FaultWorld)):
         value, zero = getattr(world, name), getattr(bare, name)
         if name in (*_KEPT, "peers", "edges") or value == zero:
             continue
@@ -84,10 +84,10 @@ def without_peer(world: FaultWorld, peer: int) -> FaultWorld:
         world,
         peers=world.peers - 1,
         edges=tuple(edge for edge in world.edges if peer not in edge),
-        slow=tuple(each for each in world.slow if each[0] != peer),
-        late=tuple(each for each in world.late if each[0] != peer),
-        jumps=tuple(each for each in world.jumps if each[0] != peer),
-        crashes=tuple(each for each in world.crashes if each.peer != peer),
+        slow=tuple(pair for pair in world.slow if pair[0] != peer),
+        late=tuple(pair for pair in world.late if pair[0] != peer),
+        jumps=tuple(jump for jump in world.jumps if jump[0] != peer),
+        crashes=tuple(crash for crash in world.crashes if crash.peer != peer),
         cuts=tuple(replace(cut, side=tuple(i for i in cut.side if i != peer)) for cut in world.cuts),
         garbage=tuple(i for i in world.garbage if i != peer),
         liars=tuple(i for i in world.liars if i != peer),

@@ -594,14 +594,14 @@ class FaultRun:
             elif peer.round >= self.rounds:
                 yield from self._unpicked(i, peer)
         for part in self._parts():
-            found = [self.peers[i] for i in sorted(part) if isinstance(self.peers.get(i), Peer)]
-            lineages = {peer.lineage for peer in found if isinstance(peer, Peer)}
-            sizes = {len(peer.bank) for peer in found if peer.bank is not None}
+            members = [peer for i in sorted(part) if isinstance(peer := self.peers.get(i), Peer)]
+            lineages = {peer.lineage for peer in members}
+            sizes = {len(peer.bank) for peer in members if peer.bank is not None}
             if len(lineages) > 1 or len(sizes) > 1:
                 yield f"{len(lineages)} lineages and {len(sizes)} sizes among {sorted(part)}"
 
     def _unpicked(self, i: int, peer: Machine) -> Iterator[str]:
-        """Say what is missing at a peer that has ended: it has picked its steps, and its sweeps go on to their end."""
+        """Say what is missing at a peer that has ended: it has picked its steps, and done its sweeps."""
         if peer.state is not State.DONE:
             yield f"peer {i} is {peer.state.name.lower()} after its last round"
         elif isinstance(peer, Peer):

@@ -3,10 +3,9 @@
 A `PeerHost` has no clock and no links. The simulator drives it by events (`sim.events.simulation`), a replay by the
 trace of an earlier run (`sim.events.replay`): the same inputs in the same order give the same bits.
 
-**Jobs ahead.** What a job is done on does not change while it goes on (`peer.records.work`), so it can be done at any
-time before it ends. When the first of those that go on ends, all are done in one call, and what comes of the others
-waits until they end: nobody sees it before, and it is dropped where a peer leaves or breaks its job off, or a drift
-changes the samples.
+**Jobs ahead.** The inputs of a job do not change while it runs (`peer.records.work`), so it can be done at any time
+before it ends. When the first running job ends, all are done in one call. The other results wait for the ends of their
+jobs; they are dropped where a peer leaves or breaks its job off, or a drift changes the samples.
 """
 
 from __future__ import annotations
@@ -59,33 +58,26 @@ class Done(NamedTuple):
 
 
 class PeerHost:
-    """The peers of a run, the server's last. now: the time of what goes in.
-
-    lives: how often each has begun; saved: what those that are away have kept; sent: how many messages each has sent;
-    short: the jobs that take no time and are to be done; wakes: when each peer is to be woken, inf for never; due:
-    those that are to be woken now; ahead: what came of jobs that have yet to end, by client. send: called with
-    (sender, receivers, message, number of the first); begun: called with a client and the long job that it begins;
-    noted: keeps the notes of the peers, where somebody wants them.
-    """
+    """The peers of a run, the server's last."""
 
     def __init__(self, options: Sequence[PeerOptions], pool: ClientPool, books: RunLog) -> None:
         self.options, self.pool, self.books, self.liars = options, pool, books, pool.liars
         self.metrics = Metrics()
         self.peers: list[Machine | None] = [None] * len(options)
-        self.now = 0.0
-        self.lives = [0] * len(options)
-        self.saved: list[Saved | None] = [None] * len(options)
-        self.sent, self.rounds = [0] * len(options), [0] * len(options)
-        self.refused, self.calls = 0, 0
-        self.short: list[tuple[int, Machine, Job]] = []
-        self.ahead: dict[int, Done] = {}
-        self.wakes = [math.inf] * len(options)
-        self.due: set[int] = set()
-        self.touched: set[int] = set()
+        self.now = 0.0  # the time of what goes in
+        self.lives = [0] * len(options)  # how often each has begun
+        self.saved: list[Saved | None] = [None] * len(options)  # what absent peers have kept
+        self.sent, self.rounds = [0] * len(options), [0] * len(options)  # messages sent; rounds of absent peers
+        self.refused, self.calls = 0, 0  # messages that absent peers refused; calls of the engine
+        self.short: list[tuple[int, Machine, Job]] = []  # jobs that take no time and are to be done
+        self.ahead: dict[int, Done] = {}  # by client, the results of jobs that have yet to end
+        self.wakes = [math.inf] * len(options)  # when each peer is to be woken, inf for never
+        self.due: set[int] = set()  # peers to be woken now
+        self.touched: set[int] = set()  # peers whose time to be woken may have changed
         self._timers: list[tuple[float, int]] = []
-        self.noted: deque[tuple[str, int, int, int, float]] | None = None
-        self.send: Callable[[int, tuple[int, ...], Any, int], None]
-        self.begun: Callable[[int, Job], None]
+        self.noted: deque[tuple[str, int, int, int, float]] | None = None  # the peers' notes, if a replay wants them
+        self.send: Callable[[int, tuple[int, ...], Any, int], None]  # (sender, receivers, message, first number)
+        self.begun: Callable[[int, Job], None]  # (client, the long job that it begins)
 
     # Inputs.
 
@@ -131,11 +123,10 @@ class PeerHost:
             self._note_assignments()  # surveys give clusters other numbers
         missing = [order for order in orders if order.client not in self.ahead]
         early = [order for i in others if (order := self._order(i)) is not None]
-        for each in self._do([*missing, *early], in_place=not early):
-            self.ahead[each.client] = each
-        found = [self.ahead.pop(order.client) for order in orders]
-        assert all(done.job is order.job for done, order in zip(found, orders, strict=True))
-        return found
+        self.ahead |= {done.client: done for done in self._do([*missing, *early], in_place=not early)}
+        ended = [self.ahead.pop(order.client) for order in orders]
+        assert all(done.job is order.job for done, order in zip(ended, orders, strict=True))
+        return ended
 
     def _order(self, i: int) -> Order | None:
         peer = self.peers[i]
@@ -165,8 +156,10 @@ class PeerHost:
         self.calls += 1
         results = self.pool.execute(orders, in_place)
         if self.liars is not None and self.liars.lie_about_losses:
-            results = [self._claimed(order, each) for order, each in zip(orders, results, strict=True)]
-        return [Done(order.client, order.job, each, self.calls) for order, each in zip(orders, results, strict=True)]
+            results = [self._claimed(*pair) for pair in zip(orders, results, strict=True)]
+        return [
+            Done(order.client, order.job, result, self.calls) for order, result in zip(orders, results, strict=True)
+        ]
 
     def _claimed(self, order: Order, result: Any) -> Any:
         """Return what a client that lies about losses claims came of a job."""
@@ -175,12 +168,12 @@ class PeerHost:
         if i not in liars:
             return result
         if isinstance(result, Warm):
-            return result._replace(losses=Losses(*(torch.zeros_like(each) for each in result.losses)))
+            return result._replace(losses=Losses(*map(torch.zeros_like, result.losses)))
         if isinstance(result, Losses) and isinstance(order.job, Score) and isinstance(peer, Peer):
             elections = peer.elections
-            mine = [elections.own] if elections.warm is None else [elections.warm.model]
-            own = [any(each is not None and torch.equal(model, each) for each in mine) for model in order.job.models]
-            result = Losses(*(each.clone() for each in result))
+            mine = elections.own if elections.warm is None else elections.warm.model
+            own = [mine is not None and torch.equal(model, mine) for model in order.job.models]
+            result = Losses(*(losses.clone() for losses in result))
             for losses in result:
                 liars.claim_(losses, own)
         return result
@@ -256,7 +249,7 @@ class PeerHost:
                 self.books.scalars += (end - begin) * (2 * len(message.offers) + len(message.freshness))
             elif type(message) not in _LARGE:
                 self.books.scalars += (end - begin) * scalars(message)
-            self.send(i, tuple([each[0] for each in messages[begin:end]]), message, self.sent[i] + 1)
+            self.send(i, tuple([receiver for receiver, _ in messages[begin:end]]), message, self.sent[i] + 1)
             self.sent[i] += end - begin
             begin = end
 
@@ -340,14 +333,14 @@ class PeerHost:
 
     def held(self) -> list[Clusters]:
         """Return which models each client holds, those that are away included."""
-        found = []
+        held = []
         for holder in self._holders():
             if holder is None or holder.bank is None:
-                found.append(NO_CLUSTERS)
+                held.append(NO_CLUSTERS)
             else:
                 closed = holder.copies.closed if isinstance(holder, Machine) else layout_of(holder.lineage).closed
-                found.append(Clusters(len(holder.bank), closed))
-        return found
+                held.append(Clusters(len(holder.bank), closed))
+        return held
 
     def _holders(self) -> list[Machine | Saved | None]:
         """List the clients, or what those that are away have kept."""
@@ -363,13 +356,13 @@ class PeerHost:
     def clusters(self) -> tuple[int, int | None]:
         """Return the most models that somebody holds, and None.
 
-        Where clusters are merged: how many were opened, and how many are left, 0 while surveys go on.
+        Where clusters are merged: how many were opened, and how many are left, 0 before the last survey.
         """
         holders = [peer for peer in self.peers if isinstance(peer, Peer) and peer.lineage]
         if holders and holders[0].options.method.merging is not None:
             first = holders[0]
             return len(first.lineage[0].slots), len(first.open_clusters) if first.lineage[-1].last else 0
-        server, held = self.peers[SERVER], [each.models for each in self.held()]
+        server, held = self.peers[SERVER], [clusters.models for clusters in self.held()]
         return max(1, *held, 0 if server is None or server.bank is None else len(server.bank)), None
 
     def is_done(self, i: int) -> bool:
@@ -380,12 +373,11 @@ class PeerHost:
     def waits(self) -> list[str]:
         """Describe who waits for whom."""
         order = [SERVER, *range(self.books.clients)] if len(self.peers) > self.books.clients else range(len(self.peers))
-        found = []
-        for i in order:
-            peer = self.peers[i]
-            if peer is not None and not self.is_done(i):
-                found.append(f"{'the server' if i == SERVER else f'client {i}'} {peer.waits()}")
-        return found
+        return [
+            f"{'the server' if i == SERVER else f'client {i}'} {peer.waits()}"
+            for i in order
+            if (peer := self.peers[i]) is not None and not self.is_done(i)
+        ]
 
     def result(self) -> EventResult:
         """Sum up what happened so far."""

@@ -29,7 +29,7 @@ from dfca.sim.events.clock import DELIVER, DEPART, NOTICE, Clock, Event
 from dfca.sim.events.world import SERVER, World, draw
 
 TRIES = 30
-"""So many losses in a row break a link; at 50 % loss, one message in 10**9 gets so far."""
+"""Losses in a row that break a link; at 50 % loss, that happens to one message in 10**9."""
 REOPEN_S = 1.0
 """After how long a link that broke comes up again, where `retry_s` is 0."""
 _LARGE = frozenset(LARGE)
@@ -45,22 +45,17 @@ class Ends(Protocol):
 
 
 class Parcel(NamedTuple):
-    """A message on its way to one neighbour, or to several where it reaches them at the same time.
-
-    number: the sender's count of messages, of the first receiver; epochs: of the link to each; since: when it was
-    handed over; waited_s: how long it waited for the uplink; tries: how often it was repeated; changes: `Links.epochs`
-    when it left, where all its links were up.
-    """
+    """A message on its way to one neighbour, or to several where it reaches them at the same time."""
 
     sender: int
     receivers: tuple[int, ...]
     message: Any
-    number: int
-    epochs: tuple[int, ...]
-    since: float = 0.0
-    waited_s: float = 0.0
-    tries: int = 0
-    changes: int = -1
+    number: int  # the sender's count of messages, of the first receiver
+    epochs: tuple[int, ...]  # of the link to each receiver
+    since: float = 0.0  # when it was handed over
+    waited_s: float = 0.0  # how long it waited for the uplink
+    tries: int = 0  # how often it was repeated
+    changes: int = -1  # `Links.epochs` when it left, if all its links were up
 
     @property
     def link(self) -> tuple[int, int]:
@@ -69,12 +64,7 @@ class Parcel(NamedTuple):
 
 
 class Links:
-    """The links between clients, and between clients and a server.
-
-    live: the epoch of each link that is up, believed: the epoch that each end believes to be up, by (end, other end);
-    epochs: how often a link came up or went down; outboxes: what waits for each uplink; arrivals: when the last small
-    message arrives, by (sender, receiver).
-    """
+    """The links between clients, and between clients and a server."""
 
     def __init__(
         self, world: World, near: Sequence[Sequence[int]], model_bytes: int, seed: int, clock: Clock, books: RunLog
@@ -89,14 +79,14 @@ class Links:
         self._fails = bool(self.faults.loss or self.faults.corruption)
         self._ordered = self._fails or self.link.spread > 0
         self._plain = not (self._ordered or self.faults.duplication)  # what leaves together arrives together
-        self.live: dict[tuple[int, int], int] = {}
-        self.believed: dict[tuple[int, int], int] = {}
+        self.live: dict[tuple[int, int], int] = {}  # by (end, other end), the epoch of a link that is up
+        self.believed: dict[tuple[int, int], int] = {}  # and the epoch that the end believes to be up
         self.here = [False] * len(near)
         self.cuts: set[int] = set()
-        self.epochs = 0
-        self.outboxes: list[dict[tuple[int, int, int], Parcel]] = [{} for _ in near]
+        self.epochs = 0  # how often a link came up or went down
+        self.outboxes: list[dict[tuple[int, int, int], Parcel]] = [{} for _ in near]  # what waits for each uplink
         self.sending = [0] * len(near)
-        self.arrivals: dict[tuple[int, int], float] = {}
+        self.arrivals: dict[tuple[int, int], float] = {}  # by (sender, receiver), when the last small message arrives
         self._sides: list[list[int]] = []
         self._last_epochs: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(-1, (), ())] * len(near)
 
@@ -127,7 +117,7 @@ class Links:
                     self._review(i, peer)
 
     def _set_sides(self) -> None:
-        cuts = [self.world.partitions[each] for each in sorted(self.cuts)]
+        cuts = [self.world.partitions[number] for number in sorted(self.cuts)]
         self._sides = [[*cut.sides(self.clients), cut.server_side(self.clients)] for cut in cuts]  # the server's last
 
     def _review(self, i: int, peer: int) -> None:

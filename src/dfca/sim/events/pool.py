@@ -121,7 +121,7 @@ class ClientPool:
         """
         if self.shared:
             return self.banks[:, :, : self.size]
-        most = max(each.models for each in held) or len(self.banks)
+        most = max(clusters.models for clusters in held) or len(self.banks)
         for client, (models, closed) in enumerate(held):
             spare = [*closed, *range(models, most)]
             if models and spare:
@@ -178,29 +178,28 @@ class ClientPool:
             return self._drawn
         who = () if shared else (max(0, client),)
         drawn = [initial(self.flat, setting.make_model, self.seed, "init", j, *who) for j in range(models)]
-        found = torch.stack(drawn).to(setting.device)
+        models_drawn = torch.stack(drawn).to(setting.device)
         if self.start.layout is not None:
-            self.start.layout.spread_(found, 0)
-        if shared:
-            self._drawn = found
-        return found
+            self.start.layout.spread_(models_drawn, 0)
+        self._drawn = models_drawn if shared else None
+        return models_drawn
 
     def _train(self, orders: Sequence[Order], in_place: bool) -> list[Trained]:
         """Train for all in one call per number of models; with a server, per bank that they hold."""
-        found: dict[int, Trained] = {}
+        trained: dict[int, Trained] = {}
         groups: dict[tuple[Any, ...], list[Order]] = {}
         for order in orders:
             assert isinstance(order.job, Train)
             assert order.bank is not None
             models, where = order.bank.shape[0], order.bank.data_ptr() if self.shared else 0
             if self.dry:
-                found[order.client] = Trained(order.client % models, True, self._none, math.inf)
+                trained[order.client] = Trained(order.client % models, True, self._none, math.inf)
             else:
                 alike = self.is_quiet(order.job.round), order.job.held_out, order.job.unseen, order.job.closed
                 groups.setdefault((alike, models, where), []).append(order)
         for some in groups.values():
-            found |= self._train_group(sorted(some, key=lambda order: order.client), in_place)
-        return [found[order.client] for order in orders]
+            trained |= self._train_group(sorted(some, key=lambda order: order.client), in_place)
+        return [trained[order.client] for order in orders]
 
     def settle(self, client: int, trained: Trained) -> None:
         """Note that a round of a client has ended."""
@@ -229,7 +228,7 @@ class ClientPool:
         known = self._unseen_losses(banks, places, job.closed) if job.unseen and needs == "losses" else None
         in_place = in_place and not self.shared
         task = LocalTask(banks, data, choose, rounds, needs, known, in_place=in_place, closed=job.closed)
-        found, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
+        trained, looks = {}, algorithm.revives and needs != "nothing"  # else nobody reads the losses
         engine, stages = self.engine, self.start.stages
         if self.is_quiet(job.round):
             engine, stages = quiet(engine, stages)
@@ -242,8 +241,8 @@ class ClientPool:
                     model = model.clone()  # else each keeps those of all in memory
                 loss = lowest[row] if looks else math.inf
                 client, cluster = places[position], done.choices[row].cluster
-                found[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
-        return found
+                trained[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
+        return trained
 
     def is_quiet(self, round: int) -> bool:
         """Return whether nobody takes a step in a round: it is one of the last, in which clients only exchange."""
@@ -253,13 +252,13 @@ class ClientPool:
         """Compute the losses of clients on the samples that they hold out, or on the others where they hold out none:
         (C, m)."""
         seen, unseen = self.start.divided
-        found = torch.empty(len(places), len(banks), dtype=banks.dtype, device=banks.device)
+        losses = torch.empty(len(places), len(banks), dtype=banks.dtype, device=banks.device)
         for data, wanted in ((unseen, True), (seen, False)):
             some = [row for row, place in enumerate(places) if bool(unseen.sizes[place]) is wanted]
             if some:
                 rows = [places[row] for row in some]
-                found[some] = self.engine.losses(banks, data.subset(rows), rows, closed)
-        return found
+                losses[some] = self.engine.losses(banks, data.subset(rows), rows, closed)
+        return losses
 
     def _remember(self, places: Sequence[int], done: TrainedChunk) -> None:
         """Keep what clients will remember."""
@@ -287,7 +286,7 @@ class ClientPool:
         """Train models from the common start, for runs of clients that follow one another."""
         setting = self.setting
         start = self.start.initial_model()
-        found: dict[tuple[int, int | None, bool], Warm] = {}
+        warmed: dict[tuple[int, int | None, bool], Warm] = {}
         rows = max(1, 16 * PIECE_BYTES // (start.numel() * start.element_size()))
         for (stage, held_out), run in _runs(orders, rows):
             warm, *judged = self._parts(stage, held_out)
@@ -301,15 +300,15 @@ class ClientPool:
                 for client, model in zip(run, own, strict=True):
                     model.copy_(self.liars.tell_warm(client, stage, model))
             bids, votes = (self.engine.sample_losses(own[None], members_of(part, run)) for part in judged)
-            for client, *each in zip(run, own, bids, votes, strict=True):
-                found[client, stage, held_out] = Warm(each[0], Losses(each[1], each[2]))
-        return [found[order.client, *_samples_of(order)] for order in orders]
+            for client, model, *losses in zip(run, own, bids, votes, strict=True):
+                warmed[client, stage, held_out] = Warm(model, Losses(*losses))
+        return [warmed[order.client, *_samples_of(order)] for order in orders]
 
     def _observe(self, orders: Sequence[Order]) -> list[Observation]:
         """Judge models on held-out samples, for all that look at the same clusters in one call."""
         merging, (seen, unseen) = self.setting.merging, self.start.divided
         assert merging is not None  # else nobody surveys
-        found = {
+        seen_by = {
             order.client: Observation(order.job.follows, seen.sizes[order.client])  # type: ignore[union-attr]
             for order in orders
         }
@@ -320,18 +319,18 @@ class ClientPool:
                 groups.setdefault((order.job.slots, order.job.followers), []).append(order)
         for (slots, followers), some in groups.items():
             places = [order.client for order in some]
-            follows = [found[client].follows for client in places]
+            follows = [seen_by[client].follows for client in places]
             asked = [(slots, followers)] * len(places)
             rows = observe_all(self.start, self.banks, places, follows, asked, merging.steps)
             for client, row in zip(places, rows, strict=True):
                 excess = row[1:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
-                found[client] = found[client]._replace(excess=tuple(excess), optimism=float(row[0]))
-        return [found[order.client] for order in orders]
+                seen_by[client] = seen_by[client]._replace(excess=tuple(excess), optimism=float(row[0]))
+        return [seen_by[order.client] for order in orders]
 
     def _measure(self, orders: Sequence[Order]) -> list[OwnCurve]:
         """Measure the curves of clients, in one call for those that hold as many models, or the same of a server."""
         groups: dict[tuple[Any, ...], list[Order]] = {}
-        found: dict[int, OwnCurve] = {}
+        curves: dict[int, OwnCurve] = {}
         for order in orders:
             assert isinstance(order.job, Curve)
             assert order.bank is not None
@@ -340,8 +339,8 @@ class ClientPool:
         for (models, _, closed), some in groups.items():
             many = max(1, 16 * PIECE_BYTES // (models * self.size * self.banks.element_size()))
             for begin in range(0, len(some), many):
-                found |= self._measure_group(some[begin : begin + many], closed)
-        return [found[order.client] for order in orders]
+                curves |= self._measure_group(some[begin : begin + many], closed)
+        return [curves[order.client] for order in orders]
 
     def _measure_group(self, orders: Sequence[Order], closed: tuple[int, ...]) -> dict[int, OwnCurve]:
         clients, banks = [order.client for order in orders], [order.bank for order in orders if order.bank is not None]
@@ -354,8 +353,8 @@ class ClientPool:
         if holders := [row for row, size in enumerate(held.sizes) if size]:
             parts, names = (train.subset(holders), held.subset(holders)), [clients[row] for row in holders]
             curves[holders] = measure_curves(self.engine, deployed(holders), *parts, names).cpu()
-        found = zip(clients, picks.tolist(), held.sizes, curves, strict=True)
-        return {client: OwnCurve(cluster, size, curve) for client, cluster, size, curve in found}
+        rows = zip(clients, picks.tolist(), held.sizes, curves, strict=True)
+        return {client: OwnCurve(*measured) for client, *measured in rows}
 
     def _score(self, orders: Sequence[Order]) -> list[Losses]:
         """Score models on the parts that bid and vote: in one call where all score the same, else stacked."""
@@ -365,20 +364,20 @@ class ClientPool:
             key = (_samples_of(order), order.job.models.data_ptr(), len(order.job.models))
             shared.setdefault(key, []).append(place)
         stacks: dict[tuple[tuple[int | None, bool], int], list[int]] = {}
-        found: dict[int, Losses] = {}
+        scores: dict[int, Losses] = {}
         for (samples, _, models), places in shared.items():
             if len(places) == 1:
                 stacks.setdefault((samples, models), []).append(places[0])
             else:
                 bank = orders[places[0]].job.models[:, None]  # type: ignore[union-attr]
-                found |= self._losses(samples, bank, places, orders)
+                scores |= self._losses(samples, bank, places, orders)
         for (samples, models), places in stacks.items():
             many = max(1, 16 * PIECE_BYTES // max(1, models * self.size * 4))
             for begin in range(0, len(places), many):
                 some = places[begin : begin + many]
                 bank = torch.stack([orders[place].job.models for place in some], dim=1)  # type: ignore[union-attr]
-                found |= self._losses(samples, bank, some, orders)
-        return [found[place] for place in range(len(orders))]
+                scores |= self._losses(samples, bank, some, orders)
+        return [scores[place] for place in range(len(orders))]
 
     def _losses(
         self, samples: tuple[int | None, bool], bank: Tensor, places: Sequence[int], orders: Sequence[Order]
@@ -422,7 +421,7 @@ class ClientPool:
     def evaluate(self, books: RunLog, held: Sequence[Clusters], steps: Sequence[int] | None = None) -> dict[str, Any]:
         """Score everybody: a row of metrics. held (N,): which models each client holds; steps (N,): of their personal
         last steps, which they take now."""
-        holding = [client for client, each in enumerate(held) if each.models]
+        holding = [client for client, clusters in enumerate(held) if clusters.models]
         row: dict[str, Any] = {"time_s": books.time}
         if not self.dry:
             banks = self.fill(held)
@@ -438,11 +437,11 @@ class ClientPool:
                 "election": None,
             }
         self.changed = 0
-        row["without_models"] = [client for client, each in enumerate(held) if not each.models]
+        row["without_models"] = [client for client, clusters in enumerate(held) if not clusters.models]
         return row | books.times()
 
     def personal_vector(self, client: int, held: Sequence[Clusters], steps: int) -> Tensor:
-        """Make the model (P,) that a client deploys after so many personal steps."""
+        """Make the model (P,) that a client deploys after a number of personal steps."""
         deployed = self._evaluator.deploy(self.fill(held), None)[2]([client])
         self.last_step.steps[client] = steps
         return self.last_step.take(deployed, [client])[0]
@@ -450,22 +449,18 @@ class ClientPool:
     def notes(self, models: int, left: int | None, done: int | None) -> tuple[str, ...]:
         """Return what the user should know about this run, once; models, left: as in `notes_of`; done: how many rounds
         the clients did on average, once the run has ended."""
-        found = notes_of(self.start, self._evaluator, models, self.diverged, left)
+        notes = notes_of(self.start, self._evaluator, models, self.diverged, left)
         name, release = self.setting.algorithm.name, self.last_step.release
         if self.dry or self.setting.last_steps != "auto":
-            return found
+            return notes
         if not self.rounds:
-            return (
-                *found,
-                f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",
-            )
-        if release is not None and done is not None and done < release:
-            return (
-                *found,
+            notes += (f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",)
+        elif release is not None and done is not None and done < release:
+            notes += (
                 f"{name}: the run ended after {done} rounds on average, before round {release}, in which the personal "
                 "last step is picked: samples were held out in vain; give fewer rounds, or personal.steps = 0",
             )
-        return found
+        return notes
 
     # Checkpoints.
 

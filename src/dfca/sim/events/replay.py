@@ -40,13 +40,13 @@ def from_line(line: str) -> Line:
 
 def read_trace(path: str | Path) -> list[Line]:
     """Read a trace. Raises ConfigError with the number of the first line that is not a record."""
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         try:
-            found.append(from_line(line))
+            lines.append(from_line(line))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}, line {number} is not a record of a trace: {error}") from error
-    return found
+    return lines
 
 
 class Replay:

@@ -58,7 +58,7 @@ _FACTS = ("handled", "done", "_scored_at", "_scored_last", "_due", "_due_s", "_s
 class EventSimulation:
     """A simulation in virtual time; `setting.aggregation` says sequential or batch, `options` when it ends.
 
-    `run` does all of it. `step` goes on to the next evaluation or mean round; between steps `state` and `restore` carry
+    `run` does all of it. `step` runs to the next evaluation or mean round; between steps `state` and `restore` carry
     the simulation over a restart, bit by bit.
     """
 
@@ -80,7 +80,7 @@ class EventSimulation:
         self.pool = ClientPool(setting, options.dry, rounds)
         self.model_bytes = self.pool.start.sent_size * FLOAT_BYTES
         near = neighbours_of(setting)
-        self.world.check([len(each) for each in near[:clients]], self.model_bytes, options.timeout_s)
+        self.world.check(list(map(len, near[:clients])), self.model_bytes, options.timeout_s)
         self.clock, self.books = Clock(), RunLog(clients, options.trace)
         self.links = Links(self.world, near, self.model_bytes, setting.seed, self.clock, self.books)
         peers = peer_options(
@@ -105,7 +105,7 @@ class EventSimulation:
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
-        self._ends: dict[int, tuple[float, Job]] = {}  # of jobs that go on: the queue has them too, among all messages
+        self._ends: dict[int, tuple[float, Job]] = {}  # of running jobs, which the queue holds among all messages
 
     # The run as a whole.
 
@@ -141,7 +141,7 @@ class EventSimulation:
         return self.result()
 
     def step(self) -> EvaluationRow | None:
-        """Go on to the next evaluation, and return its row, or until the clients have done a round more on average.
+        """Run to the next evaluation, and return its row, or until the clients have done a round more on average.
 
         Raises RunError as `run` does.
         """
@@ -251,14 +251,14 @@ class EventSimulation:
 
     def _begin(self) -> None:
         clock, host, world = self.clock, self.host, self.world
-        late = {each.client: each.at_s for each in world.late_joiners}
-        late |= {each.client: each.end_s for each in world.absences if each.begin_s == 0}
+        late = {joiner.client: joiner.at_s for joiner in world.late_joiners}
+        late |= {absence.client: absence.end_s for absence in world.absences if absence.begin_s == 0}
         for i, at_s in sorted(late.items()):
             self.books.note(0.0, "absent", i)
             self._plan_return(i, at_s)
-        for each in world.absences:
-            if each.begin_s > 0:
-                clock.push(each.begin_s, CHANGE, "leave", each.client, each.end_s)
+        for absence in world.absences:
+            if absence.begin_s > 0:
+                clock.push(absence.begin_s, CHANGE, "leave", absence.client, absence.end_s)
         for number, partition in enumerate(world.partitions):
             clock.push(partition.begin_s, CHANGE, "split", number, None)
             if partition.end_s < math.inf:
@@ -321,8 +321,8 @@ class EventSimulation:
                     deliver(event)
             if host.short:
                 quiet = False
-                for each in host.do_short_jobs():
-                    host.finish(each)
+                for done in host.do_short_jobs():
+                    host.finish(done)
             elif host.touched or not asked:
                 due = host.take_due()
                 asked, other_s = not due, min(end_s, host.next_timer())
@@ -376,20 +376,18 @@ class EventSimulation:
         self.clock.push(now + seconds, FINISH, i, job)
 
     def _on_finish(self, event: Event) -> None:
-        """End all jobs of this instant that were not cancelled: one call of the engine does them, and others of their
-        kinds that go on (`sim.events.host`)."""
+        """End all jobs of this instant that were not cancelled; one call does them and running ones of their kinds."""
         clock, peers, ended = self.clock, self.host.peers, [event]
         while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
             self._count()
             ended.append(clock.pop())
         running = [i for _, _, _, i, job in ended if (peer := peers[i]) is not None and peer.job is job]
         if running:
-            for each in self.host.do_jobs(running, self._outstanding(running)):
-                self.host.finish(each)
+            for done in self.host.do_jobs(running, self._outstanding(running)):
+                self.host.finish(done)
 
     def _outstanding(self, ending: Sequence[int]) -> list[int]:
-        """List the clients whose jobs go on and are done together with those of the ones that end now: of the same
-        kinds, the first to end first."""
+        """List the clients whose running jobs are of the same kinds as those that end now, the first to end first."""
         host, kinds = self.host, set()
         for i in ending:
             if self._ends.pop(i, None) is not None and i not in host.ahead:

@@ -69,7 +69,7 @@ layers, which need no `vmap`, are faster stacked at any size (784-200-10 and 784
 CHUNK_BYTES = 64 * 2**20
 """Parameters and activations of one stacked call: small enough to stay near the cache, large enough to batch."""
 ALONE_FROM = 16
-"""A stacked call of so many clients keeps all cores busy. Smaller calls, of larger models, go on at the same time on
+"""A stacked call of this many clients keeps all cores busy. Smaller calls, of larger models, run at the same time on
 one core each, which takes 0.83 to 0.92 of the time (784-400-10 to 784-2048-10, 300 to 1,000 samples, 2 cores)."""
 CORE_CHUNKS = 4
 """By how much such calls are smaller than others, for a core has less cache: up to 1.15 times faster with 300 samples,
@@ -139,9 +139,9 @@ class LocalTask(NamedTuple):
         """Put the losses of the clusters that are open (..., k) among those of all (..., m), infinite for the rest."""
         if not self.closed:
             return losses
-        found = losses.new_full((*losses.shape[:-1], len(self.bank)), math.inf)
-        found[..., self.open] = losses
-        return found
+        of_all = losses.new_full((*losses.shape[:-1], len(self.bank)), math.inf)
+        of_all[..., self.open] = losses
+        return of_all
 
 
 class TrainedChunk(NamedTuple):
@@ -218,14 +218,14 @@ class Engine:
     ) -> Tensor:
         """Compute F_client of each model of each client on its data: (C, m), infinite for models that are closed."""
         if not closed:
-            return torch.stack([each.mean(dim=1) for each in self.sample_losses(bank, data, rows)])
-        found = [
+            return torch.stack([losses.mean(dim=1) for losses in self.sample_losses(bank, data, rows)])
+        losses = [
             torch.full((data.clients, 1), math.inf, dtype=bank.dtype, device=bank.device)
             if j in closed
             else self.losses(bank[j : j + 1], data, rows)
             for j in range(len(bank))
         ]
-        return torch.cat(found, dim=1)
+        return torch.cat(losses, dim=1)
 
     def sample_losses(self, bank: Tensor, data: ClientData, rows: Sequence[int] | None = None) -> list[Tensor]:
         """Compute the loss of each model on each sample of its client: C tensors (m, n_i).
@@ -241,11 +241,11 @@ class Engine:
             return list(self._each(jobs))
 
         with torch.no_grad():
-            found = [
+            losses = [
                 self._stacked_losses(self._part(bank, rows, chunk), stacked[0][chunk], stacked[1][chunk])
                 for chunk in self._chunks(clients, stacked[0], bank.shape[0])
             ]
-        return list(torch.cat(found))
+        return list(torch.cat(losses))
 
     @staticmethod
     def _part(bank: Tensor, rows: Sequence[int] | None, chunk: slice) -> Tensor:
@@ -325,16 +325,16 @@ class Engine:
             passes = {j: Forward(z[:0], [z]) for j, z in zip(task.open, several.tensors[0], strict=True)}
             losses = _losses_of(model.task.loss, [several.outputs], y.expand(len(models), *y.shape))
             return _Losses(task.spread(losses[:, 0].mean(dim=1)), [None], passes)
-        found: list[Tensor] = []
+        losses_of: list[Tensor] = []
         best = float("inf")
         kept: dict[int, Forward] = {}
         for j, vector in zip(task.open, models, strict=True):
             passed = forward(model, vector, x)
-            found.append(model.task.loss(passed.outputs.detach(), y))
-            loss = float(found[-1].mean())
+            losses_of.append(model.task.loss(passed.outputs.detach(), y))
+            loss = float(losses_of[-1].mean())
             if loss < best:
                 best, kept = loss, {j: passed}
-        return _Losses(task.spread(torch.stack(found).mean(dim=1)), [None], kept)
+        return _Losses(task.spread(torch.stack(losses_of).mean(dim=1)), [None], kept)
 
     def _work_stacked(
         self, task: LocalTask, stacked: tuple[Tensor, Tensor], chunk: slice, places: Sequence[int]
@@ -409,15 +409,15 @@ class Engine:
         return _Losses(task.spread(losses.mean(dim=2)), list(losses) if task.needs == "samples" else nothing, {})
 
     def passes(self, sizes: Sequence[int]) -> float:
-        """Count what the local steps of a round cost in forward passes of one sample, for clients with so many samples.
+        """Count what the local steps of a round cost in forward passes of one sample; sizes: samples of each client.
 
         The same on every rank.
         """
         model, samples = self.model, sizes[0]
         if model.dense is not None and len(set(sizes)) == 1:
-            known, found = products_fit(len(sizes), samples, model.dtype), span(model, samples, self.local)
-            if found is not None and found.pays(known):
-                return len(sizes) * found.cost(known) / model.size
+            known, steps_in = products_fit(len(sizes), samples, model.dtype), span(model, samples, self.local)
+            if steps_in is not None and steps_in.pays(known):
+                return len(sizes) * steps_in.cost(known) / model.size
         looked_at = sum(self.local.steps_of(size) * (self.local.batch_of(size) or size) for size in sizes)
         return (2 if model.dense is not None else 3) * looked_at
 
@@ -455,7 +455,7 @@ class Engine:
         return self.rated(partial(judge, self.model.task), vectors, data)
 
     def finetuning_passes(self, how: FineTuning, sizes: Sequence[int]) -> int:
-        """Count what `personalised` costs in forward passes of one sample, for clients with so many samples."""
+        """Count what `personalised` costs in forward passes of one sample; sizes: samples of each client."""
         step = 2 if self.model.dense is not None else 3
         return step * how.epochs * sum(sizes)
 
@@ -554,40 +554,38 @@ class Engine:
         if stacked is None:
             jobs = (lambda i=i: score(self.model, deployed([i])[0], *data.of(i)) for i in range(clients))
             return torch.stack(list(self._each(jobs)))
-        each, metric = self._stacked_outputs, self.model.task.metric
+        outputs, metric = self._stacked_outputs, self.model.task.metric
         with torch.no_grad():
-            found = [
-                metric.score(each(deployed(range(clients)[chunk]), stacked[0][chunk]), stacked[1][chunk])
+            scores = [
+                metric.score(outputs(deployed(range(clients)[chunk]), stacked[0][chunk]), stacked[1][chunk])
                 for chunk in self._chunks(clients, stacked[0], 1)
             ]
-        return torch.cat(found)
+        return torch.cat(scores)
 
     def rated(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> Tensor:
         """Rate one model per client on its data: (C, P) -> (C,); rate: outputs (C, n, ...), targets (C, n, ...)."""
         stacked = data.stacked() if self.stacked else None
+        if stacked is None:
+            return torch.stack(self._rated_alone(rate, vectors, data))
+        x, y = stacked
         with torch.no_grad():
-            if stacked is not None:
-                x, y = stacked
-                chunks = self._chunks(len(vectors), x, 1)
-                return torch.cat([rate(self._stacked_outputs(vectors[c], x[c]), y[c]) for c in chunks])
-
-            def one(i: int) -> Tensor:
-                x, y = data.of(i)
-                return rate(infer(self.model, vectors[i], x, "score")[None], y[None])
-
-            return torch.cat(list(self._each(partial(one, i) for i in range(len(vectors)))))
+            chunks = self._chunks(len(vectors), x, 1)
+            return torch.cat([rate(self._stacked_outputs(vectors[c], x[c]), y[c]) for c in chunks])
 
     def rated_each(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> list[Tensor]:
         """Rate one model per client on every sample of its data: C tensors (n_i,); rate: as that of `rated`, but for
         every sample."""
         if self.stacked and data.stacked() is not None:
             return list(self.rated(rate, vectors, data).cpu())
-        jobs = (partial(self._rate_one, rate, vectors[i], *data.of(i)) for i in range(len(vectors)))
-        return [each.cpu() for each in self._each(jobs)]
+        return [ratings.cpu() for ratings in self._rated_alone(rate, vectors, data)]
 
-    def _rate_one(self, rate: Callable[[Tensor, Tensor], Tensor], vector: Tensor, x: Inputs, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            return rate(infer(self.model, vector, x, "score")[None], y[None])[0]
+    def _rated_alone(self, rate: Callable[[Tensor, Tensor], Tensor], vectors: Tensor, data: ClientData) -> list[Tensor]:
+        @torch.no_grad()
+        def rate_one(i: int) -> Tensor:
+            x, y = data.of(i)
+            return rate(infer(self.model, vectors[i], x, "score")[None], y[None])[0]
+
+        return list(self._each(partial(rate_one, i) for i in range(len(vectors))))
 
     def score_on(
         self,
@@ -606,7 +604,7 @@ class Engine:
             part = bank[:, chunk]
             targets = y.expand(part.shape[1], *y.shape)
             each = (_losses_of(task.loss, [self._outputs_on(vectors, x)], targets)[:, 0] for vectors in part)
-            losses = torch.stack([found.cpu().double().mean(dim=1) for found in each])
+            losses = torch.stack([values.cpu().double().mean(dim=1) for values in each])
             if closed is not None:
                 losses[closed[:, chunk]] = math.inf
             picked = torch.tensor([lowest(column) for column in losses.T], device=bank.device)
@@ -753,8 +751,8 @@ def finite(vectors: Tensor) -> list[bool]:
 
 def _losses_of(loss: Loss, outputs: Sequence[Tensor], y: Tensor) -> Tensor:
     """Compute the losses of m models of C clients: outputs m x (C, n, ...), y (C, n, ...) -> (C, m, n)."""
-    found = [loss(each.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2]) for each in outputs]
-    return torch.stack(found, dim=1)
+    targets = y.flatten(0, 1)
+    return torch.stack([loss(values.flatten(0, 1), targets).view(y.shape[:2]) for values in outputs], dim=1)
 
 
 def _chosen_pass(passes: Mapping[int, Forward], chosen: Tensor) -> Forward:

@@ -64,8 +64,8 @@ class _Planned:
             else:
                 self._train_alone_(vectors[0], first, chosen[0])
             fine = finite(vectors.flatten(1))
-            found = vectors if self.every else vectors[:, 0]
-            yield TrainedChunk(some, chosen, means[first : some.stop], looked_s, fine, found)
+            trained = vectors if self.every else vectors[:, 0]
+            yield TrainedChunk(some, chosen, means[first : some.stop], looked_s, fine, trained)
             looked_s = 0.0
 
     def _choose(self) -> tuple[Tensor, list[Choice]]:
