@@ -83,12 +83,15 @@ def check_images(augment: Augment, shape: object) -> None:
         )
 
 
-class StepOptions(Table):
-    """How local steps are taken, as files declare it; `LocalOptions` adds what files declare elsewhere."""
+class StepTable(Table):
+    """How local steps are taken, in a file, where `steps` and `epochs` exclude each other."""
 
     called: ClassVar[str] = "local.{}"
+    usual_steps: ClassVar[int] = 5
 
-    steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
+    steps: int | None = option(
+        default=None, ge=0, description="gradient steps of a client per round; default: 5, where no epochs are given"
+    )
     learning_rate: float = option(default=0.1, gt=0, description="step size of SGD")
     batch_size: int | None = option(
         default=None, ge=1, demand='>= 1 or "full"', description="samples of one step; none: all"
@@ -108,25 +111,15 @@ class StepOptions(Table):
         for name, value in (self.layer_decay or {}).items():
             if not value >= 0:
                 raise ConfigError(f"local.layer_decay.{name} must be >= 0, got {value}")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", self.usual_steps)
+        self._check_steps()
 
-
-class StepTable(StepOptions):
-    """How local steps are taken, in a file, where `steps` and `epochs` exclude each other."""
-
-    usual_steps: ClassVar[int] = 5
-
-    steps: int | None = option(  # type: ignore[assignment]
-        default=None, ge=0, description="gradient steps of a client per round; default: 5, where no epochs are given"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_steps(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
                 f"local.steps and local.epochs exclude each other, got {self.steps} and {self.epochs}; leave one out"
             )
-        if self.steps is None and self.epochs is None:
-            object.__setattr__(self, "steps", self.usual_steps)
 
     def options(self, augment: Augment | None = None, **changes: Any) -> LocalOptions:
         """Return the options of the core."""
@@ -134,7 +127,7 @@ class StepTable(StepOptions):
         return self.narrowed(LocalOptions, **{"steps": steps, "augment": augment} | changes)
 
 
-class LocalOptions(StepOptions):
+class LocalOptions(StepTable):
     """How a client trains: the paper's tau is `steps`, its gamma is `learning_rate`.
 
     With mini-batches, `steps` still counts gradient steps; the batches run through fresh permutations of the client's
@@ -142,7 +135,11 @@ class LocalOptions(StepOptions):
     one batch of a pass, and the last batch of a pass may be smaller.
     """
 
+    steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
     augment: Augment | None = None  # of images
+
+    def _check_steps(self) -> None:
+        """Let `epochs` stand beside the default of `steps`, which it replaces."""
 
     def batch_of(self, samples: int) -> int | None:
         """Return how many of a client's samples a step takes; None: all."""
