@@ -22,6 +22,7 @@ import dfca
 import dfca.contracts
 import dfca.testing
 from dfca.api.arguments import SimulateOptions
+from dfca.core.method import StepTable
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -126,10 +127,10 @@ def test_the_script_of_a_user_is_checked_with_the_package() -> None:
 
 
 def test_every_option_of_a_setting_is_known_to_editors() -> None:
-    """`SimulateOptions` names the keywords of `simulate` and the fields of `Setting` that it passes on."""
+    """`SimulateOptions` names the keywords of `simulate` and the options that it passes on."""
     named = set(inspect.signature(dfca.simulate).parameters)
     made = {"split", "graph", "make_model", "local"}  # of the arguments
-    passed_on = {field.name for field in dataclasses.fields(dfca.Setting)} - made
+    passed_on = {field.name for field in dataclasses.fields(dfca.Setting)} - made | set(StepTable.descriptions())
     assert set(SimulateOptions.__annotations__) | {"model", "data", "algorithm", "rounds", "seed", "options"} == (
         named | passed_on
     )

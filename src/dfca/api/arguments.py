@@ -6,21 +6,23 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
 
 import networkx as nx
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dfca import algorithms
 from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.table import option
 from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.method import Augment, PersonalSteps, RobustRule, Share, StepTable, WeightRule
+from dfca.core.method import Augment, PersonalSteps, RobustRule, Share, WeightRule
 from dfca.data.clients import Split
+from dfca.experiment.config import LocalConfig
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, WorldConfig
 from dfca.sim.events.world import World
@@ -76,33 +78,24 @@ class SimulateOptions(TypedDict, total=False):
     bank_folder: Path | None
 
 
-class Numbers(BaseModel):
-    """The numbers of a simulation, with their bounds."""
+class Numbers(LocalConfig, kw_only=True):
+    """The numbers of a simulation, with their bounds: those of local steps are declared by `StepTable`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    called: ClassVar[str] = "{}"
 
-    rounds: int = Field(ge=1)
-    seed: int = Field(ge=0)
+    rounds: int = option(ge=1)
+    seed: int = option(ge=0)
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
-    steps: int | None = Field(None, ge=0)
-    epochs: int | None = Field(None, ge=0)
-    learning_rate: float = Field(0.1, gt=0)
-    decay: float = Field(1.0, gt=0, le=1)
-    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    layer_decay: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None  # type: ignore[assignment]
     augment: Augment | None = None
-    participation: float = Field(1.0, gt=0, le=1)
-    evaluate_every: int = Field(10, ge=1)
-    evaluation_samples: int = Field(200, ge=2)
-    device: str = Field("cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
+    participation: float = option(default=1.0, gt=0, le=1)
+    evaluate_every: int = option(default=10, ge=1)
+    evaluation_samples: int = option(default=200, ge=2)
+    device: str = option(default="cpu", pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
 
     def local(self) -> LocalOptions:
         """Return how clients train."""
-        names = ("steps", "epochs", "learning_rate", "decay", "momentum", "weight_decay", "layer_decay")
-        batch = None if self.batch_size in (None, "full") else int(self.batch_size)
-        return StepTable(batch_size=batch, **{name: getattr(self, name) for name in names}).options(self.augment)
+        return self.options(self.augment)
 
     def k(self) -> int | None:
         """Return the number of clusters; None: it is found."""
@@ -114,9 +107,8 @@ def check_numbers(**values: Any) -> Numbers:
 
     Raises ConfigError with every problem in one sentence.
     """
-    found = checked(Numbers, {key: _plain(value) for key, value in values.items()})
-    device = find_device(found.device, remedy='use device="auto"')
-    return found.model_copy(update={"device": device})
+    numbers = checked(Numbers, {key: _plain(value) for key, value in values.items()})
+    return numbers.changed(device=find_device(numbers.device, remedy='use device="auto"'))
 
 
 def check_client(client: Any, clients: int) -> int:

@@ -184,7 +184,7 @@ def simulate(
         "decay": decay,
         "layer_decay": layer_decay,
         "augment": augment,
-        **{name: options.pop(name) for name in Numbers.model_fields if name in options},
+        **{name: options.pop(name) for name in Numbers.descriptions() if name in options},
     }
     _check_options(options)
     if options.get("liars") is not None:
