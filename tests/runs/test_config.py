@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dfca.base.device import find_device
 from dfca.base.errors import ConfigError
+from dfca.core.method import StepTable
 from dfca.experiment.config import Config
 from dfca.experiment.load import load_experiment, presets
 
@@ -102,7 +103,7 @@ def test_a_bad_value_is_told_with_key_value_and_bound(values: dict[str, object],
 def test_an_unknown_key_is_told_with_near_matches_and_all_keys_of_its_section() -> None:
     assert problem(local={"learnig_rate": 0.1}) == (
         'unknown key in [local] "learnig_rate"; did you mean "learning_rate"? '
-        "Known: batch_size, decay, epochs, layer_decay, learning_rate, momentum, steps, weight_decay"
+        f"Known: {', '.join(sorted(StepTable.descriptions()))}"
     )
     assert problem(round=3).startswith('unknown key "round"; did you mean "rounds"? Known: algorithm, algorithms, ')
 

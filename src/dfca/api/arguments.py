@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import networkx as nx
 import torch
@@ -20,7 +20,7 @@ from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.method import Augment, PersonalSteps, RobustRule, Share, WeightRule
+from dfca.core.method import Augment, MethodKeywords, PersonalSteps
 from dfca.data.clients import Split
 from dfca.experiment.config import LocalConfig
 from dfca.experiment.variants import label_of
@@ -35,7 +35,7 @@ Callback = Callable[[dict[str, Any]], object]
 Checked = TypeVar("Checked")
 
 
-class SimulateOptions(TypedDict, total=False):
+class SimulateOptions(MethodKeywords, total=False):
     """The keyword arguments of `dfca.simulate` that may be left out, for editors and type checkers.
 
     Those that its docstring does not explain are fields of `dfca.Setting`.
@@ -43,14 +43,6 @@ class SimulateOptions(TypedDict, total=False):
 
     clusters: int | Literal["auto"] | None
     topology: Topology
-    steps: int | None
-    epochs: int | None
-    learning_rate: float
-    decay: float
-    batch_size: int | Literal["full"] | None
-    momentum: float
-    weight_decay: float
-    layer_decay: Mapping[str, float] | None
     augment: Augment | Mapping[str, Any] | None
     task: str | Task | None
     loss: LossLike
@@ -61,10 +53,6 @@ class SimulateOptions(TypedDict, total=False):
     progress: bool
     callback: Callback | None
     participation: float
-    weights: WeightRule
-    aggregation: Literal["batch", "sequential"]
-    share: Share
-    robust: RobustRule
     liars: LiarOptions | Mapping[str, Any] | None
     personal_steps: PersonalSteps | None
     quiet_rounds: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from dfca.base.errors import ConfigError
 from dfca.base.table import Table, option
@@ -266,6 +266,23 @@ class MergeOptions(Table):
     def opened(self, clients: int) -> int:
         """Count the clusters that this number of clients opens: the worth of one with fewer than 3 is unknown."""
         return min(self.opens, max(2, clients // 3))
+
+
+class MethodKeywords(TypedDict, total=False):
+    """Options of `StepTable` and `MixingOptions` as `simulate` takes them: for editors, which read no declarations."""
+
+    steps: int | None
+    epochs: int | None
+    learning_rate: float
+    decay: float
+    batch_size: int | Literal["full"] | None
+    momentum: float
+    weight_decay: float
+    layer_decay: Mapping[str, float] | None
+    weights: WeightRule
+    aggregation: Literal["batch", "sequential"]
+    share: Share
+    robust: RobustRule
 
 
 class Method(MixingOptions, kw_only=True):

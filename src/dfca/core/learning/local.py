@@ -218,8 +218,7 @@ def local_steps_(
     if not moving:
         return
     velocity: Sequence[Tensor] | None = None
-    decays = [decay for decay, piece in zip(weight_decays(model, options), theta, strict=True) if piece.requires_grad]
-    rule = Rule(options.learning_rate, options.momentum, decays)
+    rule = Rule.of(model, options, [place for place, piece in enumerate(theta) if piece.requires_grad])
     for step in range(options.steps_of(len(y))):
         if step == 0 and begun is not None and batches is None:
             loss, leaves = mean_loss(begun.outputs, y), begun.tensors
@@ -393,6 +392,12 @@ class Rule(NamedTuple):
     rate: float
     momentum: float
     decays: Sequence[float]
+
+    @classmethod
+    def of(cls, model: FlatModel, options: LocalOptions, places: Sequence[int]) -> Rule:
+        """Make the rule for the tensors at these places."""
+        decays = weight_decays(model, options)
+        return cls(options.learning_rate, options.momentum, [decays[place] for place in places])
 
 
 def weight_decays(model: FlatModel, options: LocalOptions) -> list[float]:

@@ -646,8 +646,7 @@ class Engine:
         theta, rest = pieces[: model.count], pieces[model.count :]
         moving = [place for place in range(model.count) if place not in frozen]
         rows = torch.arange(len(vectors), device=vectors.device)[:, None]
-        decays = weight_decays(model, options)
-        rule = Rule(options.learning_rate, options.momentum, [decays[place] for place in moving])
+        rule = Rule.of(model, options, moving)
         for step in range(options.steps_of(y.shape[1])):
             x_step, y_step = x, y
             if indices is not None:
