@@ -301,7 +301,7 @@ def test_every_component_elects_its_own() -> None:
 def test_a_number_that_nobody_knows_must_be_given_to_those_that_cannot_find_it() -> None:
     split = make_toy_split()
     blind = type(split)(split.train, split.test, None, split.classes)
-    with pytest.raises(ConfigError, match="dfca-gi cannot find the number of clusters, and nobody knows it here"):
+    with pytest.raises(ConfigError, match="dfca-gi cannot find the number of clusters, and the data does not say it"):
         make_toy_setting("dfca-gi", split=blind, clusters=None)
     asked = Simulation(make_toy_setting("dfca-gi", clusters=None))
     assert asked.models == 2

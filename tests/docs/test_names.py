@@ -155,7 +155,7 @@ def test_a_class_name_means_one_class() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1 and name not in TWICE} == {}
-    assert [name for name, why in TWICE.items() if len(places[name]) < 2 and why != "being renamed"] == []
+    assert [name for name, why in TWICE.items() if len(places[name]) < 2] == []
 
 
 def test_the_table_of_the_design_names_modules_that_exist() -> None:

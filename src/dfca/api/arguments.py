@@ -15,7 +15,7 @@ from pydantic import Field
 from dfca import algorithms
 from dfca.base.device import find_device
 from dfca.base.errors import ConfigError, DfcaError
-from dfca.base.table import option
+from dfca.base.table import Table, option
 from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
@@ -66,14 +66,19 @@ class SimulateOptions(MethodKeywords, total=False):
     bank_folder: Path | None
 
 
-class Numbers(LocalConfig, kw_only=True):
-    """The numbers of a simulation, with their bounds: those of local steps are declared by `StepTable`."""
-
-    called: ClassVar[str] = "{}"
+class RunLength(Table):
+    """How long a simulation is, and from which seed."""
 
     rounds: int = option(ge=1)
     seed: int = option(ge=0)
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
+
+
+class Numbers(LocalConfig, RunLength):
+    """The numbers of a simulation, with their bounds: those of local steps are declared by `StepTable`."""
+
+    called: ClassVar[str] = "{}"
+
     batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None  # type: ignore[assignment]
     augment: Augment | None = None
     participation: float = option(default=1.0, gt=0, le=1)

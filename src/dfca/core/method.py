@@ -133,16 +133,29 @@ class LocalOptions(StepTable):
     With mini-batches, `steps` still counts gradient steps; the batches run through fresh permutations of the client's
     samples. A batch_size of None is the paper's full batch. `epochs` counts passes over the samples: every sample is in
     one batch of a pass, and the last batch of a pass may be smaller.
+
+    Example:
+        >>> import dfca
+        >>> local = dfca.LocalOptions(epochs=2, batch_size=32, learning_rate=0.2, decay=0.5)
+        >>> local.steps_of(samples=100), local.at(round=1).learning_rate
+        (8, 0.1)
     """
 
     steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
-    augment: Augment | None = None  # of images
+    augment: Augment | None = option(default=None, description="random changes of images")
 
     def _check_steps(self) -> None:
         """Let `epochs` stand beside the default of `steps`, which it replaces."""
 
     def batch_of(self, samples: int) -> int | None:
-        """Return how many of a client's samples a step takes; None: all."""
+        """Count the samples of a step.
+
+        Args:
+            samples: The number of the client's samples.
+
+        Returns:
+            The size of a batch; None: all samples.
+        """
         return self.batch_size if self.batch_size is not None and self.batch_size < samples else None
 
     def steps_of(self, samples: int) -> int:

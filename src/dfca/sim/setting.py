@@ -35,29 +35,66 @@ from dfca.sim.local.choices import EngineName, LiarOptions, Place
 
 
 class Setting(MixingOptions):
-    """Everything one simulation needs; `weights`, `aggregation`, `share` and `robust` are those of `MixingOptions`."""
+    """Everything one simulation needs; `weights`, `aggregation`, `share` and `robust` are those of `[mixing]`.
+
+    Attributes:
+        split: Who holds which samples.
+        graph: Who are neighbours: nodes 0..N-1.
+        make_model: Builds a freshly initialised module on the CPU.
+        algorithm: What the clients run.
+        clusters: The number of models; None: found where the algorithm elects its start, else the true number.
+        rounds: Rounds of every client.
+        seed: Determines every random choice.
+        local: How clients train.
+        participation: Share of the clients that take part in a round.
+        drift: A round, and the split that replaces `split` when it begins.
+        evaluate_every: Rounds between two evaluations.
+        evaluation_samples: Samples of each true distribution that all models are scored on.
+        device: Where models are trained.
+        engine: How local work is executed.
+        dtype: Of all models.
+        bank: Where the models are kept: in memory, on disk, or by their size.
+        bank_folder: Of a bank on disk; None: a temporary one.
+        task: What is learned; None: the task of the split.
+        personal_steps: Steps of the personal last step; None: the algorithm's own.
+        liars: Which clients lie, and how.
+        quiet_rounds: The last rounds of methods that gossip, in which nobody trains.
+
+    Example:
+        >>> import dfca
+        >>> setting = dfca.Setting(
+        ...     split=dfca.make_split(dfca.DataOptions(samples_per_client=20), clients=6, clusters=2, seed=0),
+        ...     graph=dfca.make_graph(dfca.TopologyOptions(name="ring"), clients=6, seed=0),
+        ...     make_model=lambda: dfca.mlp((1, 8, 8), 10, 8),
+        ...     algorithm=dfca.ALGORITHMS["dfca-gi"](),
+        ...     clusters=2,
+        ...     rounds=4,
+        ... )
+        >>> setting.clients, setting.method.weights
+        (6, 'uniform')
+    """
 
     split: Split
     graph: nx.Graph
-    make_model: Callable[[], nn.Module]  # builds a freshly initialised module on the CPU
+    make_model: Callable[[], nn.Module]
     algorithm: Algorithm
-    clusters: int | None  # None: found where the algorithm elects its start, else the true number
+    clusters: int | None
     rounds: int = option(ge=1)
     seed: int = 0
     local: LocalOptions = LocalOptions()
-    participation: float = option(default=1.0, gt=0, le=1)  # share of the clients that take part in a round
-    drift: tuple[int, Split] | None = None  # a round, and the split that replaces `split` when it begins
+    participation: float = option(default=1.0, gt=0, le=1)
+    drift: tuple[int, Split] | None = None
     evaluate_every: int = option(default=10, ge=1, called="evaluation.every")
     evaluation_samples: int = option(default=200, ge=2, called="evaluation.samples")
     device: str = "cpu"
     engine: EngineName = "auto"
     dtype: torch.dtype = torch.float32
-    bank: Place = "auto"  # where the models lie (`local.bank`)
-    bank_folder: Path | None = None  # of a bank on disk; None: a temporary one
-    task: Task | None = None  # None: that of the split
-    personal_steps: PersonalSteps | None = None  # of the personal last step; None: the algorithm's own
-    liars: LiarOptions | None = None  # who lies (`sim.liars`)
-    quiet_rounds: int = 0  # the last rounds of methods that gossip, in which nobody trains
+    bank: Place = "auto"
+    bank_folder: Path | None = None
+    task: Task | None = None
+    personal_steps: PersonalSteps | None = None
+    liars: LiarOptions | None = None
+    quiet_rounds: int = 0
 
     def __post_init__(self) -> None:
         clients = self.clients
@@ -66,7 +103,7 @@ class Setting(MixingOptions):
         must_know = self.algorithm.start != "elected" and self.algorithm.models == "clusters"
         if self.clusters is None and must_know and self.split.clusters is None:
             raise ConfigError(
-                f"{self.algorithm.name} cannot find the number of clusters, and nobody knows it here; give clusters"
+                f"{self.algorithm.name} cannot find the number of clusters, and the data does not say it; give clusters"
             )
         if self.rounds >= 1 and (type(self.quiet_rounds) is not int or not 0 <= self.quiet_rounds < self.rounds):
             raise ConfigError(
