@@ -77,10 +77,10 @@ def _table(results: Run) -> str:
             asked[place] = group, rows_of(rows, axis, value, first), "accuracy"
         cells[at + 1 : at + 1] = [spread([trial["accuracy"] for trial in group])]
         lines.append((cells, place))
-    told, chance = differences(asked)
+    told, reading = differences(asked)
     full = [[*cells[: at + 2], told.get(place, "–"), *cells[at + 2 :]] for cells, place in lines]
     head = [f"`{title}`" if number < at else title for number, title in enumerate(titles)]
-    return "\n\n".join(part for part in (table(head, full), chance, _explain_zeros(results)) if part)
+    return "\n\n".join(part for part in (table(head, full), reading, _explain_zeros(results)) if part)
 
 
 def _explain_zeros(results: Run) -> str:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from trials import load, of
-from writing import PAIRED, Place, Trials, differences, spread, table
+from writing import Place, Trials, differences, spread, table
 
 from dfca.report.rows import all_found
 
@@ -48,7 +48,7 @@ def beyond_init() -> str:
             f"sent {mean(shares):.2f} times the bytes of 5 rounds of training (mean; at most {max(shares):.2f})."
         )
     head = ["data", *(f"`{name}`" for name in algorithms), *columns.values()]
-    return f"{title} {PAIRED}\n\n" + _with_differences(head, rows, asked, list(columns.values()))
+    return f"{title}\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
 def beyond_k() -> str:
@@ -94,9 +94,9 @@ def beyond_wild() -> str:
         asked |= {(label, columns[name]): (mine, each, "accuracy") for name, each in rivals.items()}
         models = ", ".join(str(run["models"]) for run in mine) or "–"
         rows.append([label, models, spread([run["accuracy"] for run in mine]), *others])
-    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds. "
+    title = "`dfca run beyond-k-wild`: clusters opened, one number per seed, and accuracy % after 10 rounds."
     head = ["data", "k found", "`dfca-fi`", "`dfedavgm`", "`local`", *columns.values()]
-    return title + PAIRED + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
+    return title + "\n\n" + _with_differences(head, rows, asked, list(columns.values()))
 
 
 def beyond_sparse() -> str:
@@ -124,7 +124,7 @@ def beyond_sparse() -> str:
     title = (
         "`dfca run beyond-sparse`: 40 clients, 4 clusters, elected starts, 5 seeds. Accuracy of the own model and of "
         "all models in %, megabytes sent per client, and points of all-models accuracy per megabyte, for what clients "
-        f"share: trained / all / relay. {PAIRED}"
+        "share: trained / all / relay."
     )
     head = ["graph", "own: trained", "own: all", "own: relay", "all models: trained", "all", "relay"]
     head += ["MB", "points/MB", *columns.values()]
@@ -144,8 +144,7 @@ def drift() -> str:
             asked[f"`{algorithm}`", "minus `dfca-auto`"] = mine, of(runs, algorithm="dfca-auto"), "accuracy"
         rows.append([f"`{algorithm}`", *accuracies, spread(clusters), models])
     title = (
-        "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution. At the end "
-        f"({PAIRED[0].lower()}{PAIRED[1:-1]}):"
+        "`dfca run drift`: after half of the rounds a third of the clients changes to a third distribution. At the end:"
     )
     head = ["algorithm", "accuracy %", "all models %", "right cluster %", "models", "minus `dfca-auto`"]
     return title + "\n\n" + _with_differences(head, rows, asked, ["minus `dfca-auto`"])
@@ -189,7 +188,7 @@ def never_worse() -> str:
     """Compare dfca-auto with the best of the others in every world; the oracle is a bound."""
     title = (
         "`dfca run never-worse`: the same momentum and personal last step for everybody; the best of the others is "
-        f"picked by its mean over these seeds, which favours it. {PAIRED}"
+        "picked by its mean over these seeds, which favours it."
     )
     return title + "\n\n" + _against_the_best("never-worse", WORLDS)
 
@@ -228,7 +227,7 @@ def _with_differences(
     asked: Mapping[Place, tuple[Trials, Trials, str]],
     columns: Sequence[str],
 ) -> str:
-    """Write a table whose last columns are differences, and the line that says which are beyond chance."""
+    """Write a table whose last columns are differences, and the line that says how to read them."""
     cells, line = differences(asked)
     lines = [[*row, *(cells.get((row[0], column), "–") for column in columns)] for row in rows]
     return table(head, lines) + "\n\n" + line

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from writing import Place, judge, table
+from writing import Place, table
 
-from dfca.base.paired import BEYOND_CHANCE, pair_up, paired
+from dfca.base.paired import BEYOND_CHANCE, beyond_chance, family_of, intervals_line, pair_up, paired
 from dfca.experiment.config import flatten
 from dfca.experiment.load import Experiment, load_experiment, preset_text
 from dfca.report import formats
@@ -254,28 +254,27 @@ def claims() -> str:
 
 
 class Gaps:
-    """Differences of pairs of rows, paired by seed: written when all are there, for chance is judged for all."""
+    """Differences of pairs of rows, paired by seed: written when all are there, for their intervals hold together."""
 
     def __init__(self) -> None:
-        self._pairs: dict[Place, list[float]] = {}
-        self._texts: dict[Place, str] = {}
+        self._pairs: dict[Place, tuple[list[float], AlgorithmRow, bool]] = {}
+        self._places: list[Place] = []
 
     def add(self, place: Place, at: Mapping[str, AlgorithmRow], one: str, other: str) -> None:
         """Take the difference of two rows of a table; at: its rows by algorithm."""
-        pairs = pair_up(at[one].scores, at[other].scores) if one in at and other in at else None
-        self._texts[place] = "–"
-        if pairs is None:
-            return
-        difference, failed = paired(pairs), any(at[name].diverged_runs for name in (one, other))
-        text = at[one].metric.signed(difference.mean, difference.half, at[one].score.mean)
-        self._texts[place] = text + (DIVERGED if failed else "")
-        if not failed:
-            self._pairs[place] = pairs
+        self._places.append(place)
+        if one in at and other in at and (pairs := pair_up(at[one].scores, at[other].scores)) is not None:
+            self._pairs[place] = pairs, at[one], any(at[name].diverged_runs for name in (one, other))
 
     def write(self) -> tuple[dict[Place, str], str]:
-        """Return the cell of each place, and the line that says which differences are beyond chance."""
-        beyond, line = judge(self._pairs)
-        return {place: text + (BEYOND_CHANCE if place in beyond else "") for place, text in self._texts.items()}, line
+        """Return the cell of each place, and the line that says how to read them."""
+        family = family_of(pairs for pairs, _, failed in self._pairs.values() if not failed)
+        cells = dict.fromkeys(self._places, "–")
+        for place, (pairs, row, failed) in self._pairs.items():
+            difference = paired(pairs, family)
+            mark = DIVERGED if failed else BEYOND_CHANCE if beyond_chance(difference, family) else ""
+            cells[place] = row.metric.signed(difference.mean, difference.half, row.score.mean) + mark
+        return cells, f"Differences are paired by seed, {intervals_line(family)}"
 
 
 def _claims(at: Mapping[str, AlgorithmRow]) -> list[str]:

@@ -63,7 +63,8 @@ def merge(old: Run, new: Run) -> Run:
                 key = trial.algorithm, trial.seed, repr(trial.point)
                 trials[key] = trial.changed(**_of_commit(trial, run), digest=digests[key[2]])
     everywhere = (name for point in chosen.points for name in point.config.algorithms)
-    order = list(dict.fromkeys([*chosen.config.algorithms, *everywhere]))
+    measured_names = (trial.algorithm for trial in trials.values())
+    order = list(dict.fromkeys([*chosen.config.algorithms, *everywhere, *measured_names]))
     places = list(digests.values())
     ordered = sorted(trials.values(), key=lambda trial: (places.index(trial.digest), order.index(trial.algorithm)))
     measured = {trial.algorithm for trial in ordered}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trials import Runs, load, of
-from writing import PAIRED, Place, Trials, differences, spread, table
+from writing import Place, Trials, differences, spread, table
 
 WORLDS = ("48 clients, a quarter turned", "two namings, mixed", "two rotations, 40 clients", "Dirichlet(0.1)")
 """The points of the preset, in its order."""
@@ -31,7 +31,6 @@ def measured() -> str:
                 asked[f"`{name}`", world] = mine, of(runs, algorithm=CONTROL), "accuracy"
             rows.append([world, f"`{name}`", str(len(mine)), spread([run["accuracy"] for run in mine])])
     cells, line = differences(asked)
-    line = line.replace("of a column", "of a world")
     head = ["world", "algorithm", "seeds", "accuracy %", f"minus `{CONTROL}`"]
     lines = [[*row, cells.get((row[1], row[0]), "–")] for row in rows]
-    return f"`dfca run rivals`. {PAIRED}\n\n{table(head, lines)}\n\n{line}"
+    return f"`dfca run rivals`:\n\n{table(head, lines)}\n\n{line}"

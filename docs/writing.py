@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from dfca.base.paired import BEYOND_CHANCE, holm, pair_up, paired, quoted
+from dfca.base.paired import BEYOND_CHANCE, beyond_chance, family_of, intervals_line, pair_up, paired
 from dfca.runs.store.metric import ACCURACY
 
-PAIRED = "Differences are paired by seed, ± half of the 95 % confidence interval."
 Trials = Sequence[Mapping[str, Any]]
 Place = tuple[str, str]
 """A row and a column of a table."""
@@ -30,41 +29,19 @@ def spread(values: Sequence[float], scale: float = 100, digits: int = 1) -> str:
 
 
 def differences(asked: Mapping[Place, tuple[Trials, Trials, str]]) -> tuple[dict[Place, str], str]:
-    """Write the differences of a table: the cell of each place, and a line that says which are beyond chance.
+    """Write the differences of a table: the cell of each place, and a line that says how to read them.
 
     asked: for each place trials, those that are taken from them, and what is compared.
     """
     pairs, cells = {}, dict.fromkeys(asked, "–")
     for place, (runs, others, key) in asked.items():
         mine, theirs = ({run["seed"]: run[key] for run in each} for each in (runs, others))
-        if found := pair_up(mine, theirs):
-            pairs[place] = found
-    beyond, line = judge(pairs)
+        if values := pair_up(mine, theirs):
+            pairs[place] = values
+    family = family_of(pairs.values())
     for place, values in pairs.items():
         runs, _, key = asked[place]
-        found = paired(values)
-        text = ACCURACY.signed(found.mean, found.half, mean(run[key] for run in runs))
-        cells[place] = text + (BEYOND_CHANCE if place in beyond else "")
-    return cells, line
-
-
-def judge(pairs: Mapping[Place, Sequence[float]]) -> tuple[set[Place], str]:
-    """Return the places whose paired differences are beyond chance, and a line that names them.
-
-    Chance is judged for all comparisons of a column together, by Holm's correction.
-    """
-    beyond: set[Place] = set()
-    told, number = [], 0
-    for column in dict.fromkeys(column for _, column in pairs):
-        found = {row: paired(values).p for (row, other), values in pairs.items() if other == column}
-        known = {row: p for row, p in found.items() if p is not None}
-        rejected, number = holm(known), number + len(known)
-        beyond |= {(row, column) for row in rejected}
-        if rejected:
-            told.append(f"{column}: {', '.join(quoted(row) for row in known if row in rejected)}")
-    if not number:
-        return set(), ""
-    return (
-        beyond,
-        f"{BEYOND_CHANCE} beyond chance (95 %, Holm over the comparisons of a column): {'; '.join(told) or 'none'}",
-    )
+        difference = paired(values, family)
+        text = ACCURACY.signed(difference.mean, difference.half, mean(run[key] for run in runs))
+        cells[place] = text + (BEYOND_CHANCE if beyond_chance(difference, family) else "")
+    return cells, f"Differences are paired by seed, {intervals_line(family)}" if pairs else ""

@@ -6,15 +6,19 @@ Everything here goes through entry points that drivers and users have: `dfca.sim
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import math
+import tempfile
 import time
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 from torch import Tensor
 
@@ -119,10 +123,18 @@ OVERRIDES = (
 )
 
 
+WITH_LAST_STEP = (
+    *("table1-mnist", "table1-emnist", "table1-cifar10", "table2-mnist", "table2-emnist", "table2-femnist"),
+    *("table4-femnist-k", "figure-femnist-k", "figure-convergence"),
+)
+"""Presets that had a row "dfedavgm + last step" in 0.2."""
+
+
 def digests() -> dict[str, Any]:
     """Compute the first digits of the digests of all points of all presets in every scale, and of some overrides.
 
-    Presets with recipes came to train in another way: what 0.2 ran is their recipe "text".
+    Presets with recipes came to train in another way: what 0.2 ran is their recipe "text". And they came to compare one
+    training for all rows: `_as_in_0_2` gives rows their extras back.
     """
     found: dict[str, Any] = {}
     for name in presets():
@@ -130,11 +142,38 @@ def digests() -> dict[str, Any]:
         recipe = "text" if "recipe" in values else None
         for scale in ("default", *values.get("scale", {})):
             if scale != "hour":  # since 0.3
-                found[f"{name} {scale}"] = _digests(load_experiment(name, scale, device="cpu", recipe=recipe))
+                with _as_in_0_2(name, values) as path:
+                    found[f"{name} {scale}"] = _digests(load_experiment(path, scale, device="cpu", recipe=recipe))
     for name, overrides in OVERRIDES:
         text = " ".join(overrides).replace("algorithm.dfca-auto", "algorithm.dfca")  # as 0.2 stored it
-        found[f"{name} --set {text}"] = _digests(load_experiment(name, None, overrides, device="cpu"))
+        with _as_in_0_2(name, tomllib.loads(preset_text(name))) as path:
+            found[f"{name} --set {text}"] = _digests(load_experiment(path, None, overrides, device="cpu"))
     return found
+
+
+@contextmanager
+def _as_in_0_2(name: str, values: dict[str, Any]) -> Iterator[Path]:
+    """Write a preset with the rows that it had in 0.2, whose dfca-auto trained with momentum and took a last step."""
+    values = copy.deepcopy(values)
+    tables = values.get("algorithm", {})
+    if name not in ("liars", "rivals"):
+        tables.pop("dfedavgm", None)
+        for key in ("momentum", "personal"):
+            tables.get("dfca-auto", {}).pop(key, None)
+        values["algorithm"] = {label: table for label, table in tables.items() if table}
+    values.pop("extras", None)
+    rows = [row for row in values["algorithms"] if not isinstance(row, dict)]
+    one_model = {"name": "dfedavgm", "label": "dfedavgm + last step", "personal": {"steps": "auto"}}
+    plain = {"name": "dfca-auto", "label": "dfca-auto, plain", "momentum": 0.0, "personal": {"steps": 0}}
+    if name in ("quickstart", "soft", "har", "forecast"):
+        rows += [plain, one_model]
+    elif name in WITH_LAST_STEP:
+        rows.append(one_model)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.toml"
+        text = preset_text(name) if name == "rivals" else tomli_w.dumps({**values, "algorithms": rows})
+        path.write_text(text)  # the order of the keys of points is that of their labels
+        yield path
 
 
 def _digests(experiment: Experiment) -> dict[str, str]:

@@ -183,7 +183,7 @@ def test_nodes_are_a_page_of_their_own(tmp_path: Path) -> None:
     shown = page.whole()
     trial = shown["trials"]["nodes/0/"]
     assert shown["run"]["clients"] == 4
-    assert (trial["score"], trial["bytes_sent"], trial["away"]) == ([0.625], [4000], [2])
+    assert (trial["score"], trial["traffic"], trial["away"]) == ([0.625], [2010], [2])
     frames = page.frames("nodes/0/", -1)
     assert frames is not None
     assert frames["frames"][0][3:] == ["01..", [0, 1], [0.5, 0.75]]

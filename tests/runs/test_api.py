@@ -118,12 +118,12 @@ def test_a_comparison_has_differences_paired_by_seed() -> None:
     table = comparison.to_pandas()
     row = table.loc["dfedavgm", "difference"]
     assert row["mean"] == pytest.approx(np.mean(by_hand))
-    assert row["high"] - row["mean"] == pytest.approx(4.3027 * np.std(by_hand, ddof=1) / np.sqrt(3), rel=1e-4)
+    assert row["high"] - row["mean"] == pytest.approx(6.2053 * np.std(by_hand, ddof=1) / np.sqrt(3), rel=1e-4)
     assert (row["to"], row["seeds"]) == ("dfca-auto", 3)
     text, html = repr(comparison), comparison._repr_html_()
     for each in (text, html):
         assert "paired by seed" in each
-        assert "beyond chance (95 %, Holm over 2 comparisons)" in each
+        assert "adjusted for the 2 comparisons of this table" in each
     alone = quick(["dfca-auto", slow], seed=[3])
     assert "one seed: no interval" in repr(alone)
     assert "†" not in repr(alone)

@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def differences(self) -> dict[str, Compared]:
-        """How each algorithm differs from `reference`: paired by seed, with the verdict after Holm's correction."""
+        """How each algorithm differs from `reference`: paired by seed, with an interval for all of them together."""
         reference = self.reference
         return {} if reference is None else compare(self._scores(), reference, self._higher_is_better)
 
@@ -97,14 +97,15 @@ class Comparison:
         Returns:
             A DataFrame whose columns are pairs, ("accuracy", "mean") and ("accuracy", "std"), so that
             `comparison.to_pandas()["accuracy"]` is a table too. ("difference", ...) is the difference of the score to
-            `reference` ("to"), paired by seed: "mean", the 95 % interval "low" to "high", "p" before correction, the
-            number of "seeds", and the "verdict" after Holm's correction.
+            `reference` ("to"), paired by seed: "mean", the interval "low" to "high" (95 % for all rows together), its
+            own "p", the number of "seeds", and the "verdict": whether the interval contains 0.
         """
         import pandas as pd
 
         last = self.metrics.groupby(["algorithm", "seed"], sort=False).tail(1)
         names = [name for name in self._measures() if name in last]
-        made = last.groupby("algorithm", sort=False)[names].agg(["mean", "std"])
+        last = last.assign(megabytes_per_client=[result.megabytes_per_client for result in self.results])
+        made = last.groupby("algorithm", sort=False)[[*names, "megabytes_per_client"]].agg(["mean", "std"])
         reference, differences = self.reference, self.differences
         if not differences:
             return made
@@ -150,12 +151,25 @@ class Comparison:
         """Say how the differences are to be read, which are beyond chance, and who diverged."""
         reference, differences, diverged = self.reference or "", self.differences, self._diverged()
         key = self.results[0].metrics.metric
-        notes = explanation(reference, differences.values(), key, self._higher_is_better)
+        notes = [*explanation(reference, differences.values(), key, self._higher_is_better), *self._extras()]
         if line := verdict_line(reference, differences, dict.fromkeys(diverged, " ‡")):
             notes.append(line)
         if diverged:
             told = ", ".join(f"{name} in {number} of {len(self.seeds)} seeds" for name, number in diverged.items())
             notes.append(f"‡ diverged: {told}; such a row shows a learning rate that is too high, not the method")
+        return notes
+
+    def _extras(self) -> list[str]:
+        """Say who trained with another momentum, or took a personal last step, where not all did."""
+        momenta = {result.algorithm: result.momentum for result in self.results if result.momentum is not None}
+        stepped = {result.algorithm: result.last_step for result in self.results}
+        notes = []
+        if len(set(momenta.values())) > 1:
+            told = ", ".join(f"{name} {momentum:g}" for name, momentum in momenta.items())
+            notes.append(f"momentum in training: {told}; momentum=... of an algorithm makes rows alike")
+        if len(set(stepped.values())) > 1:
+            names = ", ".join(name for name, taken in stepped.items() if taken)
+            notes.append(f"personal last step: only {names}; personal_steps=0 leaves it out")
         return notes
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:

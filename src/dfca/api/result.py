@@ -15,10 +15,11 @@ from dfca.api.arguments import check_client
 from dfca.api.exporting import Exportable, Format, check_format, holders
 from dfca.base.errors import ConfigError
 from dfca.base.notebook import number, table
+from dfca.core.client import effective
 from dfca.core.learning.params import FlatModel
 from dfca.sim.metrics_table import Metrics
 
-SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s", "bytes_sent")
+SHOWN = ("cluster_accuracy", "live_clusters", "train_loss", "time_s")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,6 +36,8 @@ class Result:
         shape: The shape of a sample; None where a sample is several tensors.
         notes: What the user should know about this run.
         simulation: The simulator itself; None in a result that was unpickled.
+        momentum: Of the local steps.
+        last_step: Whether clients took a personal last step.
 
     Example:
         >>> import dfca
@@ -53,6 +56,20 @@ class Result:
     shape: tuple[int, ...] | None
     notes: tuple[str, ...] = ()
     simulation: Any = None
+    momentum: float | None = None
+    last_step: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.simulation is not None:
+            setting = self.simulation.setting
+            object.__setattr__(self, "momentum", effective(setting.local, setting.algorithm).momentum)
+            object.__setattr__(self, "last_step", bool(setting.last_steps))
+
+    @property
+    def megabytes_per_client(self) -> float | None:
+        """What a client sent and received until the last evaluation, the mean over clients, in millions of bytes."""
+        traffic = self.metrics[-1].traffic
+        return None if traffic is None else traffic / 1e6
 
     @property
     def accuracy(self) -> float:
@@ -187,8 +204,11 @@ class Result:
         key = self.metrics.metric
         names = ["round", key, f"all_models_{key}", *SHOWN]
         columns = [name for name in names if any(row.get(name) is not None for row in self.metrics)]
-        rows = [[number(row.get(name)) for name in columns] for row in few(self.metrics)]
-        return table(repr(self), columns, rows, self.notes)
+        rows = [
+            [*(number(row.get(name)) for name in columns), number(None if row.traffic is None else row.traffic / 1e6)]
+            for row in few(self.metrics)
+        ]
+        return table(repr(self), [*columns, "MB per client"], rows, self.notes)
 
     def without_simulation(self) -> Result:
         """Copy the result without the simulator, which holds all samples.

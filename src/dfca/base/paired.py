@@ -1,12 +1,13 @@
 """Differences between algorithms, paired by seed: intervals, and which of them are beyond chance.
 
 The same seed has the same split and graph, so what two algorithms scored with it is a pair, and what the seed did to
-both cancels. Of n differences d with mean m and sample standard deviation s:
+both cancels. Of n differences d with mean m and sample standard deviation s, in a table of f comparisons:
 
-    interval   m ± t(n - 1) s / sqrt(n)      t: the two-sided 95 % point of Student's distribution
+    interval   m ± t(n - 1) s / sqrt(n)      t: the two-sided point of Student's distribution for 5 % / f
     p          P(|T| >= |m| sqrt(n) / s)
 
-Several algorithms against one reference are several tests: Holm's step-down keeps the chance of any false claim at 5 %.
+All intervals of a table hold together with 95 % (Bonferroni), and a difference is beyond chance where its interval
+does not contain 0: p <= 5 % / f.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ FIRST_CHOICE = "dfca-auto"
 BEYOND_CHANCE = "†"  # stands behind a difference that is beyond chance
 Scores = Mapping[int, float | None]
 """What an algorithm scored with each seed."""
-Verdict = Literal["better", "worse", "not told apart"]
+Verdict = Literal["better", "worse", "within chance"]
 
 
 class Difference(NamedTuple):
     """The mean of paired differences."""
 
     mean: float
-    half: float | None  # of its 95 % interval; None with one pair
+    half: float | None  # of its interval; None with one pair, or where equal differences are too few to give one
     p: float | None
     pairs: int
 
@@ -39,7 +40,7 @@ class Compared(NamedTuple):
     """How an algorithm compares with the reference."""
 
     difference: Difference
-    verdict: Verdict | None  # after Holm's correction, None with one pair
+    verdict: Verdict | None  # by the interval, None with one pair
 
     @property
     def beyond_chance(self) -> bool:
@@ -69,35 +70,48 @@ def two_sided(t: float, freedom: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def critical(freedom: int) -> float:
-    """Return the t that |T| exceeds with probability 5 %, by bisection to the last bits.
+def critical(freedom: int, level: float = LEVEL) -> float:
+    """Return the t that |T| exceeds with probability `level`, by bisection to the last bits.
 
-    >>> round(critical(1), 3), round(critical(4), 3)
-    (12.706, 2.776)
+    >>> round(critical(1), 3), round(critical(4), 3), round(critical(4, LEVEL / 10), 3)
+    (12.706, 2.776, 5.598)
     """
-    low, high = 0.0, 13.0
+    low, high = 0.0, 1.0
+    while two_sided(high, freedom) > level:
+        low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) > LEVEL else (low, middle)
+        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
     return (low + high) / 2
 
 
-def paired(differences: Sequence[float]) -> Difference:
+def paired(differences: Sequence[float], family: int = 1) -> Difference:
     """Test the mean of paired differences against 0.
 
     Differences that are all alike have no spread to measure by, and scores are counts of samples, so this happens by
     chance. Then p is that of the signs: all of n the same way, 2 / 2^n.
 
-    Raises ValueError without any difference.
+    Args:
+        differences: One or more.
+        family: The number of comparisons of the table, whose intervals hold together.
+
+    Returns:
+        The mean, with half of its interval and its own p.
     """
-    n = len(differences)
+    n, level = len(differences), LEVEL / family
     mean = fmean(differences)
     if n < 2:
         return Difference(mean, None, None, n)
     error = stdev(differences) / math.sqrt(n)
     if error <= 1e-9 * max(map(abs, differences)):  # alike, up to rounding
-        return Difference(mean, 0.0, 2.0 ** (1 - n) if mean else 1.0, n)
-    return Difference(mean, critical(n - 1) * error, two_sided(mean / error, n - 1), n)
+        p = 2.0 ** (1 - n) if mean else 1.0
+        return Difference(mean, 0.0 if p <= level or not mean else None, p, n)
+    return Difference(mean, critical(n - 1, level) * error, two_sided(mean / error, n - 1), n)
+
+
+def beyond_chance(difference: Difference, family: int = 1) -> bool:
+    """Return whether a difference is beyond chance in a table of so many comparisons."""
+    return difference.p is not None and difference.p <= LEVEL / family
 
 
 def pair_up(scores: Scores, reference: Scores) -> list[float] | None:
@@ -110,33 +124,42 @@ def pair_up(scores: Scores, reference: Scores) -> list[float] | None:
     return made if made and len(made) == len(pairs) and all(map(math.isfinite, made)) else None
 
 
-def holm(ps: Mapping[str, float]) -> set[str]:
-    """Return which hypotheses are rejected at 5 % for all of them together, by Holm's step-down.
-
-    >>> sorted(holm({"a": 0.01, "b": 0.03, "c": 0.02}))
-    ['a', 'b', 'c']
-    """
-    rejected: set[str] = set()
-    for number, name in enumerate(sorted(ps, key=ps.__getitem__)):
-        if ps[name] > LEVEL / (len(ps) - number):
-            break
-        rejected.add(name)
-    return rejected
-
-
-def compare(scores: Mapping[str, Scores], reference: str, higher_is_better: bool = True) -> dict[str, Compared]:
-    """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out."""
+def pairs_with(scores: Mapping[str, Scores], reference: str) -> dict[str, list[float]]:
+    """Return the differences by seed of every algorithm to the reference; without a common seed it is left out."""
     pairs = {name: pair_up(own, scores[reference]) for name, own in scores.items() if name != reference}
-    tested = {name: paired(differences) for name, differences in pairs.items() if differences is not None}
-    rejected = holm({name: test.p for name, test in tested.items() if test.p is not None})
-    return {name: Compared(test, _verdict(test, name in rejected, higher_is_better)) for name, test in tested.items()}
+    return {name: differences for name, differences in pairs.items() if differences is not None}
 
 
-def _verdict(difference: Difference, rejected: bool, higher_is_better: bool) -> Verdict | None:
+def family_of(pairs: Iterable[Sequence[float]]) -> int:
+    """Count the comparisons of a table that can be tested, at least 1."""
+    return max(1, sum(len(differences) > 1 for differences in pairs))
+
+
+def compare(
+    scores: Mapping[str, Scores], reference: str, higher_is_better: bool = True, family: int | None = None
+) -> dict[str, Compared]:
+    """Compare every algorithm with the reference by the scores of each seed; without a common seed it is left out.
+
+    Args:
+        scores: Of each algorithm, by seed.
+        reference: One of the algorithms.
+        higher_is_better: Whether more is better.
+        family: The number of comparisons of the whole table; None: those made here.
+
+    Returns:
+        The comparisons by algorithm.
+    """
+    pairs = pairs_with(scores, reference)
+    family = family or family_of(pairs.values())
+    tested = {name: paired(differences, family) for name, differences in pairs.items()}
+    return {name: Compared(test, _verdict(test, family, higher_is_better)) for name, test in tested.items()}
+
+
+def _verdict(difference: Difference, family: int, higher_is_better: bool) -> Verdict | None:
     if difference.p is None:
         return None
-    if not rejected:
-        return "not told apart"
+    if not beyond_chance(difference, family):
+        return "within chance"
     return "better" if (difference.mean > 0) == higher_is_better else "worse"
 
 
@@ -171,19 +194,32 @@ def _mean(scores: Scores) -> float | None:
     return fmean(values) if values else None
 
 
-def explanation(reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool) -> list[str]:
+def explanation(
+    reference: str, compared: Iterable[Compared], metric: str, higher_is_better: bool, family: int | None = None
+) -> list[str]:
     """Say how differences to the reference are to be read; nothing where there are none."""
     differences = [result.difference for result in compared]
     if not differences:
         return []
     best = "" if reference == FIRST_CHOICE else ", which is the best here"
     signs = "" if higher_is_better else f"; + is more {metric}, which is worse"
-    if all(difference.half is None for difference in differences):
+    if all(difference.p is None for difference in differences):
         return [f"minus {reference}: difference to {reference}{best}{signs}; one seed: no interval, it may be chance"]
+    family = family or max(1, sum(difference.p is not None for difference in differences))
     return [
-        f"minus {reference}: mean difference to {reference}{best}, paired by seed (same data and graph), ± half of its "
-        f"95 % confidence interval (Student t){signs}"
+        f"minus {reference}: mean difference to {reference}{best}, paired by seed (same data and graph){signs}; "
+        f"{intervals_line(family)}"
     ]
+
+
+def intervals_line(family: int) -> str:
+    """Say in a line how the intervals and daggers of a table are to be read.
+
+    >>> intervals_line(7)
+    '± half of its 95 % interval, adjusted for the 7 comparisons of this table; † the interval does not contain 0'
+    """
+    adjusted = f", adjusted for the {family} comparisons of this table" if family > 1 else ""
+    return f"± half of its 95 % interval{adjusted}; {BEYOND_CHANCE} the interval does not contain 0"
 
 
 def verdict_line(
@@ -202,7 +238,6 @@ def verdict_line(
 
     told = [f"{verdict} than {reference}: {listed(verdict)}" for verdict in ("worse", "better") if listed(verdict)]
     told = told or ["none"]
-    if level := listed("not told apart"):
-        told.append(f"not told apart from {reference}: {level}")
-    number = f"Holm over {len(judged)} comparisons" if len(judged) > 1 else "one comparison"
-    return f"{BEYOND_CHANCE} beyond chance (95 %, {number}): {'; '.join(told)}"
+    if level := listed("within chance"):
+        told.append(f"within chance: {level}")
+    return f"{BEYOND_CHANCE} beyond chance: {'; '.join(told)}"

@@ -32,6 +32,10 @@ def run(
         str | None, typer.Option(metavar="NAME", help="How to train, where there are several ways: authors, text.")
     ] = None,
     algorithms: Algorithms = None,
+    extras: Annotated[
+        bool,
+        typer.Option("--extras", help="Also rows with what an algorithm has beyond the others: momentum, a last step."),
+    ] = False,
     seeds: Seeds = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be given several times.")
@@ -84,7 +88,8 @@ def run(
     from dfca.experiment.load import load_experiment
 
     keep_freed_memory()
-    chosen = load_experiment(experiment, scale, set_ or (), parse_names(algorithms), parse_seeds(seeds), device, recipe)
+    names, numbers = parse_names(algorithms), parse_seeds(seeds)
+    chosen = load_experiment(experiment, scale, set_ or (), names, numbers, device, recipe, extras)
     use_threads(threads)  # after the experiment is checked: it loads torch
     if out is None:
         size = None if chosen.scale in ("desk", "default") else chosen.scale

@@ -84,12 +84,15 @@ def load_experiment(
     seeds: int | Sequence[int] | None = None,
     device: str | None = None,
     recipe: str | None = None,
+    extras: bool = False,
 ) -> Experiment:
     """Read a preset by its name or an experiment file by its path, and apply what the command line changes.
 
     A file may hold tables `[scale.desk]`, `[scale.paper]`, ...: the one asked for (desk if none is) is laid over the
     rest. It may also hold ways to train, `[recipe.NAME]`, which are laid over it before the scale: the one asked for,
     else the one that the scale names (`recipe = "NAME"`), else the first. "text" is the file without any of them.
+    `extras = [...]` are more rows of the same form as `algorithms`, each with what its algorithm has beyond the others
+    (momentum, a last step): they run where `extras` asks for them, or `algorithms` names them.
     `overrides` are "key=value" with dotted keys and TOML values, and come last but for the named arguments; with a
     sweep they change its base, and `grid.KEY=[...]` its grid.
 
@@ -104,9 +107,9 @@ def load_experiment(
     changes = _changes(values, overrides)
     for override in overrides:
         values = merge(values, _parse_override(override))
-    values = unfold(values)  # so that what the command line chooses among is known by its labels
-    if algorithms is not None and isinstance(values.get("algorithm", {}), dict):
-        algorithms = rejoin(algorithms, values.get("algorithm", {}))
+    values = _choose_rows(values, algorithms, extras)
+    if algorithms is not None:
+        algorithms = values["algorithms"]
     named = {"algorithms": algorithms, "seeds": seeds, "device": device}
     given = {k: v if isinstance(v, int | str) else list(v) for k, v in named.items() if v is not None}
     sweep, values = split_sweep(values | given)
@@ -228,6 +231,25 @@ def _choose_scale(values: dict[str, Any], scale: str | None) -> tuple[str, dict[
             raise ConfigError(f'this experiment has no scales, got --scale "{scale}"; leave --scale out')
         raise unknown("scale", scale, scales)
     return scale, merge(values, scales[scale])
+
+
+def _choose_rows(values: dict[str, Any], names: Sequence[str] | None, extras: bool) -> dict[str, Any]:
+    """Unfold the rows of a file and its extras, and choose among them.
+
+    Options of all rows stay, so that trials are the same whichever rows run.
+    """
+    more, listed = values.pop("extras", []), values.get("algorithms")
+    if not isinstance(more, list):
+        raise ConfigError(f"extras must be a list like algorithms, got {show(more)}")
+    if extras and not more:
+        raise ConfigError("this experiment has no extras, got --extras; leave it out")
+    if not isinstance(listed, list):
+        return unfold(values)
+    full = unfold({**values, "algorithms": [*listed, *more]})
+    if names is not None:
+        tables = full.get("algorithm", {})
+        return {**full, "algorithms": rejoin(names, tables) if isinstance(tables, dict) else list(names)}
+    return full if extras else {**full, "algorithms": full["algorithms"][: len(listed)]}
 
 
 def _parse_override(override: str) -> dict[str, Any]:

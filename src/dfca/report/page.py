@@ -190,13 +190,11 @@ def _costs(report: RunReport) -> Iterator[NamedFigure]:
         caption += f" None with a server: {', '.join(none)}." if none else ""
         figure = plots.draw_curves(apart, style, "disagreement (squared distance)", scale="log")
         yield NamedFigure("disagreement", caption, figure)
-    sent = {row.algorithm: value for row in report.rows if (value := row.megabytes_per_client) is not None}
-    if any(sent.values()):
-        texts = {name: megabytes(value) for name, value in sent.items()}
-        caption = "What a client sent in the whole run; the mean over clients and seeds."
-        if any(trial.server_bytes_sent for trial in run.trials):
-            caption += " What a server sends back is not counted."
-        yield NamedFigure("sent", caption, plots.draw_bars(sent, style, "MB sent per client", texts))
+    traffic = {row.algorithm: value for row in report.rows if (value := row.megabytes_per_client) is not None}
+    if any(traffic.values()):
+        texts = {name: megabytes(value) for name, value in traffic.items()}
+        caption = "What a client sent and received in the whole run; the mean over clients and seeds."
+        yield NamedFigure("traffic", caption, plots.draw_bars(traffic, style, "MB per client", texts))
 
 
 # --- a sweep by rounds

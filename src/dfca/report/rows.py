@@ -15,13 +15,13 @@ from statistics import fmean, stdev
 from typing import Literal, NamedTuple, Self
 
 from dfca.algorithms import ALGORITHMS, about, base_of
-from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare
+from dfca.base.paired import FIRST_CHOICE, Compared, Scores, choose_reference, compare, family_of, pairs_with
 from dfca.report.paper.published import Published, published
 from dfca.report.wording import DASH, span
 from dfca.runs.store.metric import ACCURACY, ShownMetric
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import PointRow, TrialRow
-from dfca.sim.metrics_table import JsonObject, PointValues
+from dfca.sim.metrics_table import JsonObject, PointValues, traffic_bytes
 
 ALL_FOUND = 0.999  # a cluster accuracy from which on every client is in the right cluster
 DIVERGED_SHARE = 0.1  # of the clients, from which on a run has diverged
@@ -87,7 +87,7 @@ class AlgorithmRow:
     k: str  # that the clients found
     k_right: str
     seconds: float | None
-    megabytes_per_client: float | None
+    megabytes_per_client: float | None  # sent and received
     start_megabytes_per_client: float | None
     published: Published | None = None
     best: tuple[Measure, ...] = ()  # in which no other algorithm that talks to neighbours is better
@@ -129,8 +129,8 @@ class AlgorithmRow:
     def stored(self) -> JsonObject:
         """Return the row for files, of plain values; the score has the name of the metric.
 
-        paired_difference is to `reference`, over paired_seeds seeds, with half of its 95 % interval, its p-value before
-        correction, and the verdict after it.
+        paired_difference is to `reference`, over paired_seeds seeds, with half of its interval (adjusted for all
+        comparisons of the table), its own p-value, and the verdict by the interval.
         """
         key = self.metric.key
         means = {
@@ -251,8 +251,8 @@ def _row(algorithm: str, trials: Sequence[TrialRow], point: PointRow, theirs: Pu
     right = sum(models_of(trial) == trial.clusters for trial in counted)
     momenta = {trial.momentum for trial in counted}
 
-    def megabytes(sent: Iterable[float | None]) -> float | None:
-        mean = MeanStd.of(sent).mean
+    def megabytes(bytes_: Iterable[float | None]) -> float | None:
+        mean = MeanStd.of(bytes_).mean
         return mean / point.clients / 1e6 if mean is not None and point.clients else None
 
     return AlgorithmRow(
@@ -281,7 +281,7 @@ def _row(algorithm: str, trials: Sequence[TrialRow], point: PointRow, theirs: Pu
         k=span(guesses) if guesses else DASH,
         k_right=f"{right} of {len(guesses)}" if guesses and scored else DASH,
         seconds=MeanStd.of(trial.seconds for trial in counted).mean,
-        megabytes_per_client=megabytes(trial.bytes_sent for trial in counted),
+        megabytes_per_client=megabytes(map(traffic_bytes, counted)),
         start_megabytes_per_client=megabytes(trial.start_bytes for trial in counted),
         published=theirs,
     )
@@ -306,12 +306,15 @@ def _with_best(rows: Sequence[AlgorithmRow]) -> list[AlgorithmRow]:
 
 
 def _compared(rows: Sequence[AlgorithmRow]) -> list[AlgorithmRow]:
-    """Compare each row with the reference at its point; one reference for all points."""
-    reference, made = _reference_of(rows), []
-    for group in by_point(rows):
-        scores = {row.algorithm: row.scores for row in group if row.scores}
-        known = reference is not None and reference in scores
-        verdicts = compare(scores, reference or "", group[0].metric.higher_is_better) if known else {}
+    """Compare each row with the reference at its point; one reference, and one family of intervals, for all points."""
+    reference, groups, made = _reference_of(rows), by_point(rows), []
+    all_scores = [{row.algorithm: row.scores for row in group if row.scores} for group in groups]
+    known = [reference is not None and reference in scores for scores in all_scores]
+    name = reference or ""
+    pairs = [pairs_with(scores, name) for scores, there in zip(all_scores, known, strict=True) if there]
+    family = family_of(differences for group in pairs for differences in group.values())
+    for group, scores, there in zip(groups, all_scores, known, strict=True):
+        verdicts = compare(scores, name, group[0].metric.higher_is_better, family) if there else {}
         made += [replace(row, reference=reference, compared=verdicts.get(row.algorithm)) for row in group]
     return made
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dfca.algorithms import base_of
-from dfca.base.paired import BEYOND_CHANCE, Scores, Verdict, explanation, pair_up, paired, quoted, verdict_line
+from dfca.base.paired import BEYOND_CHANCE, Verdict, explanation, quoted, verdict_line
 from dfca.report.rows import AlgorithmRow, by_point
 from dfca.report.wording import DASH
 
@@ -18,7 +17,7 @@ def difference_title(rows: Sequence[AlgorithmRow]) -> str:
     compared = [row.compared for row in rows if row.compared is not None]
     if not compared:
         return ""
-    spread = any(result.difference.half is not None for result in compared)
+    spread = any(result.difference.p is not None for result in compared)
     return f"minus {rows[0].reference}" + ("\n± 95 %" if spread else "")
 
 
@@ -32,13 +31,13 @@ def write_difference(row: AlgorithmRow) -> str:
 
 
 def statistics_notes(rows: Sequence[AlgorithmRow]) -> list[str]:
-    """Say how differences are to be read, what is beyond chance, who diverged, and what momentum and clustering do."""
+    """Say how differences are to be read, what is beyond chance, who diverged, and who had momentum."""
     if not rows:
         return []
     metric = rows[0].metric
     compared = [row.compared for row in rows if row.compared is not None]
     lines = explanation(rows[0].reference or "", compared, metric.name, metric.higher_is_better)
-    return [line for line in (*lines, verdicts(rows), _divergence(rows), *_controls(rows)) if line]
+    return [line for line in (*lines, verdicts(rows), _divergence(rows), _momentum(rows)) if line]
 
 
 def verdicts(rows: Sequence[AlgorithmRow]) -> str | None:
@@ -63,8 +62,8 @@ def verdicts(rows: Sequence[AlgorithmRow]) -> str | None:
         ]
         if counts:
             told.append(f"{verdict} than {reference}: {', '.join(counts)}")
-    told.append("all else is not told apart" if told else f"nothing is told apart from {reference}")
-    return f"{BEYOND_CHANCE} beyond chance (95 %, Holm over the comparisons of a point): {'; '.join(told)}"
+    told.append("all else is within chance" if told else "nothing")
+    return f"{BEYOND_CHANCE} beyond chance: {'; '.join(told)}"
 
 
 def _divergence(rows: Sequence[AlgorithmRow]) -> str | None:
@@ -87,59 +86,11 @@ def _divergence(rows: Sequence[AlgorithmRow]) -> str | None:
     )
 
 
-def _controls(rows: Sequence[AlgorithmRow]) -> list[str]:
-    """Say who trained with momentum and took a personal last step, and what each of these and clustering did alone.
-
-    momentum alone: between two rows of one algorithm that differ in nothing else that is known; the last step alone:
-    before and after it; clustering alone: between the reference and those that have one model, and the same of both.
-    """
+def _momentum(rows: Sequence[AlgorithmRow]) -> str | None:
+    """Say who trained with momentum, where rows differ in it."""
     known = {row.algorithm: row.momentum for row in rows if row.momentum is not None}
     if len(known) < len({row.algorithm for row in rows}):
-        return []  # older runs do not say
+        return None  # older runs do not say
     values = sorted(set(known.values()), reverse=True)
     groups = [f"{value:g} {', '.join(quoted(name) for name in known if known[name] == value)}" for value in values]
-    lines = [f"momentum in training: {'; '.join(groups)}"] if len(values) > 1 else []
-    if len(by_point(rows)) > 1:
-        return lines
-    reference = rows[0].reference
-    last_steps = [_alone(row.algorithm, row, row.scores, row.scores_before_personal) for row in rows]
-    parts = {
-        "momentum alone": [_between(one, other) for one in rows for other in rows if _differ_in_momentum(one, other)],
-        "the personal last step alone": last_steps,
-        "clustering alone": [
-            _between(one, other) for one in rows for other in rows if _differ_in_clusters(one, other, reference)
-        ],
-    }
-    told = {what: [text for text in texts if text] for what, texts in parts.items()}
-    return [*lines, *(f"{what}: {'; '.join(texts)}" for what, texts in told.items() if texts)]
-
-
-def _differ_in_momentum(one: AlgorithmRow, other: AlgorithmRow) -> bool:
-    twins = base_of(one.algorithm) == base_of(other.algorithm) and _is_personal(one) == _is_personal(other)
-    alright = not one.diverged_runs and not other.diverged_runs
-    return twins and alright and (one.momentum or 0.0) > (other.momentum or 0.0)
-
-
-def _differ_in_clusters(one: AlgorithmRow, other: AlgorithmRow, reference: str | None) -> bool:
-    alike = one.momentum == other.momentum and _is_personal(one) == _is_personal(other)
-    gossips = other.kind.models == "one" and other.via == "neighbours"
-    clustered = one.algorithm == reference and one.kind.models != "one"
-    return alike and clustered and gossips and not one.diverged_runs and not other.diverged_runs
-
-
-def _is_personal(row: AlgorithmRow) -> bool:
-    return bool(row.scores_before_personal)
-
-
-def _between(one: AlgorithmRow, other: AlgorithmRow) -> str:
-    names = f"{quoted(one.algorithm)} minus {quoted(other.algorithm)}"
-    return _alone(names, one, one.scores, other.scores)
-
-
-def _alone(what: str, row: AlgorithmRow, scores: Scores, others: Scores) -> str:
-    """Write a difference paired by seed, with a name; an empty text where there are no pairs."""
-    pairs = pair_up(scores, others)
-    if not pairs:
-        return ""
-    difference = paired(pairs)
-    return f"{what} {row.metric.signed(difference.mean, difference.half, row.score.mean)}"
+    return f"momentum in training: {'; '.join(groups)}" if len(values) > 1 else None

@@ -96,6 +96,12 @@ class EvaluationRow(StoredRow):
         )
 
     @property
+    def traffic(self) -> float | None:
+        """Bytes that clients have sent and received so far, the mean over clients."""
+        total = traffic_bytes(self)
+        return None if total is None or not self.assignments else total / len(self.assignments)
+
+    @property
     def scores(self) -> list[float]:
         """The score of each client, (N,); empty where it is not known."""
         return self.get(f"{self.metric}_by_client") or []
@@ -104,6 +110,21 @@ class EvaluationRow(StoredRow):
     def plain_scores(self) -> list[float]:
         """The score of each client without a personal last step, (N,); empty where it is not known."""
         return self.get(f"{self.metric}_before_personal_by_client") or self.scores
+
+
+def traffic_bytes(row: Mapping[str, Any]) -> float | None:
+    """Return what all clients sent and received, of a line of metrics or the row of a trial.
+
+    Clients receive what the server sent; without a server, what one client sends another receives.
+
+    >>> traffic_bytes({"bytes_sent": 10, "server_bytes_sent": 40}), traffic_bytes({"bytes_sent": 10})
+    (50.0, 20.0)
+    """
+    sent = row.get("bytes_sent")
+    if sent is None:
+        return None
+    received = row.get("bytes_received")
+    return float(sent) + float((row.get("server_bytes_sent") or sent) if received is None else received)
 
 
 class Metrics(list[EvaluationRow]):

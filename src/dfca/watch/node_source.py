@@ -134,6 +134,8 @@ class NodeSource:
                 "away": sum(not node["running"] for node in nodes),
                 "away_clients": [i for i, node in enumerate(nodes) if not node["running"]],
                 "bytes_sent": sum(node["bytes_out"] for node in nodes),
+                "bytes_received": sum(node["bytes_in"] for node in nodes),
+                "measured_clients": len(nodes),
                 "staleness": sum(ages) / len(ages) if ages else None,
             }
         )

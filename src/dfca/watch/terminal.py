@@ -58,10 +58,10 @@ def _trials(page: dict[str, Any]) -> Table:
     timed = any(trial["timed"] for trial in trials)
     table = Table(box=None, header_style="dim")
     for name in (*(["point"] if labels else []), "algorithm", "seed", "state", "seconds" if timed else "round",
-                 metric.title, "true cluster %", "clusters", "sent MB", "staleness", "away"):  # fmt: skip
+                 metric.title, "true cluster %", "clusters", "MB per client", "staleness", "away"):  # fmt: skip
         table.add_column(name, justify="left" if name in ("point", "algorithm", "state") else "right")
     for trial in shown:
-        sent = _last(trial, "bytes_sent")
+        traffic = _last(trial, "traffic")
         used = _last(trial, "live_clusters")
         cells = [
             *([labels.get(trial["digest"], "")] if labels else []),
@@ -69,7 +69,7 @@ def _trials(page: dict[str, Any]) -> Table:
             f"{trial['x'][-1]:g}" if trial["x"] else DASH,
             *(metric.write(_last(trial, "score")), _share(_last(trial, "cluster_accuracy"))),
             DASH if used is None else f"{used:g} of {trial['models']}",
-            DASH if sent is None else megabytes(sent / 1e6),
+            DASH if traffic is None else megabytes(traffic / 1e6),
             _amount(_last(trial, "staleness")),
             _amount(_last(trial, "away")),
         ]

@@ -16,7 +16,7 @@ NAMED = 6  # clients named in a sentence, at most
 LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """A client's cluster is one letter: (N,) is a text of N letters, "." for none, "~" beyond the last letter."""
 MOST_CLUSTERS = len(LETTERS)
-MEASURES = ("score", "cluster_accuracy", "live_clusters", "bytes_sent", "switches", "away", "staleness")
+MEASURES = ("score", "cluster_accuracy", "live_clusters", "traffic", "switches", "away", "staleness")
 
 
 @dataclass
@@ -89,13 +89,13 @@ class TrialView:
             return
         clusters = encode(line.get("assignments"), whole_numbers(line.get("without_models")) or [])
         away = sorted(set(whole_numbers(line.get("away_clients")) or []))
-        sent = finite(line.get("bytes_sent"))
+        traffic, clients = _traffic(line), finite(line.get("measured_clients")) or len(clusters)
         self.metric = key_of(line)
         values = {
             "score": finite(line.get(self.metric)),
             "cluster_accuracy": finite(line.get("cluster_accuracy")),
             "live_clusters": finite(line.get("live_clusters")),
-            "bytes_sent": None if sent is None else sent + (finite(line.get("server_bytes_sent")) or 0.0),
+            "traffic": None if traffic is None or not clients else traffic / clients,
             "switches": None,
             "away": finite(line.get("away")) if line.get("away") is not None else None,
             "staleness": self._staleness(line),
@@ -292,3 +292,11 @@ def short(value: float | None) -> float | int | None:
 def label(value: Any) -> str:
     """Return the name of an algorithm or a point as one short line."""
     return text(value, 80)
+
+
+def _traffic(line: Mapping[str, Any]) -> float | None:
+    """Add up what all clients sent and received, as `traffic_bytes` does, of a line that may be malformed."""
+    sent, received = finite(line.get("bytes_sent")), finite(line.get("bytes_received"))
+    if sent is None:
+        return None
+    return sent + ((finite(line.get("server_bytes_sent")) or sent) if received is None else received)

@@ -16,7 +16,7 @@ from dfca.report.drawing.palette import CLUSTERS, GREY
 from dfca.report.drawing.plots import NamedFigure
 from dfca.report.rows import MeanStd, kind_of
 from dfca.report.virtual.plots import Mark, draw_against, draw_ages, draw_courses, draw_lanes, styles_of
-from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of, variants
+from dfca.report.virtual.summary import Axis, VirtualResults, finished, rows_of, traffic_to_target, variants
 from dfca.runs.store.metric import ShownMetric
 from dfca.runs.store.rows import PointRow, TrialRow
 
@@ -69,11 +69,11 @@ MEASURES = (
         "The part of a client's time in which it did not train, the mean over clients.",
     ),
     VirtualMeasure(
-        lambda row: None if row.bytes_to_target is None else row.bytes_to_target / 1e6,
+        lambda row: None if (traffic := traffic_to_target(row)) is None else traffic / 1e6,
         "MB to the target",
         "amount",
         "megabytes",
-        "What all clients, and the server, had sent when the target was first seen.",
+        "What all clients had sent and received when the target was first seen.",
     ),
 )
 
@@ -99,7 +99,7 @@ def _over_time(results: VirtualResults, style: Mapping[str, Style]) -> Iterator[
         marks = _marks(results.head(value), metric)
         for x, label, stem, what in (
             ("time_s", "virtual time (s)", "time", "virtual time"),
-            ("megabytes", "MB sent per client", "traffic", "what a client has sent"),
+            ("megabytes", "MB per client", "traffic", "what a client has sent and received"),
         ):
             courses = {name: rows_of(results.courses, axis, value, name) for name in results.variants}
             curves = {

@@ -19,7 +19,7 @@ from dfca.report.rows import kind_of
 from dfca.runs.store.folder import read_json
 from dfca.runs.store.reading import Run
 from dfca.runs.store.rows import PointRow, TrialRow
-from dfca.sim.metrics_table import EvaluationRow, JsonObject, PointValues
+from dfca.sim.metrics_table import EvaluationRow, JsonObject, PointValues, traffic_bytes
 
 IGNORED_BY_SERVERS = ("mixing.aggregation", "mixing.share", "clock.staleness.kind", "topology.p", "topology.name")
 
@@ -233,7 +233,7 @@ def courses(run: Run, metrics: Sequence[EvaluationRow]) -> list[Course]:
                 point.at,
                 time_s=[round(row.time_s or 0.0, 6) for row in rows],
                 score=[None if row.score is None else _short(row.score) for row in rows],
-                megabytes=[_short((row.bytes_sent or 0.0) / (point.clients or 1) / 1e6) for row in rows],
+                megabytes=[_short((traffic_bytes(row) or 0.0) / (point.clients or 1) / 1e6) for row in rows],
                 joiners=late,
                 others=others,
             )
@@ -257,3 +257,13 @@ def _joiners(
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+def traffic_to_target(row: TrialRow) -> float | None:
+    """Return what all clients had sent and received when the target was first seen.
+
+    A row holds what clients and the server had sent; without a server, what one client sends another receives.
+    """
+    if row.bytes_to_target is None:
+        return None
+    return row.bytes_to_target * (1 if kind_of(row.algorithm).via == "server" else 2)

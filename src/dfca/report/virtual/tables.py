@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dfca.report.rows import kind_of
 from dfca.report.tables import TableCell, TextTable
-from dfca.report.virtual.summary import axis_of, finished, rows_of, variants
+from dfca.report.virtual.summary import axis_of, finished, rows_of, traffic_to_target, variants
 from dfca.report.wording import DASH, amount, folded, percent, span
 from dfca.runs.store.reading import Run, metric_of_trials
 from dfca.runs.store.rows import TrialRow
@@ -56,7 +56,7 @@ def _columns(rows: Sequence[TrialRow], clients: int) -> list[VirtualColumn]:
         VirtualColumn("times sooner\nthan batch", lambda group: _against_batch(rows, group)),
         VirtualColumn(
             f"MB per client\nto {target}",
-            lambda group: _reached(group, [row.bytes_to_target for row in group], 1e-6 / clients),
+            lambda group: _reached(group, list(map(traffic_to_target, group)), 1e-6 / clients),
         ),
     ]
     of_rounds = [VirtualColumn("rounds of\na client", _rounds)]

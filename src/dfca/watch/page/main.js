@@ -8,7 +8,7 @@ const MEASURES = [
   ["cluster_accuracy", "Clients in their true cluster", { share: true, format: percent }],
   ["live_clusters", "Clusters in use", { whole: true }],
   ["switches", "Clients that switched", { whole: true }],
-  ["bytes_sent", "Bytes sent so far, all clients", { format: bytes }],
+  ["traffic", "Sent and received so far, per client", { format: bytes }],
   ["staleness", "Mean age of folded models (staleness)", {}],
   ["away", "Clients away", { whole: true }],
 ];
@@ -360,7 +360,7 @@ function showTrials() {
   const has = measure => ours.some(trial => trial[measure]);
   const heads = [["algorithm"], ["seed"], ["state", "words"], [along() === "s" ? "seconds" : "round"], [page.run.metric.name]];
   if (has("cluster_accuracy")) heads.push(["in true cluster"]);
-  heads.push(["clusters in use"], ["sent"]);
+  heads.push(["clusters in use"], ["traffic per client"]);
   if (has("staleness")) heads.push(["staleness"]);
   if (has("away")) heads.push(["away"]);
   const begun = ours.filter(trial => trial.state !== "waiting");
@@ -372,7 +372,7 @@ function showTrials() {
       html("td", {}, trial.x.length ? amount(last(trial.x)) : "–"), html("td", {}, written(end("score")))];
     if (has("cluster_accuracy")) cells.push(html("td", {}, percent(end("cluster_accuracy"))));
     const live = end("live_clusters");
-    cells.push(html("td", {}, live === null ? "–" : `${live} of ${trial.models}`), html("td", {}, bytes(end("bytes_sent"))));
+    cells.push(html("td", {}, live === null ? "–" : `${live} of ${trial.models}`), html("td", {}, bytes(end("traffic"))));
     if (has("staleness")) cells.push(html("td", {}, amount(end("staleness"))));
     if (has("away")) cells.push(html("td", {}, amount(end("away"))));
     return html("tr", { class: trial === selected ? "selected" : null }, ...cells);
