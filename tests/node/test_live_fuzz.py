@@ -25,13 +25,14 @@ from typing import Any
 import mutations as fuzz
 import pytest
 import torch
-from attack_world import EOF, READS_FILE, Attack, Line, Target, Villain, attack, count_reads, take_limits_away
+from attack_world import READS_FILE, Attack, Line, Target, Villain, attack, count_reads, take_limits_away
 from node_processes import wait_for_round
 from node_swarm import make_swarm, until
 from toy import free_port
 
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.net.links.link import NetLink
+from dfca.node.net.links.wire import StreamEnded
 from dfca.node.operate.control import call
 from dfca.peer.records.lineage import Entry
 
@@ -89,7 +90,7 @@ class Script:
         data = next(self._frames, None)
         if data is None:
             self.ended = True
-            return EOF
+            raise StreamEnded
         self.read_frames += 1
         return data
 

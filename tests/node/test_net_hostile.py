@@ -204,7 +204,7 @@ def test_strangers_and_strange_certificates_do_not_get_in_and_are_counted(tmp_pa
             await until(found.connected)
             victim = found.devices[0]
             certificate, target = victim.identity.certificate, victim.identity.id
-            victim.transport._service.handshakes._patience_s = 0.3
+            victim.transport._wire._handshakes._patience_s = 0.3
             stranger = Identity.create(tmp_path / "stranger")
             options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", target)]
             channels = [

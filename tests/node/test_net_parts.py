@@ -198,13 +198,25 @@ def test_a_partial_goes_on_where_it_ended_also_in_another_process(tmp_path: Path
     assert second is not None
     assert (second.offset, second.resumed) == (400, True)
     second.write(data[400:])
-    digest, path = second.finish()
-    assert digest == name
-    assert isinstance(path, Path)
-    assert path.read_bytes() == data
+    assert second.digest() == name
+    assert bytes(second.content()) == data
+    assert folder.path(name, ONE).read_bytes() == data
     folder.close(name, ONE, second, done=True)
     assert list((tmp_path / "partial").iterdir()) == []
     first.close()
+
+
+def test_a_partial_payload_is_never_read_through_a_link(tmp_path: Path) -> None:
+    folder = partials(tmp_path)
+    part = folder.open(NAME, ONE, 20)
+    assert part is not None
+    part.write(b"x" * 20)
+    path = folder.path(NAME, ONE)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        part.content()
+    part.close()
 
 
 def test_a_payload_that_comes_fast_never_touches_the_disk(tmp_path: Path) -> None:
@@ -216,12 +228,12 @@ def test_a_payload_that_comes_fast_never_touches_the_disk(tmp_path: Path) -> Non
     assert found is not None
     for begin in range(0, 1000, 300):
         found.write(memoryview(data)[begin : begin + 300])
-    digest, whole = found.finish()
-    assert digest == hashlib.sha256(data).digest()
-    assert bytes(whole) == data  # type: ignore[arg-type]
+    whole = found.content()
+    assert found.digest() == hashlib.sha256(data).digest()
+    assert bytes(whole) == data
     assert list((tmp_path / "partial").iterdir()) == []
     folder.close(NAME, ONE, found, done=True)
-    assert bytes(whole) == data  # type: ignore[arg-type]
+    assert bytes(whole) == data
     assert list((tmp_path / "partial").iterdir()) == []
 
 
@@ -248,7 +260,7 @@ def test_a_payload_in_memory_goes_to_the_disk_when_its_read_ends_early_or_takes_
     slow.write(data[300:700])
     assert folder.path(NAME, TWO).read_bytes() == data[:700]
     slow.write(data[700:])
-    assert bytes(slow.finish()[1]) == data  # type: ignore[arg-type]
+    assert bytes(slow.content()) == data
     folder.close(NAME, TWO, slow, done=True)
     assert list((tmp_path / "partial").iterdir()) == []
 
@@ -346,7 +358,7 @@ def test_small_payloads_never_touch_the_disk(tmp_path: Path) -> None:
     small = folder.open(NAME, ONE, 10)
     assert small is not None
     small.write(b"0123456789")
-    assert bytes(small.finish()[1]) == b"0123456789"  # type: ignore[arg-type]
+    assert bytes(small.content()) == b"0123456789"
     assert list((tmp_path / "partial").iterdir()) == []
 
 
@@ -402,8 +414,8 @@ def test_any_bytes_are_a_chunk_as_protobuf_reads_it_or_refused(data: bytes) -> N
 def test_bytes_of_links_and_members_that_are_gone_stay_in_the_sums() -> None:
     traffic = LinkTraffic()
     traffic.received["garage"] += 5  # of models; frames are counted by the link
-    traffic.end_link("garage", received=10, sent=20, silent_s=3.0)
-    traffic.end_link("garage", received=1, sent=2, silent_s=0.0)
+    traffic.end_link("garage", received=10, sent=20, heard=3.0)
+    traffic.end_link("garage", received=1, sent=2, heard=0.0)
     assert (traffic.received["garage"], traffic.sent["garage"]) == (16, 22)
     assert list(traffic.heard) == ["garage"]
     traffic.forget("garage")

@@ -32,7 +32,6 @@ from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 
 BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-EOF = grpc.aio.EOF
 READS_FILE = "reads.json"
 """Where `attack_child` writes what `count_reads` has counted."""
 HEARTBEAT = serialize(pb.Frame(heartbeat=pb.Heartbeat(number=1)))
@@ -124,8 +123,7 @@ class _CountedStream:
 
     async def read(self) -> Any:
         data = await self._stream.read()
-        if data is not grpc.aio.EOF:
-            self._note()
+        self._note()
         return data
 
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dfca.node.disk.saving import SaveThenSend, Store
+from dfca.node.surroundings import start_threads
 from dfca.node.transport import Transport
 from dfca.node.work.pace import Pace
-from dfca.node.work.threads import OneThread
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
 from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
@@ -59,7 +59,8 @@ class Node:
     """One participant that runs.
 
     duration: how long a long job takes in virtual time; work is then done inline when that time has passed. Without it,
-    work is done in a thread of the node's own. note: called with every note of the peer.
+    work is done in a thread of the node's own. note: called with every note of the peer. threads:
+    starts threads, by name and count.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class Node:
         duration: Callable[[Job], float] | None = None,
         note: Callable[[Note], None] = lambda note: None,
         pace: Pace | None = None,
+        threads: Callable[[str, int], Executor] = start_threads,
     ) -> None:
         self.machine, self._work, self._transport, self._store = machine, work, transport, store
         self._duration, self._note, self.pace = duration, note, pace or Pace()
-        self._executor: Executor | None = None if duration else OneThread("work")
-        self._disk: Executor | None = None if duration or store is None else OneThread("disk")
+        self._executor: Executor | None = None if duration else threads("work", 1)
+        self._disk: Executor | None = None if duration or store is None else threads("disk", 1)
         self.saving = SaveThenSend(store, transport.send, self._disk, self.pace.retry_s)
         self.record: InputRecorder | None = None
         self.linked: set[int] = set()  # the neighbours in reach, also while the peer has not begun

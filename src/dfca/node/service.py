@@ -87,6 +87,8 @@ class ServiceOptions:
     record: Path | None = None  # where the peer's inputs are recorded
     until_done: bool = False  # end after the last round instead of serving neighbours
     version: str = ""  # of this program, for the status
+    log: Log | None = None  # instead of the terminal and node.log
+    has_control: bool = True  # whether commands of this machine's user are served
 
 
 class Service:
@@ -97,17 +99,20 @@ class Service:
         folder: NodeFolder,
         options: ServiceOptions,
         make_transport: Callable[[NodeFolder], ServiceTransport],
+        build_work: Callable[[NodeFolder], LocalWork] | None = None,
     ) -> None:
         self.folder, self.options, self._make_transport = folder, options, make_transport
-        config = folder.config
-        self.log: Log = open_log(
+        self._build_work = build_work or make_work
+        config, self._around = folder.config, folder.around
+        self._clock = self._around.clock
+        self.log: Log = options.log or open_log(
             folder.path, options.log_format or config.log.format, config.log.level, options.log_stream
         )
-        self.notes = NodeLog(self.log, self._name)
+        self.notes = NodeLog(self.log, self._name, now=self._clock.steady)
         self._stop: asyncio.Event | None = None
         self._pairing: Any = None
         self._joined: list[dict[str, str]] = []
-        self._began = time.time()
+        self._began = self._clock.wall()
         self._closers: list[Callable[[], Any]] = []
         self._problems: dict[str, str] = {}
         self._waits = ""
@@ -140,7 +145,7 @@ class Service:
     async def _open(self) -> None:
         folder, config = self.folder, self.folder.config
         torch.set_num_threads(config.training.threads)
-        self.work = make_work(folder)
+        self.work = self._build_work(folder)
         store = self.store = folder.store()
         store.clean()
         saved = store.load()
@@ -159,7 +164,9 @@ class Service:
         limit = config.limits.write_bytes_per_day
         budget = WriteBudget(limit, lambda: (store.written_bytes, store.saves), fresh=saved is None)
         pace = Pace(config.training.pause_s, LEAST_ROUND_S, RETRY_S, budget)
-        self.node = Node(peer, self.work, self.transport, store, note=self.notes.note, pace=pace)
+        self.node = Node(
+            peer, self.work, self.transport, store, note=self.notes.note, pace=pace, threads=self._around.threads
+        )
         if self.options.record is not None:
             recorder = Recorder(self.options.record, peer, saved)
             self.node.record = recorder
@@ -168,9 +175,10 @@ class Service:
         self.transport.on_devices = self.node.limit_peers
         self.transport.reference_norm = self._norm
         self._announce()
-        control = ControlServer(folder.path, {name: getattr(self, f"_on_{name}") for name in COMMANDS})
-        await control.open()
-        self._closers.append(control.close)
+        if self.options.has_control:
+            control = ControlServer(folder.path, {name: getattr(self, f"_on_{name}") for name in COMMANDS})
+            await control.open()
+            self._closers.append(control.close)
         if config.log.metrics_port is not None:
             from dfca.node.operate.metrics import serve_metrics
 
@@ -182,7 +190,6 @@ class Service:
             id=folder.identity.id,
             incarnation=life,
         )
-        give_back_memory()
 
     async def _serve(self) -> None:
         assert self._stop is not None
@@ -232,7 +239,7 @@ class Service:
         """Close everything in reverse order, each within a time limit; save the state before the links go down."""
         if hasattr(self, "node"):
             with suppress(Exception):
-                save_status(self.folder.path, {**self.status(), "running": False})
+                self._save_status(running=False)
             if not await self.node.finish(END_S):
                 self.log.error(
                     f"the last state could not be saved: {self.node.saving.problem or 'the disk is too slow'}"
@@ -253,7 +260,7 @@ class Service:
 
     async def _tick(self) -> None:
         """Look after what changes slowly: roster, addresses, problems. Raises if the node cannot continue."""
-        status_at, addresses_at = -math.inf, time.monotonic()
+        status_at, addresses_at = -math.inf, self._clock.steady()
         while True:
             self._check_member()
             if self.node.failure is not None:
@@ -262,14 +269,17 @@ class Service:
             self._report("disk", self.node.saving.problem)
             self._report("data", self.work.problem)
             self._check_fit()
-            now = time.monotonic()
+            now = self._clock.steady()
             if now - addresses_at >= ADDRESSES_S:
                 addresses_at = now
                 self._watch("address", self._announce)
             if now - status_at >= STATUS_S:
                 status_at = now
-                self._watch("status", lambda: save_status(self.folder.path, self.status()))
+                self._watch("status", self._save_status)
             await asyncio.sleep(TICK_S)
+
+    def _save_status(self, running: bool = True) -> None:
+        save_status(self.folder.path, {**self.status(), "running": running}, self._around.disk)
 
     def _check_member(self) -> None:
         """End the node if its device was removed; its last status says so."""
@@ -319,7 +329,7 @@ class Service:
     def _announce(self) -> None:
         """Tell the members where this device is reached."""
         self.addresses = own_addresses(self.folder.config, self.port)
-        self.folder.roster.announce(self.folder.identity, self.addresses)
+        self.folder.roster.announce(self.folder.identity, self.addresses, self._clock.wall())
         self.folder.save_roster()
 
     def _name(self, number: int) -> str:
@@ -342,9 +352,9 @@ class Service:
         return {
             "running": True,
             "version": self.options.version,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="seconds"),
             "pid": os.getpid(),
-            "up_s": time.time() - self._began,
+            "up_s": self._clock.wall() - self._began,
             "name": folder.config.name,
             "id": folder.identity.id,
             "swarm": folder.facts.swarm_id,
@@ -452,7 +462,9 @@ def make_work(folder: NodeFolder) -> LocalWork:
             raise DataError(data.problem)
         return None
 
-    return LocalWork(samples(), refresh)
+    work = LocalWork(samples(), refresh)
+    give_back_memory()
+    return work
 
 
 def remove_member(folder: NodeFolder, name: str) -> str:

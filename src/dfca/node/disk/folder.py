@@ -13,13 +13,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from dfca.base.errors import ConfigError, DataError, RunError
-from dfca.base.files import atomic_write, read_small, remove_leftovers
+from dfca.base.files import atomic_write, read_small
+from dfca.node.disk.disk import HeldLock
 from dfca.node.disk.save_file import STATE
 from dfca.node.disk.store import DiskStore
 from dfca.node.operate.control import LOCK
+from dfca.node.surroundings import SYSTEM, Surroundings
 from dfca.node.task.config import FILE as CONFIG_FILE
 from dfca.node.task.config import NodeConfig
 from dfca.node.task.facts import LARGEST, Facts
@@ -39,6 +41,7 @@ class NodeFolder:
     identity: Identity
     facts: Facts
     roster: Roster
+    around: Surroundings = SYSTEM
 
     @classmethod
     def load(cls, path: Path) -> NodeFolder:
@@ -70,25 +73,24 @@ class NodeFolder:
 
     def store(self) -> DiskStore:
         """Open the store of its models."""
-        return DiskStore(self.path / STATE)
+        return DiskStore(self.path / STATE, disk=self.around.disk, now=self.around.clock.wall)
 
     def save_roster(self) -> None:
         """Write the roster if it has changed."""
         if self.roster.changed:
-            self.roster.save(self.path / ROSTER)
+            self.roster.save(self.path / ROSTER, self.around.disk)
 
-    def lock(self) -> FileLock:
+    def lock(self) -> HeldLock:
         """Take the folder for this process. Raises RunError if another one has it."""
-        lock = FileLock(self.path / LOCK)
         try:
-            lock.acquire(timeout=0)
+            lock = self.around.disk.lock(self.path / LOCK)
         except Timeout:
             raise InUse(
                 f"the node in {self.path} runs already; stop it first, or look at it with: dfca node status {self.path}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot write in {self.path}: {error.strerror}; make the folder writable") from error
-        remove_leftovers(self.path)
+        self.around.disk.remove_leftovers(self.path)
         return lock
 
 

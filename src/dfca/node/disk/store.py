@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -48,6 +48,7 @@ class DiskStore:
     seconds: float = 0.0  # spent on all saves since the start
     _serial: int = 0
     disk: Disk = SYSTEM_DISK
+    now: Callable[[], float] = lambda: time.time()  # seconds since 1970
 
     def load(self) -> Saved | None:
         """Return the newest valid save, or None. Raises RunError if the folder cannot be read."""
@@ -99,10 +100,10 @@ class DiskStore:
                 lives.append(int(json.loads(file.read(1024))["incarnation"]))
         except FileNotFoundError:
             if saved is None and self.warnings:
-                lives.append(int(time.time()))
+                lives.append(int(self.now()))
         except (OSError, ValueError, KeyError, TypeError):
             self.warnings.append(f"{path.name} is passed over: it is not readable")
-            lives.append(int(time.time()))
+            lives.append(int(self.now()))
         life = max(lives, default=-1) + 1
         try:
             self.disk.make_folder(self.folder)

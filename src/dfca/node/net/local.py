@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dfca.node.net.limits import Penalties, Refusals
 from dfca.node.net.links.link import Greeting
+from dfca.node.net.links.wire import Wire
 from dfca.node.net.options import NetOptions
+from dfca.node.surroundings import Surroundings
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import Roster
 
@@ -20,15 +21,17 @@ class LinkTraffic:
 
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    heard: dict[str, float] = field(default_factory=dict)  # last sign of life by `time.time`, for links that are down
+    heard: dict[str, float] = field(
+        default_factory=dict
+    )  # last sign of life of links that are down, seconds since 1970
     gone_received: int = 0
     gone_sent: int = 0
 
-    def end_link(self, member: str, received: int, sent: int, silent_s: float) -> None:
+    def end_link(self, member: str, received: int, sent: int, heard: float) -> None:
         """Take over the counts of a link that went down."""
         self.received[member] += received
         self.sent[member] += sent
-        self.heard[member] = time.time() - silent_s
+        self.heard[member] = heard
 
     def forget(self, member: str) -> None:
         """Drop the counts of a removed member; the sums stay."""
@@ -49,3 +52,5 @@ class Local:
     penalties: Penalties
     traffic: LinkTraffic
     now: Callable[[], float]
+    wire: Wire
+    around: Surroundings

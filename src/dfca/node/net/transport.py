@@ -12,9 +12,7 @@ encode and check models.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +25,19 @@ from dfca.node.net.claims import find_lie
 from dfca.node.net.gossip import Gossip, notice_frame
 from dfca.node.net.graph import wanted_links
 from dfca.node.net.limits import Penalties, Refusals
-from dfca.node.net.links.channels import handlers_of, make_server
 from dfca.node.net.links.detector import SteadyClock
 from dfca.node.net.links.dialer import Dialer
+from dfca.node.net.links.grpc_wire import GrpcWire
 from dfca.node.net.links.link import Greeting, LinkDown, NetLink
 from dfca.node.net.links.neighbours import Neighbours
+from dfca.node.net.links.wire import Wire
 from dfca.node.net.local import LinkTraffic, Local
 from dfca.node.net.options import NetOptions, Swarm
 from dfca.node.net.service import PeerService
 from dfca.node.net.transfer.partials import Partials
 from dfca.node.net.transfer.puller import Puller
 from dfca.node.net.transfer.sender import Sender
+from dfca.node.surroundings import SYSTEM, Surroundings
 from dfca.node.transport import TransportInputs
 from dfca.node.trust.identity import Identity
 from dfca.node.trust.roster import MOST_SHOWN, Roster
@@ -60,15 +60,25 @@ class GrpcTransport:
     reference_norm: returns the norm of a sound model or None; a received model with a far larger norm is refused.
     """
 
-    def __init__(self, identity: Identity, roster: Roster, swarm: Swarm, options: NetOptions, folder: Path) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        roster: Roster,
+        swarm: Swarm,
+        options: NetOptions,
+        folder: Path,
+        wire: Wire | None = None,
+        around: Surroundings = SYSTEM,
+    ) -> None:
         self.on_neighbours: Callable[[tuple[int, ...]], None] = lambda numbers: None
         self.on_devices: Callable[[int], None] = lambda count: None
         self.reference_norm: Callable[[], float | None] = lambda: None
         self.address = ""
         self._identity, self._roster, self._swarm, self._options = identity, roster, swarm, options
-        self._folder = folder
+        self._folder, self._around = folder, around
+        self._wire = wire if wire is not None else GrpcWire(identity, roster, options)
         self._node: TransportInputs | None = None
-        self._server: Any = None
+        self._running = False
         self._numbers: dict[int, NetLink] = {}
         self._reported: tuple[int, ...] | None = None
         self._devices = 0
@@ -95,22 +105,27 @@ class GrpcTransport:
             Penalties(options.penalty_s, options.most_penalty_s),
             LinkTraffic(),
             lambda: clock.read(loop.time()),
+            self._wire,
+            self._around,
         )
-        self._executor = ThreadPoolExecutor(2, "dfca-net")
+        self._executor = self._around.threads("dfca-net", 2)
         self._neighbours = Neighbours(self._up, self._down, self._frame)
         self._dialer = Dialer(self._local, self._neighbours)
         self._sender = Sender(self._local, self._swarm, self._neighbours.links, self._executor)
         partials = Partials(
-            self._folder / "partial", options.disk_bytes, options.least_chunk_bytes, options.buffer_bytes
+            self._folder / "partial",
+            options.disk_bytes,
+            options.least_chunk_bytes,
+            options.buffer_bytes,
+            self._around,
         )
         partials.prepare()
         self._puller = Puller(self._local, self._swarm, self._dialer, partials, self._executor, self._deliver)
         self._puller.reference_norm = lambda: self.reference_norm()
         self._gossip = Gossip(self._roster, lambda: self._neighbours.links.values(), self._local.now)
         self._service = PeerService(self._local, self._neighbours, self._dialer, self._sender.offers)
-        handlers = handlers_of(self._service.talk, self._service.read, self._service.probe)
-        self._server, port = make_server(self._identity, self._roster, options, self._service.handshakes, handlers)
-        await self._server.start()
+        port = await self._wire.serve(self._service.talk, self._service.read, self._service.probe)
+        self._running = True
         self.address = join_address(options.host, port)
         self._unsubscribe = self._roster.subscribe(self._roster_changed)
         self._ticker = asyncio.ensure_future(self._tick())
@@ -131,9 +146,9 @@ class GrpcTransport:
     async def stop(self) -> None:
         """Break all links and end everything; partial models stay on the disk."""
         self.close()
-        if self._server is None:
+        if not self._running:
             return
-        server, self._server = self._server, None
+        self._running = False
         self._unsubscribe()
         self._ticker.cancel()
         await asyncio.gather(self._ticker, return_exceptions=True)
@@ -141,7 +156,7 @@ class GrpcTransport:
             await self._discovery.stop()
         await self._dialer.close()
         await self._puller.close()
-        await server.stop(0.5)
+        await self._wire.stop()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # The contract of node/transport.py.
@@ -161,7 +176,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         self._node = None  # it is not called any more
-        if self._server is not None:
+        if self._running:
             self._service.is_open = False
             self._dialer.want(set())
             self._neighbours.end_all(LinkDown("closed"))
@@ -225,7 +240,7 @@ class GrpcTransport:
         link, heard = self._neighbours.links.get(member), self._local.traffic.heard.get(member)
         if link is not None:
             return round(self._local.now() - link.detector.heard, 3)
-        return None if heard is None else round(max(0.0, time.time() - heard), 3)
+        return None if heard is None else round(max(0.0, self._around.clock.wall() - heard), 3)
 
     # The graph.
 
@@ -292,7 +307,7 @@ class GrpcTransport:
             self._gossip.spread()
             for link in list(self._doubted):
                 self._judge(link, late=True)
-            for _ in range(self._service.handshakes.take_failed()):
+            for _ in range(self._wire.take_failed()):
                 self._local.refusals.add("handshake")
             if ticks % 4 == 0:
                 self._sender.prune()
@@ -312,8 +327,8 @@ class GrpcTransport:
         self._numbers.pop(link.number, None)
         self._doubted.pop(link, None)
         self._last[link.member] = str(why)
-        silent_s = self._local.now() - link.detector.heard
-        self._local.traffic.end_link(link.member, link.bytes_in, link.bytes_out, silent_s)
+        heard = self._around.clock.wall() - (self._local.now() - link.detector.heard)
+        self._local.traffic.end_link(link.member, link.bytes_in, link.bytes_out, heard)
         if why.guilty:
             self._local.refusals.add(why.reason, link.member)
             self._local.penalties.punish(link.member, self._local.now())

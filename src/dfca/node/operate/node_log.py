@@ -25,15 +25,16 @@ class NodeLog:
     finished_at: float | None = None
     round_s: float | None = None
     trained: int | None = None
+    now: Callable[[], float] = time.monotonic
     _began: float = 0.0
 
     def note(self, note: Note) -> None:
         """Count a note, and log it if it is of interest."""
         self.counts[note.kind] += 1
         if note.kind == "start":
-            self._began = time.monotonic()
+            self._began = self.now()
         elif note.kind == "finish":
-            self.finished_at = time.monotonic()
+            self.finished_at = self.now()
             self.round_s = self.finished_at - self._began
             self.trained = None if note.cluster < 0 else note.cluster
             self._log_round(note)

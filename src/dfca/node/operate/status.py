@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dfca.base.errors import RunError
-from dfca.base.files import read_small, replacing
+from dfca.base.files import read_small
+from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.node.disk.save_file import STATE, last_save
 from dfca.node.operate.control import NotRunning, call
 
@@ -59,7 +59,7 @@ def describe_work(node: Node, work: LocalWork, notes: NodeLog, names: Mapping[in
         "samples": {"train": len(work.samples.client.y), "held_out": work.samples.held_out, "rereads": work.rereads},
         "staleness": notes.staleness,
         "round_s": notes.round_s,
-        "since_round_s": None if notes.finished_at is None else time.monotonic() - notes.finished_at,
+        "since_round_s": None if notes.finished_at is None else notes.now() - notes.finished_at,
         "folds": notes.counts["fold"],
         "drops": notes.counts["drop"],
     }
@@ -127,10 +127,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def save_status(folder: Path, status: Mapping[str, Any]) -> None:
+def save_status(folder: Path, status: Mapping[str, Any], disk: Disk = SYSTEM_DISK) -> None:
     """Keep a status for when the node does not run. Raises RunError if it cannot be written."""
     try:
-        with replacing(folder / FILE) as file:
+        with disk.replacing(folder / FILE) as file:
             file.write(json.dumps(status).encode() + b"\n")
     except OSError as error:
         raise RunError(f"cannot write {FILE} in {folder}: {error.strerror}; free some space on the disk") from error

@@ -22,7 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from dfca.base.errors import ConfigError, DataError
-from dfca.base.files import atomic_write, read_small
+from dfca.base.files import explain_write_errors
+from dfca.node.disk.disk import SYSTEM_DISK, Disk
 from dfca.node.trust import records
 from dfca.node.trust.identity import Identity, check_certificate, is_device_id, peer_number, short, verify
 from dfca.node.trust.membership import Member, find_depths, find_members, find_notice
@@ -248,29 +249,32 @@ class Roster:
         kept = counting if keep is None else counting & set(keep)
         self._add_own(identity, Removal(id, identity.id, tuple(sorted(kept))))
 
-    def announce(self, identity: Identity, addresses: Iterable[str]) -> None:
-        """Publish where this device listens, if it changed. Raises ConfigError if an address is not HOST:PORT."""
+    def announce(self, identity: Identity, addresses: Iterable[str], now: float | None = None) -> None:
+        """Publish where this device listens, if it changed. Raises ConfigError if an address is not HOST:PORT.
+
+        now: seconds since 1970; None: by the clock of this machine.
+        """
         held = self._held.get(("contact", identity.id, identity.id))
         known = held if isinstance(held, Contact) else None
         if known is not None and known.addresses == tuple(addresses):
             return
         # Seconds, so that a device that lost its roster does not start below what others hold.
-        serial = max(int(time.time()), known.serial + 1 if known else 0)
+        serial = max(int(time.time() if now is None else now), known.serial + 1 if known else 0)
         self._add_own(identity, Contact(identity.id, tuple(addresses), serial))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, disk: Disk = SYSTEM_DISK) -> None:
         """Write the roster atomically."""
         listed = [records.to_json(record) for record in self.records()]
         values = {"version": VERSION, "swarm": self.swarm, "root": self.root, "records": listed}
-        atomic_write(Path(path), json.dumps(values, indent=1) + "\n")
+        with explain_write_errors(path), disk.replacing(path) as file:
+            file.write((json.dumps(values, indent=1) + "\n").encode())
         self.changed = False
 
     @classmethod
-    def load(cls, path: Path) -> Roster:
+    def load(cls, path: Path, disk: Disk = SYSTEM_DISK) -> Roster:
         """Read a roster and check every record again. Raises DataError if the file is missing or damaged."""
-        path = Path(path)
         try:
-            values = json.loads(read_small(path, MOST_FILE_BYTES))
+            values = json.loads(disk.read_small(path, MOST_FILE_BYTES))
             version, received = values["version"], values["records"]
             roster = cls(values["swarm"], values["root"])
             if not isinstance(roster.swarm, str) or not is_device_id(roster.root) or not isinstance(received, list):

@@ -16,9 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,11 +71,8 @@ class _Tensor(NamedTuple):
 # Sending.
 
 
-def name(data: _Buffer | Path | list[_Buffer]) -> str:
-    """Name a payload in memory, in a file or in pieces: SHA-256 in hex."""
-    if isinstance(data, Path):
-        with data.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+def name(data: _Buffer | list[_Buffer]) -> str:
+    """Name a payload, whole or in pieces: SHA-256 in hex."""
     digest = hashlib.sha256()
     for piece in data if isinstance(data, list) else [data]:
         digest.update(piece)
@@ -175,14 +170,14 @@ def _file(tensors: dict[str, tuple[str, tuple[int, ...], np.ndarray]], encoding:
 # Receiving.
 
 
-def unpack(data: _Buffer | np.ndarray | Path, expect: Expect) -> Tensor:
+def unpack(data: _Buffer | np.ndarray, expect: Expect) -> Tensor:
     """Read a received model (P,), or several (m, P); the result may share the memory of `data` if that is an array.
 
     Size, digest, type, shape, finiteness and norm are checked. Raises Refused, or OSError if a file cannot be read.
     """
     most = most_bytes(expect)
-    owned = isinstance(data, Path | np.ndarray)
-    buffer = _read(data, most) if isinstance(data, Path) else np.frombuffer(data, np.uint8)
+    owned = isinstance(data, np.ndarray)
+    buffer = np.frombuffer(data, np.uint8)
     if len(buffer) > most:
         raise Refused("too_large", f"a payload of {len(buffer)} bytes, at most {most}")
     if expect.digest is not None and name(buffer.data) != expect.digest:
@@ -202,18 +197,6 @@ def unpack(data: _Buffer | np.ndarray | Path, expect: Expect) -> Tensor:
     model = model.to(expect.dtype)
     _check_norms(model, expect.reference_norm)
     return model
-
-
-def _read(path: Path, most: int) -> np.ndarray:
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise Refused("too_large", f"a payload of {size} bytes, at most {most}")
-        buffer = np.empty(size, np.uint8)
-        at = 0
-        while at < size and (count := file.readinto(buffer.data[at:])):
-            at += count
-    return buffer[:at]
 
 
 def _decompressed(buffer: np.ndarray, most: int) -> np.ndarray:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 from contextlib import suppress
-from typing import Any
 
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Backoff
 from dfca.node.net.links.link import REMOVED, LinkDown, NetLink, read_frame, write_frame
 from dfca.node.net.links.neighbours import Neighbours
+from dfca.node.net.links.wire import Connection
 from dfca.node.net.local import Local
 from dfca.node.trust.identity import expired_on
-from dfca.node.wire.frames import TALK
 from dfca.node.wire.refused import Refused
 
 log = logging.getLogger(__name__)
@@ -85,7 +82,7 @@ class Dialer:
 
     async def _keep(self, member: str) -> None:
         """Keep the link with one member up."""
-        draw = random.Random(secrets.randbits(64))
+        draw = random.Random(self._local.around.random_bits(64))
         backoff = Backoff(0.25, self._options.most_backoff_s, draw)
         smaller = self._local.identity.id < member
         while True:
@@ -128,10 +125,10 @@ class Dialer:
             return
         attempt = self._attempts.get(member, 0)
         address = addresses[attempt % len(addresses)]
-        channel = None
+        connection = None
         try:
-            channel = make_channel(self._local.identity, member, known.certificate, address, self._options.insecure)
-            await self._talk(member, known.number, address, channel)
+            connection = self._local.wire.connect(member, known.certificate, address)
+            await self._talk(member, known.number, address, connection)
         except (LinkDown, ConfigError) as error:
             self.errors[member] = f"{address}: {error}"
             self._attempts[member] = attempt + 1
@@ -148,17 +145,17 @@ class Dialer:
             self._attempts[member] = attempt + 1
         finally:
             self._dialling.pop(member, None)
-            if channel is not None:
+            if connection is not None:
                 with suppress(Exception):
-                    await channel.close()
+                    await connection.close()
 
-    async def _talk(self, member: str, number: int, address: str, channel: Any) -> None:
+    async def _talk(self, member: str, number: int, address: str, connection: Connection) -> None:
         options = self._options
         span = min(options.most_dial_s, options.dial_s * (1 + self._attempts.get(member, 0) // 4))
         self._dialling[member] = self._local.now()
-        call = channel.stream_stream(TALK)(metadata=call_metadata(self._local.identity, options.insecure))
+        call = connection.talk()
         try:
-            epoch = secrets.randbits(63)
+            epoch = self._local.around.random_bits(63)
             async with asyncio.timeout(span):
                 await write_frame(call, self._local.greeting.hello(epoch))
                 frame = await read_frame(call)
@@ -174,7 +171,7 @@ class Dialer:
             self.reached[member] = address
             self._unreached.pop(member, None)
             self.errors.pop(member, None)
-            link = NetLink(member, number, call, options, self._local.now, dialled=True)
+            link = NetLink(member, number, call, options, self._local.now, True, self._local.around.clock.steady)
             await self._neighbours.run(link)
         finally:
             call.cancel()

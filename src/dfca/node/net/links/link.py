@@ -13,32 +13,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import grpc
-import grpc.aio
+from typing import Any
 
 from dfca.node.net.limits import Bucket
 from dfca.node.net.links.detector import Detector, Estimate
 from dfca.node.net.links.queue import FrameQueue, Overflow
+from dfca.node.net.links.wire import CallStream, StreamBroken, StreamEnded
 from dfca.node.net.options import NetOptions
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
 from dfca.node.wire.refused import REASONS, Refused
 
-_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # raised by a stream that has ended
 LEAST_READ_S = 0.05  # the least time that a neighbour gets to read a model
 REMOVED = "removed from the swarm"
-
-
-class FrameStream(Protocol):
-    """Either end of a Talk call: a client's call, or a server's context."""
-
-    async def read(self) -> Any:
-        """Return the next message, `grpc.aio.EOF` at the end."""
-
-    async def write(self, message: bytes) -> None:
-        """Write a message; waits while the other end does not read."""
 
 
 class LinkDown(Exception):
@@ -103,43 +90,38 @@ def check_open(frame: pb.Frame) -> None:
         raise LinkDown(frame.close.reason or "closed", frame.close.text)
 
 
-async def read_frame(stream: FrameStream) -> pb.Frame:
+async def read_frame(stream: CallStream) -> pb.Frame:
     """Read and parse a frame. Raises LinkDown at the end of the stream, Refused for anything else than a frame."""
     try:
-        data = await stream.read()
-    except _BROKEN as error:
-        raise LinkDown("broken", _details(error)) from error
-    if data is grpc.aio.EOF:
-        raise LinkDown("closed")
-    return frames.parse(data)
+        return frames.parse(await stream.read())
+    except StreamEnded as error:
+        raise LinkDown("closed") from error
+    except StreamBroken as error:
+        raise LinkDown("broken", str(error)) from error
 
 
-async def write_frame(stream: FrameStream, frame: bytes) -> None:
+async def write_frame(stream: CallStream, frame: bytes) -> None:
     """Write a frame. Raises LinkDown if the stream has ended."""
     try:
         await stream.write(frame)
-    except _BROKEN as error:
-        raise LinkDown("broken", _details(error)) from error
-
-
-def _details(error: BaseException) -> str:
-    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-    return (details or "")[:200]
+    except StreamBroken as error:
+        raise LinkDown("broken", str(error)) from error
 
 
 class NetLink:
-    """One epoch of the link with one member. now: the steady clock of the node."""
+    """One epoch of the link with one member. now: the steady clock of the node; spent: the machine's, for its share."""
 
     def __init__(
         self,
         member: str,
         number: int,
-        stream: FrameStream,
+        stream: CallStream,
         options: NetOptions,
         now: Callable[[], float],
         dialled: bool,
+        spent: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.member, self.number, self.dialled = member, number, dialled
+        self.member, self.number, self.dialled, self._spent = member, number, dialled, spent
         self.bytes_in = self.bytes_out = 0
         self.announced = 0
         self.down = False
@@ -269,9 +251,9 @@ class NetLink:
             check_open(frame)
             if kind == "hello":
                 raise Refused("unasked", "a second hello")
-            begin = time.perf_counter()
+            begin = self._spent()
             handle(frame)
-            spent = time.perf_counter() - begin
+            spent = self._spent() - begin
             if not self._time.take(self._now(), spent):
                 await asyncio.sleep(spent / self._options.share)  # slow the sender down
 

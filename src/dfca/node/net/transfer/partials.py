@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
-import stat
 import threading
-import time
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from dfca.base.errors import RunError
+from dfca.node.surroundings import SYSTEM, Surroundings
 
 PATTERN = re.compile(r"([0-9a-f]{64})-([a-z2-7]{16})\.part")
 KEEP_S = 86_400.0  # older partial payloads are deleted at the start
@@ -35,13 +33,14 @@ class Partial:
     The reader may be cancelled while a thread still writes: writes after `close` are dropped.
     """
 
-    def __init__(self, path: Path, size: int, in_memory: int, buffered: bool) -> None:
+    def __init__(self, path: Path, size: int, in_memory: int, buffered: bool, around: Surroundings = SYSTEM) -> None:
         self.size, self.offset = size, 0  # of the whole, and of what has come
         self._path, self._in_memory = path, in_memory
+        self._clock, self._disk = around.clock, around.disk
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
         self._lock, self._closed = threading.RLock(), False
-        self._since = time.monotonic()
+        self._since = self._clock.steady()
         self.resumed = self._resume()
         is_buffered = not self.resumed and (buffered or size <= in_memory)
         self._buffer = np.empty(size, np.uint8) if is_buffered else None
@@ -58,19 +57,29 @@ class Partial:
             if self._file is not None:
                 _write(self._file, data)
             elif self._buffer is None:
-                self._file = _open(self._path)
+                self._file = self._disk.append(self._path)
                 _write(self._file, data)
-            elif self.size > self._in_memory and time.monotonic() - self._since > SPILL_S:
+            elif self.size > self._in_memory and self._clock.steady() - self._since > SPILL_S:
                 self._spill()
 
-    def finish(self) -> tuple[bytes, np.ndarray | Path]:
-        """Return the digest of the payload, and its bytes or its file."""
-        return self._digest.digest(), self._path if self._buffer is None else self._buffer[: self.offset]
+    def digest(self) -> bytes:
+        """Return the digest of the bytes so far."""
+        return self._digest.digest()
+
+    def content(self) -> np.ndarray:
+        """Return the bytes so far."""
+        if self._buffer is not None:
+            return self._buffer[: self.offset]
+        buffer, at = np.empty(self.offset, np.uint8), 0
+        with self._disk.open(self._path) as file:
+            while at < self.offset and (count := file.readinto(buffer.data[at:])):  # type: ignore[attr-defined]
+                at += count
+        return buffer[:at]
 
     def _spill(self) -> None:
         """Write the buffer to the disk too."""
         assert self._buffer is not None
-        self._file = _open(self._path)
+        self._file = self._disk.append(self._path)
         _write(self._file, self._buffer[: self.offset].data)
 
     def close(self) -> None:
@@ -90,20 +99,20 @@ class Partial:
         with self._lock:
             self.offset = 0
             self.close()
-            self._path.unlink(missing_ok=True)
+            self._disk.remove(self._path)
             self.resumed, self._closed = False, False
             self._digest = hashlib.sha256()
 
     def _resume(self) -> bool:
         """Digest the file of an earlier attempt; delete one that cannot be a prefix."""
         try:
-            status = os.lstat(self._path)
+            status = self._disk.status(self._path)
         except OSError:
             return False
-        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= self.size:
-            self._path.unlink(missing_ok=True)
+        if status is None or not 0 < status.size <= self.size:
+            self._disk.remove(self._path)
             return False
-        self._file = _open(self._path)
+        self._file = self._disk.append(self._path)
         self._file.seek(0)
         while block := self._file.read(1 << 20):
             self._digest.update(block)
@@ -117,8 +126,11 @@ class Partials:
     Payloads of at most `in_memory` bytes never go to the disk. Larger ones share a buffer of `buffer_bytes`.
     """
 
-    def __init__(self, folder: Path, most_bytes: int, in_memory: int, buffer_bytes: int = 0) -> None:
+    def __init__(
+        self, folder: Path, most_bytes: int, in_memory: int, buffer_bytes: int = 0, around: Surroundings = SYSTEM
+    ) -> None:
         self.folder, self.most_bytes, self.in_memory, self.buffer_bytes = folder, most_bytes, in_memory, buffer_bytes
+        self._around, self._disk = around, around.disk
         self._buffered: dict[Path, int] = {}
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
@@ -126,15 +138,18 @@ class Partials:
     def prepare(self) -> None:
         """Make the folder, and delete old and foreign files."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._disk.make_folder(self.folder)
+            names = self._disk.names(self.folder)
         except OSError as error:
             raise RunError(
                 f"cannot make {self.folder}: {error.strerror or error}; make the node's folder writable"
             ) from error
-        for path in self.folder.iterdir():
+        for name in names:
+            path = self.folder / name
             with suppress(OSError):
-                if not PATTERN.fullmatch(path.name) or time.time() - path.lstat().st_mtime > KEEP_S:
-                    path.unlink()
+                status = self._disk.status(path) if PATTERN.fullmatch(name) else None
+                if status is None or self._around.clock.wall() - status.changed > KEEP_S:
+                    self._disk.remove(path)
 
     def open(self, name: bytes, member: str, size: int) -> Partial | None:
         """Open a payload where an earlier attempt ended; None if there is no room for it."""
@@ -147,7 +162,7 @@ class Partials:
             if buffered:
                 self._buffered[path] = size
         try:
-            return Partial(path, size, self.in_memory, buffered)
+            return Partial(path, size, self.in_memory, buffered, self._around)
         except OSError:
             with self._lock:
                 del self._open[path]
@@ -183,25 +198,20 @@ class Partials:
 
     def _make_room(self, size: int, path: Path) -> bool:
         kept = []
-        for other in self.folder.iterdir():
+        for name in self._disk.names(self.folder):
+            other = self.folder / name
             if other not in self._open and other != path:
                 with suppress(OSError):
-                    status = other.lstat()
-                    kept.append((status.st_mtime, status.st_size, other))
+                    status = self._disk.status(other)
+                    kept.append((status.changed, status.size, other) if status is not None else (0.0, 0, other))
         reserved = sum(bytes_ for bytes_ in self._open.values() if bytes_ > self.in_memory)
         over = reserved + size + sum(bytes_ for _, bytes_, _ in kept) - self.most_bytes
         for _, freed, other in sorted(kept):
             if over <= 0:
                 break
-            other.unlink(missing_ok=True)
+            self._disk.remove(other)
             over -= freed
         return over <= 0
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open for appending, never through a link."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
 
 
 def _write(file: BinaryIO, data: bytes | memoryview) -> None:

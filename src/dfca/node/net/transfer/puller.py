@@ -13,14 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from dfca.base.errors import ConfigError
-from dfca.node.net.links.channels import call_metadata, make_channel
 from dfca.node.net.links.deadlines import Deadline
 from dfca.node.net.links.dialer import Dialer
 from dfca.node.net.links.link import LinkDown, NetLink
+from dfca.node.net.links.wire import Connection, OutStream, StreamBroken, StreamCancelled, StreamEnded
 from dfca.node.net.local import Local
 from dfca.node.net.options import Swarm
 from dfca.node.net.transfer.chunks import read_chunk
@@ -28,7 +25,7 @@ from dfca.node.net.transfer.partials import Partial, Partials
 from dfca.node.net.transfer.pulls import Pull, Pulls
 from dfca.node.wire import codec, payload
 from dfca.node.wire import wire_pb2 as pb
-from dfca.node.wire.frames import ENCODING_NAMES, READ
+from dfca.node.wire.frames import ENCODING_NAMES
 from dfca.node.wire.refused import Refused
 from dfca.peer.records.messages import Update
 
@@ -58,20 +55,20 @@ class _Source:
     def __init__(self, least_s: float, most_s: float) -> None:
         self.deadline = Deadline(least_s, most_s)
         self.attempts = 0
-        self._channel: Any = None
+        self._connection: Connection | None = None
 
-    def channel(self, make: Callable[[], Any]) -> Any:
-        """Return the channel; a new one after `drop`."""
-        if self._channel is None:
-            self._channel = make()
-        return self._channel
+    def connection(self, make: Callable[[], Connection]) -> Connection:
+        """Return the connection; a new one after `drop`."""
+        if self._connection is None:
+            self._connection = make()
+        return self._connection
 
     async def drop(self) -> None:
         """Leave the connection."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             with suppress(Exception):
-                await channel.close()
+                await connection.close()
 
 
 class Puller:
@@ -95,7 +92,7 @@ class Puller:
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[Pull, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._due: dict[Pull, tuple[float, Any]] = {}
+        self._due: dict[Pull, tuple[float, OutStream]] = {}
 
     def announce(self, link: NetLink, announce: pb.Announce) -> None:
         """Take an announcement. Raises Refused if it cannot be a model of this swarm."""
@@ -190,7 +187,7 @@ class Puller:
             self.resumed += partial.offset
             if not await self._read_all(pull, partial):
                 return
-            if partial.resumed and (await self._in_thread(partial.finish))[0] != pull.name:
+            if partial.resumed and partial.digest() != pull.name:
                 await self._in_thread(partial.discard)  # the file on the disk may be wrong: read everything again
                 if not await self._read_all(pull, partial):
                     return
@@ -231,17 +228,16 @@ class Puller:
 
     async def _read_some(self, pull: Pull, partial: Partial, source: _Source) -> None:
         """Read from the offset until the payload is complete or the connection breaks."""
-        metadata = call_metadata(self._local.identity, self._local.options.insecure)
-        channel = source.channel(lambda: self._make_channel(pull.member, source.attempts))
+        connection = source.connection(lambda: self._connect(pull.member, source.attempts))
         request = pb.ReadRequest(name=pull.name, offset=partial.offset).SerializeToString()
-        call = channel.unary_stream(READ)(request, metadata=metadata)
+        call = connection.read(request)
         expected, writing = partial.offset, None
         progress, since = 0, self._local.now()
         try:
             while expected < pull.size:
                 if pull not in self._due:
                     self._due[pull] = (self._local.now() + source.deadline.seconds, call)
-                data, offset = read_chunk(await self._next(call, pull, source))
+                data, offset = read_chunk(await self._next(call, source))
                 if offset != expected or expected + len(data) > pull.size:
                     raise Refused("size", "a chunk that does not follow the last one")
                 expected, progress = expected + len(data), progress + len(data)
@@ -263,29 +259,24 @@ class Puller:
         if writing is not None:
             writing.result()
 
-    async def _next(self, call: Any, pull: Pull, source: _Source) -> bytes:
+    async def _next(self, call: OutStream, source: _Source) -> bytes:
         try:
-            message = await call.read()
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                raise _Gone from error
-            raise _Broken(f"{error.code().name}: {(error.details() or '')[:100]}") from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
+            return await call.read()
+        except StreamEnded as error:
+            raise _Stalled("it ended early") from error
+        except StreamCancelled as error:
             source.deadline.miss()  # `check` has cancelled the call
-            raise _Stalled("nothing came in time") from None
-        if message is grpc.aio.EOF:
-            raise _Stalled("it ended early")
-        return bytes(message)
+            raise _Stalled("nothing came in time") from error
+        except StreamBroken as error:
+            if error.code == "not_found":
+                raise _Gone from error
+            raise _Broken(f"{error.code.upper()}: {str(error)[:100]}") from error
 
     def _unpack(self, pull: Pull, partial: Partial, norm: float | None) -> Any:
         """Check the payload and return the model. Runs in a thread."""
-        digest, data = partial.finish()
-        if digest != pull.name:
+        if partial.digest() != pull.name:
             raise Refused("digest", "other bytes than announced")
-        return payload.unpack(data, replace(self._expect(pull.rows, pull.encoding), reference_norm=norm))
+        return payload.unpack(partial.content(), replace(self._expect(pull.rows, pull.encoding), reference_norm=norm))
 
     def _give_up(self, pull: Pull, reason: str) -> None:
         self._local.refusals.add(reason, pull.member)
@@ -298,13 +289,13 @@ class Puller:
         elif not pull.link.down:
             pull.link.send(pb.Frame(unavailable=pb.Unavailable(number=pull.number, reason=reason)))
 
-    def _make_channel(self, member: str, attempt: int) -> Any:
+    def _connect(self, member: str, attempt: int) -> Connection:
         known, addresses = self._local.roster.member(member), self._dialer.addresses(member)
         if known is None or not addresses:
             raise _Broken("no address is known")
         address = addresses[attempt % len(addresses)]
         try:
-            return make_channel(self._local.identity, member, known.certificate, address, self._local.options.insecure)
+            return self._local.wire.connect(member, known.certificate, address)
         except ConfigError as error:
             raise _Broken(str(error)) from error
 
