@@ -1,4 +1,4 @@
-"""What a node takes from its machine: clock, disk, threads and random numbers. `faults.node` simulates them."""
+"""What a node takes from its machine: clock, disk, threads and random numbers. Simulations replace them."""
 
 from __future__ import annotations
 
