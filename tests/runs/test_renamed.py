@@ -175,6 +175,25 @@ def test_an_old_folder_is_shown_by_todays_names(ran: Path, old: Path) -> None:
     assert repair(old) == []
 
 
+def test_the_config_of_an_old_run_is_run_again_but_a_new_file_must_say_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "golden/0.2/runs/rounds", tmp_path / "old")
+    monkeypatch.chdir(tmp_path)
+    command = "run {} --out again --set rounds=1"
+    result = CliRunner().invoke(app, command.format("old/config.toml").split(), prog_name="dfca")
+    assert result.exit_code == 0, result.output
+    labels = load_run(tmp_path / "again").config["algorithms"]
+    assert "dfca-auto" in labels
+    assert "dfca" not in labels
+    assert "dfca-auto" in result.output
+    Path("mine").mkdir()
+    shutil.copy("old/config.toml", "mine/config.toml")
+    result = CliRunner().invoke(app, command.format("mine/config.toml").split(), prog_name="dfca")
+    assert AMBIGUOUS in " ".join(result.output.split()) or AMBIGUOUS in str(result.exception)
+    assert result.exit_code != 0
+
+
 def test_an_old_folder_is_repaired(old: Path) -> None:
     """The summary that is made anew belongs to config.toml as it is, with the old name."""
     (old / "summary.json").write_text("{")
@@ -197,7 +216,7 @@ def test_an_old_folder_is_continued_as_the_same_trials(old: Path, ran: Path) -> 
     assert [line for line in lines_of(old) if line["seed"] == 0] == lines_of(ran)
 
 
-def test_an_interrupted_old_trial_goes_on_from_its_checkpoint(ran: Path, tmp_path: Path) -> None:
+def test_an_interrupted_old_trial_continues_from_its_checkpoint(ran: Path, tmp_path: Path) -> None:
     stopping = Listener(lambda round: signal.raise_signal(signal.SIGINT) if round == 3 else None)
     with pytest.raises(Interrupted):
         run(make_experiment(), tmp_path / "new", stopping, save_models=True)

@@ -163,7 +163,9 @@ def split_sweep(values: Mapping[str, Any]) -> tuple[Sweep, dict[str, Any]]:
 
 def _read(name_or_path: str | Path) -> tuple[str, dict[str, Any]]:
     name, text = _text(name_or_path)
-    return Path(name).stem, _parse(text, name)
+    values, path = _parse(text, name), Path(name)
+    of_run = path.name == "config.toml" and path.with_name("environment.json").is_file()  # perhaps of an older version
+    return path.stem, renamed(values) if of_run else values
 
 
 def _text(name_or_path: str | Path) -> tuple[str, str]:
