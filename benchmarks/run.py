@@ -31,7 +31,7 @@ class ProgressSink(Protocol):
     """Receives how far the bench is."""
 
     def start(self, part: str, count: int) -> None:
-        """Begin a part with so many rows."""
+        """Begin a part with this many rows."""
 
     def tick(self, what: str) -> None:
         """Show what is measured now."""

@@ -104,7 +104,7 @@ def test_an_interrupted_run_goes_on_to_the_numbers_of_an_unbroken_one(version: P
     write_report(out)
     run(experiment, out, begun)
     first, *others = begun.trials
-    assert first[1] > 0, "it goes on from the checkpoint"
+    assert first[1] > 0, "it continues from the checkpoint"
     assert [round for _, round in others] == [0] * len(others)
     assert differences(numbers(version / "runs" / name), numbers(out), LAST_DIGITS) == []
 

@@ -1,4 +1,4 @@
-"""Floods of a node's own ports: control, metrics, pairing. The node goes on, and those who may ask are answered."""
+"""Floods of a node's own ports: control, metrics, pairing. The node continues, and those who may ask are answered."""
 
 from __future__ import annotations
 

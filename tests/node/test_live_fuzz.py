@@ -1,4 +1,4 @@
-"""Mutated frames of hostile members on live mTLS links: the bank stays as it is, the process lives, others go on.
+"""Mutated frames of hostile members on live mTLS links: the bank stays as it is, the process lives, others continue.
 
 A node ends a link at the first frame that breaks a rule and reads nothing that is behind it, so frames are counted
 where the node reads them. Over mTLS the member then dials again on the same connection (a stream, not a handshake);
@@ -38,7 +38,7 @@ from dfca.peer.records.lineage import Entry
 
 VILLAINS = 4
 MOST_SLOWER, LEAST_RTT_S = 10.0, 0.05
-"""An honest round trip under attack: at most so many times the quiet one; below so many seconds it does not matter."""
+"""An honest round trip under attack: largest ratio to the quiet one, and seconds below which it does not matter."""
 
 
 def frames_by(root: int) -> list[bytes]:
@@ -99,7 +99,7 @@ class Script:
 
 
 async def run_script(run: Attack, victim: Any, count: int, seed: int) -> tuple[int, int]:
-    """Have a live node read so many mutated frames of the villain, a new link after each that it refuses.
+    """Have a live node read this many mutated frames of the villain, a new link after each that it refuses.
 
     From the first byte on everything is what a real link does, but for gRPC. Returns the frames and the links.
     """

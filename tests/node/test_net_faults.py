@@ -308,7 +308,7 @@ def test_the_ring_closes_over_a_dead_member_and_opens_when_it_is_back(tmp_path: 
     asyncio.run(run())
 
 
-def test_named_neighbours_are_dialled_and_whoever_dials_is_accepted(tmp_path: Path) -> None:
+def test_named_neighbours_are_dialled_and_any_member_that_dials_is_accepted(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, 3, replace(FAST, neighbours=("d1",))) as found:
             numbers = [device.number for device in found.devices]

@@ -1,4 +1,4 @@
-"""The graph that nodes build from the roster: connected whoever has died, the same at both ends of a link."""
+"""The graph that nodes build from the roster: connected after any deaths, the same at both ends of a link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graph_of(members: list[str], dead: set[str], degree: int) -> nx.Graph:
 
 @settings(deadline=None, max_examples=80)
 @given(st.integers(1, 40), st.integers(2, 9), st.data())
-def test_the_live_members_are_connected_whoever_has_died(size: int, degree: int, data: st.DataObject) -> None:
+def test_the_live_members_are_connected_after_any_deaths(size: int, degree: int, data: st.DataObject) -> None:
     members = [device(i) for i in range(size)]
     dead = set(data.draw(st.lists(st.sampled_from(members), max_size=size - 1, unique=True)))
     graph = graph_of(members, dead, degree)

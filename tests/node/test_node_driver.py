@@ -205,7 +205,7 @@ def test_data_is_read_again_between_rounds_and_bad_data_is_not_taken() -> None:
     third = work.run(Train(0), bank)
     assert work.report == ("second", len(bank))
     assert work.problem is not None
-    assert "cannot be used: no label; the node goes on with what it had" in work.problem
+    assert "cannot be used: no label; the node continues with its earlier data" in work.problem
     assert torch.equal(second.model, third.model)
     assert work.rereads == 1
 

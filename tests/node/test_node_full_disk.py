@@ -1,4 +1,4 @@
-"""A node whose disk is full, on a real small one: it goes on, says so, loses nothing, and saves again by itself."""
+"""A node whose disk is full, on a real small one: it continues, says so, loses nothing, and saves again by itself."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_node_on_a_full_disk_goes_on_and_saves_again_when_there_is_room(
         await until(lambda: service.node.saving.problem is not None)
         assert "no space left" in str(service.node.saving.problem)
         before = service.node.machine.round
-        await until(lambda: service.node.machine.round > before + 2)  # it goes on
+        await until(lambda: service.node.machine.round > before + 2)  # it continues
         assert not running.done()
         status = service.status()
         assert any("no space left" in text for text in (*status["problems"], str(service.node.saving.problem)))

@@ -93,7 +93,7 @@ def test_stop_waits_for_the_process_and_says_where_none_runs_or_none_ends(tmp_pa
             lock.release(force=True)
 
     done = asyncio.run(scenario(end, lambda: CliRunner().invoke(app, ["node", "stop", str(tmp_path)])))
-    assert done.output == f"kitchen is stopped, in round 7; go on: dfca node run {tmp_path}\n"
+    assert done.output == f"kitchen is stopped, in round 7; continue: dfca node run {tmp_path}\n"
     with pytest.raises(RunError, match=r"has not ended within 0 s; wait, or end its process 4711 with kill -9"):
         asyncio.run(scenario(stay, lambda: stop_node(tmp_path, 0)))
     again = CliRunner().invoke(app, ["node", "stop", str(tmp_path)])

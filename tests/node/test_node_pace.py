@@ -12,7 +12,7 @@ GB = 10**9
 
 
 def run_day(pace: Pace, count: list[int], size: int, round_s: float, most: int = 3000) -> float:
-    """Do rounds, each with one save, until a day or so many rounds are over; returns the seconds that have passed."""
+    """Do rounds, each with one save, until a day or this many rounds are over; returns the seconds that have passed."""
     now, began = 1000.0, -1e9
     while now < 1000 + DAY_S and count[1] < most:
         now += pace.wait_s(began, now)

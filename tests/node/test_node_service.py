@@ -288,7 +288,7 @@ def test_the_status_of_a_node_that_does_not_run_is_about_the_past() -> None:
     saved = {"round": 412, "time": time}
     Console(file=text, width=120).print(status_table(status | {"running": False, "time": time, "saved": saved}))
     assert f"this is its state of {time} (3 h ago)" in text.getvalue()
-    assert f"round 412, of {time} (3 h ago): the next start goes on from it" in text.getvalue()
+    assert f"round 412, of {time} (3 h ago): the next start continues from it" in text.getvalue()
 
 
 def test_settings_on_the_command_line() -> None:

@@ -176,13 +176,13 @@ def test_whichever_call_of_the_system_fails_the_old_or_the_new_state_is_there(
         except CannotSave as error:
             problem = str(error)
     failed = bool(problem)
-    assert not failed or ("no space left for the models" in problem and "the node goes on by itself" in problem)
+    assert not failed or ("no space left for the models" in problem and "the node continues by itself" in problem)
     found = DiskStore(tmp_path).load()
     assert found is not None
     assert failed == (count > number)
     assert any(same(found, make_saved(round)) for round in ((2, 3) if failed else (3,)))
     assert not list(tmp_path.glob(".*.tmp"))
-    store.save(make_saved(4))  # it goes on once there is room
+    store.save(make_saved(4))  # it saves again once there is room
     assert same(DiskStore(tmp_path).load(), make_saved(4))  # type: ignore[arg-type]
 
 

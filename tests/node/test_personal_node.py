@@ -42,7 +42,7 @@ def make_device(tmp_path: Path, **agreed: Any) -> tuple[NodeFolder, torch.Tensor
 
 
 def keep(folder: NodeFolder, bank: torch.Tensor, best: int, cluster: int = 1) -> Saved:
-    """Save models, and a curve by which so many steps are the best."""
+    """Save models, and a curve by which this many steps are the best."""
     pool = CurvePool()
     pool.begin(3, OwnCurve(cluster, 20, torch.tensor([float(steps != best) for steps in GRID]).double()), ())
     zeros = (0,) * len(bank)

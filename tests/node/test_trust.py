@@ -235,7 +235,7 @@ def test_what_a_removed_member_introduced_stays_only_if_kept(
     founded: Roster, people: list[Identity], keep: tuple[str, ...] | None, left: list[str]
 ) -> None:
     later = founded.copy()
-    later.introduce(people[1], people[3].certificate, "cellar")  # behind the back of whoever removes the introducer
+    later.introduce(people[1], people[3].certificate, "cellar")  # unknown to the member that removes the introducer
     founded.remove(people[0], people[1].id, keep)
     founded.merge(later.records())
     assert names(founded) == left
@@ -259,7 +259,7 @@ def test_the_root_is_removed_by_itself_only(founded: Roster, people: list[Identi
     forced = sign_record(Removal(people[0].id, people[1].id, ()), people[1], SWARM)
     assert founded.merge([forced]) == [roster.ROOT_STAYS]
     founded.remove(people[0], people[0].id)
-    assert names(founded) == ["attic", "garage"]  # the swarm goes on without its founder
+    assert names(founded) == ["attic", "garage"]  # the swarm continues without its founder
     founded.introduce(people[1], people[3].certificate, "cellar")
     assert "cellar" in names(founded)
 

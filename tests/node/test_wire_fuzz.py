@@ -49,7 +49,7 @@ def take_payload(data: bytes, rows: int | None) -> Tensor:
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
-    """Mutate and take so many frames and payloads; returns what became of them."""
+    """Mutate and take this many frames and payloads; returns what became of them."""
     rng, outcomes = random.Random(seed), Counter[str]()
     bank = BANK.clone()
     for turn in range(count):

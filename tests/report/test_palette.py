@@ -62,7 +62,7 @@ def test_no_two_lines_of_a_page_look_alike():
     assert near == []
 
 
-def test_an_algorithm_has_the_same_colour_whoever_stands_beside_it():
+def test_an_algorithm_has_the_same_colour_in_any_company():
     alone = palette.algorithm_colours(["mine"])
     crowd = palette.algorithm_colours(["dfca-auto", "mine", "ifca"])
     assert alone["mine"] == crowd["mine"] == palette.algorithm_colour("mine")

@@ -23,7 +23,7 @@ def test_every_experiment_of_the_paper_has_both_scales(name: str, scale: str) ->
     assert len(experiment.config.seeds) == (5 if scale == "paper" or name == "har" else 3)  # har takes minutes
     if name.startswith("table"):
         names = set(experiment.config.algorithms)
-        known = experiment.config.data.name != "femnist"  # nobody knows the true clusters of writers
+        known = experiment.config.data.name != "femnist"  # the true clusters of writers are unknown
         assert names >= RULES | {"local"} | ({"oracle"} if known else set())
 
 

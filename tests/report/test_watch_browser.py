@@ -1,4 +1,4 @@
-"""The live page in a real browser: it follows a run that goes on, asks nobody but this machine, and fits a phone."""
+"""The live page in a real browser: it follows a run in progress, asks nobody but this machine, and fits a phone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def served(folder: Path) -> Iterator[PageServer]:
 
 
 class Check(NullSink):
-    """Wait after every evaluation until the page shows it: the run goes on meanwhile as far as it is."""
+    """Wait after every evaluation until the page shows it: the run continues meanwhile."""
 
     def __init__(self, check: Callable[[int], None]) -> None:
         self._check = check

@@ -146,7 +146,7 @@ def test_a_signal_stores_the_last_finished_round(tmp_path: Path, unbroken: Path,
     again = Listener()
     run(tiny(), out, again, save_models=True)
     assert again.trials == [("dfca-li", 0, 3), ("ifca", 0, 0)]
-    assert "dfca-li, seed 0: goes on after round 3 of 6" in again.notes
+    assert "dfca-li, seed 0: continues after round 3 of 6" in again.notes
     assert numbers(out) == numbers(unbroken)
 
 
@@ -180,7 +180,7 @@ class Killed(BaseException):
 def test_killed_at_any_write_it_continues_to_the_same_bits(
     tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Make each disk operation in turn the last one of the process, and go on from what is there."""
+    """Make each disk operation in turn the last one of the process, and continue from what is there."""
     out, lives, replace, flush = tmp_path / "run", 0, os.replace, os.fsync
     budget = 0
 

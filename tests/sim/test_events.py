@@ -1,4 +1,4 @@
-"""The event simulator drives the same clients: in the ideal world it is the synchronous one, elsewhere it goes on."""
+"""The event simulator drives the same clients: in the ideal world it is the synchronous one, elsewhere it continues."""
 
 from __future__ import annotations
 

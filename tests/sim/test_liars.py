@@ -243,7 +243,7 @@ def test_configs_without_a_guard_are_what_they_were() -> None:
     config = load_experiment("quickstart").config
     assert config.mixing.robust == "none"
     stored = config.values()
-    del stored["mixing"]["robust"]  # as of before
+    del stored["mixing"]["robust"]  # as older versions wrote it
     assert Config.of(stored).digest() == config.digest()
     guarded = Config.of(stored | {"mixing": {"robust": "clip"}})
     assert guarded.digest() != config.digest()

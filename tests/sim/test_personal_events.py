@@ -141,7 +141,7 @@ def test_rounds_that_have_no_last_one_have_no_last_step() -> None:
     simulation = run(picking("dfca-gi"), until_s=20.0)
     assert not any("personal" in key for row in simulation.host.metrics for key in row)
     (note,) = [note for note in simulation.notes if "personal" in note]
-    assert note == "dfca-gi takes no personal last step: the run ends by time, and nobody knows the last round"
+    assert note == "dfca-gi takes no personal last step: the run ends by time, so its last round is unknown"
 
 
 def test_a_run_that_ends_before_the_steps_are_picked_says_so() -> None:

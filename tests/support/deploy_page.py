@@ -99,7 +99,7 @@ def copy_terminal(terminal: int, output: Path) -> None:
 
 @dataclass
 class Running:
-    """A command that goes on: a node, or an invite that waits for a device."""
+    """A command that keeps running: a node, or an invite that waits for a device."""
 
     command: Command
     process: subprocess.Popen[bytes]

@@ -112,7 +112,7 @@ def grouped(network: nn.Module, models: Sequence[State], samples: Samples, fewes
 def last_phase(network: nn.Module, model: State, samples: Samples, rate: float, held_out: int) -> State:
     """Fine-tune: 5 times 5 epochs, batches of 50, half the rate, momentum 0.5, 0.8 of the rate after three of five.
 
-    held_out: one of so many points is left out, others in each of the five; 0: none.
+    held_out: one of this many points is left out, others in each of the five; 0: none.
     """
     rate /= 2
     x, y = samples

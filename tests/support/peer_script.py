@@ -71,7 +71,7 @@ def copied(sender: int, cluster: int, value: float, stamp: int, origin: int) -> 
 
 
 def curve(best: int) -> tuple[float, ...]:
-    """Make a curve with the loss 0 after so many steps, and 1 after all others."""
+    """Make a curve with the loss 0 after this many steps, and 1 after all others."""
     return tuple(float(steps != best) for steps in GRID)
 
 

@@ -28,7 +28,7 @@ STOP = 2
 ELSEWHERE = ("dfca-gi", "dfca-li", "dfca-fi", "fedavg", "pens", "dac")
 """Algorithms that other worlds have, that differ from one of them by the number of models alone, or are refused."""
 RESUMED = ("dfca-auto", "ifca", "relay", "drift", "fedem", "merging")
-"""Worlds that also go on, after round STOP, from the state of one process."""
+"""Worlds that also continue, after round STOP, from the state of one process."""
 
 
 def worlds() -> dict[str, Setting]:

@@ -189,7 +189,7 @@ def _sentence(path: str, problems: list[Any], table: Any, brief: bool) -> str:
         if isinstance(reason, ConfigError) or not path:
             return str(reason)
         return f"{path}: {reason}" if brief else f"[{path}] {reason}"
-    demands = " or ".join(dict.fromkeys(demand(each) if brief else _demand(path, each, table) for each in problems))
+    demands = " or ".join(dict.fromkeys(demand(one) if brief else _demand(path, one, table) for one in problems))
     if brief:
         return f"{path or 'the content'} must be {demands}, got {show(problem['input'], LONGEST)}"
     advice = f"; {ADVICE[path]}" if path in ADVICE else ""

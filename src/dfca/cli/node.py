@@ -316,7 +316,7 @@ def stop(folder: Folder) -> None:
     with _mistakes_as_status_2():
         ended = stop_node(folder)
     place = f", in round {ended['round']}" if "round" in ended else ""  # an older node does not say
-    print(f"{ended.get('name', folder)} is stopped{place}; go on: dfca node run {folder}")
+    print(f"{ended.get('name', folder)} is stopped{place}; continue: dfca node run {folder}")
 
 
 @commands.command()

@@ -213,7 +213,8 @@ class MixingOptions(Table, kw_only=True):
         description="weight of each copy in an average; metropolis: by the degrees of both ends of a link",
     )
     aggregation: Literal["batch", "sequential"] = option(
-        default="batch", description="batch: wait for all neighbours of a round; sequential: fold what came and go on"
+        default="batch",
+        description="batch: wait for all neighbours of a round; sequential: fold what came and continue",
     )
     share: Share = option(
         default="trained",

@@ -190,8 +190,8 @@ def refuse_options(options: DataOptions) -> None:
         "skew": (options.skew != "none", f'"{options.skew}"', "it mixes the transforms of images"),
         "angles": (options.angles is not None, str(options.angles), "they turn images"),
     }
-    for key, (found, value, reason) in wrong.items():
-        if found:
+    for key, (given, value, reason) in wrong.items():
+        if given:
             raise ConfigError(
                 f"data.{key} = {value} does not fit {options.name}, which has numbers to forecast and no labels: "
                 f"{reason}; leave it out"

@@ -60,8 +60,8 @@ class MixingConfig(MixingOptions, kw_only=True):
     quiet_rounds: int | None = option(
         default=None,
         ge=0,
-        description="the last so many rounds of methods that gossip only exchange: nobody trains, and the copies of a "
-        "model come nearer to their mean; default: 0",
+        description="last rounds of methods that gossip, in which clients only exchange: nobody trains, and the copies "
+        "of a model come nearer to their mean; default: 0",
     )
 
 
@@ -234,7 +234,7 @@ class Config(BaseModel):
                 raise ConfigError(
                     f"{key} must be <= clients ({self.clients}), got {value}; lower {key} or raise clients"
                 )
-        # Without a transform nobody knows the true clusters, so there is no number to give.
+        # Without a transform the true clusters are unknown: there is no number to give.
         known = self.data.factory is None and resolve(self.data, source_of(self.data.name).kind) != "none"
         if known and self.clusters == "auto" and self.data.distributions is None:
             raise ConfigError(
@@ -288,10 +288,10 @@ class Config(BaseModel):
     def _own_task_functions(self) -> list[tuple[str, str]]:
         """Name the loss and the metric that are functions of the user's own; nothing is imported."""
         values = {} if self.task is None else {"task.loss": self.task.loss, "task.metric": self.task.metric}
-        found = [(key, name) for key, name in values.items() if name is not None and is_import(name)]
-        for key, name in found:
+        functions = [(key, name) for key, name in values.items() if name is not None and is_import(name)]
+        for key, name in functions:
             check_name(name, key)
-        return found
+        return functions
 
     @property
     def _data_task(self) -> str | None:

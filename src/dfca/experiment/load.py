@@ -53,8 +53,8 @@ class Experiment:
 
 def presets() -> dict[str, str]:
     """Return the title of each preset by its name."""
-    found = {name: _parse(text, name) for name, text in sorted(_preset_texts().items())}
-    return {name: fill_in(values.get("title", ""), values) for name, values in found.items()}
+    tables = {name: _parse(text, name) for name, text in sorted(_preset_texts().items())}
+    return {name: fill_in(values.get("title", ""), values) for name, values in tables.items()}
 
 
 def fill_in(text: str, values: Mapping[str, Any]) -> str:
@@ -64,7 +64,7 @@ def fill_in(text: str, values: Mapping[str, Any]) -> str:
     '24 clients at 5 steps, {x}'
     """
     flat = flatten(dict(values))
-    return re.sub(r"\{([a-z_][a-z_.]*)\}", lambda found: str(flat.get(found[1], found[0])), text)
+    return re.sub(r"\{([a-z_][a-z_.]*)\}", lambda match: str(flat.get(match[1], match[0])), text)
 
 
 def preset_text(name_or_path: str | Path) -> str:
@@ -131,8 +131,8 @@ def _on_this_machine(experiment: Experiment) -> Experiment:
     Raises ConfigError or ModelError for what is not here.
     """
     config = experiment.config
-    found = {"device": find_device(config.device), "model": _with_digests(config.model, experiment.sweep)}
-    settled = config.model_copy(update=found)
+    here = {"device": find_device(config.device), "model": _with_digests(config.model, experiment.sweep)}
+    settled = config.model_copy(update=here)
     return experiment if settled == config else replace(experiment, config=settled)
 
 

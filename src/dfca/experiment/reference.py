@@ -34,8 +34,8 @@ def reference(prefix: str = "") -> list[KeyReference]:
         ConfigError: if there is none.
     """
     keys = [*_keys(Config, ""), *_algorithm_keys()]
-    found = [key for key in keys if key.name == prefix or key.name.startswith(f"{prefix}." if prefix else "")]
-    if not found:
+    listed = [key for key in keys if key.name == prefix or key.name.startswith(f"{prefix}." if prefix else "")]
+    if not listed:
         section, dot, name = prefix.rpartition(".")
         inner = dict.fromkeys(
             key.name.removeprefix(section + dot).partition(".")[0] for key in keys if key.name.startswith(section + dot)
@@ -43,7 +43,7 @@ def reference(prefix: str = "") -> list[KeyReference]:
         if not inner:  # not even the section is known
             return reference(section)
         raise unknown(f"key in [{section}]" if section else "key", name, inner)
-    return found
+    return listed
 
 
 def _keys(table: Any, path: str) -> Iterator[KeyReference]:
@@ -76,13 +76,13 @@ def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
     if origin is Literal:
         text = " or ".join(show(value) for value in inner)
     elif origin in (Union, types.UnionType):
-        text = " or ".join(_kind(each) for each in inner if each is not type(None))
+        text = " or ".join(_kind(kind) for kind in inner if kind is not type(None))
     elif origin is tuple:
         text = f"list of {_kind(inner[0])}"
     elif origin is Mapping:
         text = f"table of {_kind(inner[1])}"
     elif hasattr(annotation, "__metadata__"):  # Annotated[int, Field(ge=1)]
-        bounds = [bound for each in annotation.__metadata__ for bound in getattr(each, "metadata", ())]
+        bounds = [bound for kind in annotation.__metadata__ for bound in getattr(kind, "metadata", ())]
         text = _bounded(_kind(inner[0]), bounds)
     else:
         text = NAMES.get(annotation, str(annotation))

@@ -241,5 +241,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _distinguish(tables: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
     """Keep of each table the keys that change numbers and are not the same in all tables."""
     kept = [{k: v for k, v in table.items() if k.partition(".")[0] not in NOT_IN_DIGEST} for table in tables]
-    same = {key for key in kept[0] if len(kept) > 1 and all(key in each and each[key] == kept[0][key] for each in kept)}
-    return [{key: value for key, value in each.items() if key not in same} for each in kept]
+    same = {
+        key for key in kept[0] if len(kept) > 1 and all(key in point and point[key] == kept[0][key] for point in kept)
+    }
+    return [{key: value for key, value in point.items() if key not in same} for point in kept]

@@ -37,16 +37,16 @@ def unfold(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError for a table without a name, or with the label of another.
     """
     listed, tables = values.get("algorithms"), values.get("algorithm", {})
-    several = isinstance(listed, list | tuple) and any(isinstance(each, Mapping) for each in listed)
+    several = isinstance(listed, list | tuple) and any(isinstance(row, Mapping) for row in listed)
     if not several or not isinstance(tables, Mapping):
         return dict(values)
     names, tables = [], dict(tables)
-    for each in listed or ():
-        if not isinstance(each, Mapping):
-            names.append(each)
+    for row in listed or ():
+        if not isinstance(row, Mapping):
+            names.append(row)
             continue
-        label, options = label_of(each)
-        if options or label != each["name"]:
+        label, options = label_of(row)
+        if options or label != row["name"]:
             if tables.get(label, options) != options:
                 raise ConfigError(
                     f'algorithms has {show(label)} and [algorithm."{label}"] is another; give one of them'

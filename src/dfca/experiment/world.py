@@ -155,7 +155,7 @@ class PartitionConfig(Table):
     groups: tuple[Annotated[tuple[ClientNumber, ...], Field(strict=False)], ...] | None = option(
         default=None, strict=False, description="lists of clients; those in none are one more group"
     )
-    parts: int | None = option(default=None, ge=2, description="so many equal runs of clients, instead of groups")
+    parts: int | None = option(default=None, ge=2, description="number of equal runs of clients, instead of groups")
 
     def __post_init__(self) -> None:
         if (self.groups is None) == (self.parts is None):

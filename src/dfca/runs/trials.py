@@ -167,7 +167,7 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
         if shards.share(checkpoint is not None):
             driven.restore(*((checkpoint.tensors, checkpoint.facts) if checkpoint else (None, None)))
             clock.seconds += checkpoint.seconds if checkpoint else 0.0
-            sink.note(f"{trial}: goes on after {driven.place}")
+            sink.note(f"{trial}: continues after {driven.place}")
         del checkpoint
     _pass_on(driven.simulation.notes, sink, group)
     if folder:

@@ -213,7 +213,7 @@ class Setting(MixingOptions):
 
     @property
     def true_clusters(self) -> int:
-        """Count the true clusters, those after a drift included; 1 where nobody knows."""
+        """Count the true clusters, those after a drift included; 1 where they are unknown."""
         splits = [self.split, *(self.drift[1:] if self.drift else ())]
         return max(1 if split.clusters is None else int(split.clusters.max()) + 1 for split in splits)
 

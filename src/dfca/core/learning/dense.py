@@ -78,7 +78,7 @@ def dense_outputs(layers: Sequence[Layer], pieces: Sequence[Tensor], x: Tensor) 
 
 
 def dense_begin(layers: Sequence[Layer], pieces: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Compute z_1, from which the first step can go on."""
+    """Compute z_1, from which the first step can continue."""
     weight, bias = layers[0]
     return _affine(_flat(x, pieces[weight]), pieces[weight], pieces[bias])
 

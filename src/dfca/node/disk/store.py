@@ -163,7 +163,7 @@ def _tensors(data: bytearray, begin: int, shapes: dict[str, Any]) -> dict[str, T
     return tensors
 
 
-def _explain(error: OSError, folder: Path, then: str = "the node goes on by itself") -> CannotSave:
+def _explain(error: OSError, folder: Path, then: str = "the node continues by itself") -> CannotSave:
     if error.errno in NO_ROOM:
         return CannotSave(
             f"no space left for the models in {folder} ({error.strerror}); the last save is kept and nothing newer is "

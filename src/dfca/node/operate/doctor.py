@@ -107,7 +107,7 @@ def _check_disk(path: Path, facts: Facts | None) -> Iterator[Check]:
         trial.unlink()
         free = shutil.disk_usage(path).free
     except OSError as error:
-        cure = "free some space: the node goes on by itself" if error.errno in NO_ROOM else "make the folder writable"
+        cure = "free some space: the node continues by itself" if error.errno in NO_ROOM else "make the folder writable"
         yield Check("disk", "failure", f"cannot write in {path}: {error.strerror}", cure)
         return
     clusters = facts.clusters or facts.election.most if facts is not None else 1

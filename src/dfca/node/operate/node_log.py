@@ -77,9 +77,9 @@ LOGGED = {
     "switch": "took over the {models} of {other}, whose election counts more",
     "adopt": "took cluster {cluster} from {other}",
     "afresh": "nobody is there: begins with models of its own",
-    "jump": "goes on with round {round} of its neighbours",
+    "jump": "continues with round {round} of its neighbours",
     "timeout": "stopped waiting for neighbours in round {round}",
     "measure": "measures which number of personal steps is best on its held-out samples",
     "tune": "takes {steps} from the model that it uses",
-    "done": "all {round} rounds are done; goes on serving its neighbours",
+    "done": "all {round} rounds are done; continues to serve its neighbours",
 }

@@ -192,7 +192,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("node", f"{get('name')} ({str(get('id', ''))[:7]}), {running}")]
     if saved := get("saved"):
         rows.append(
-            ("last save", f"round {saved['round']}, of {_dated(saved['time'])}: the next start goes on from it")
+            ("last save", f"round {saved['round']}, of {_dated(saved['time'])}: the next start continues from it")
         )
     rows.append(
         ("swarm", f"{get('swarm_name')} ({str(get('swarm', ''))[:7]}), {counted(get('members') or 0, 'member')}")

@@ -155,10 +155,10 @@ class _Reader:
         except (ValueError, OverflowError):
             fine = False
         if not fine or label == "":
-            found = self._slowly(line, row, label)
-            if found is None:
+            numbers = self._slowly(line, row, label)
+            if numbers is None:
                 return
-            values = found
+            values = numbers
         self._values.extend(values)
         self._lines.append(line)
         if label is not None:

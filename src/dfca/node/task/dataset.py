@@ -141,8 +141,8 @@ def _fitting(request: DataRequest, facts: Facts) -> Raw:
     raw = read(request)
     if not request.labelled:
         raw = replace(raw, labels=None)
-    if found := problems(raw, facts):
-        raise DataError(f"{request.data.path} does not fit the swarm: {'; '.join(found)}")
+    if wrong := problems(raw, facts):
+        raise DataError(f"{request.data.path} does not fit the swarm: {'; '.join(wrong)}")
     return raw
 
 

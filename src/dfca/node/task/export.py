@@ -42,22 +42,22 @@ class Exported:
 
     def describe(self) -> str:
         """Say in a line which model this is."""
-        found = f"cluster {self.cluster}, round {self.round}"
+        origin = f"cluster {self.cluster}, round {self.round}"
         if not self.steps:
-            return f"{found}, as the swarm has it"
-        found += f", after {self.steps} personal steps"
+            return f"{origin}, as the swarm has it"
+        origin += f", after {self.steps} personal steps"
         if not self.scores:
-            return found
+            return origin
         before, after = self.scores
         shown = [f"loss {before.loss:.4g} -> {after.loss:.4g}"]
         if before.accuracy is not None and after.accuracy is not None:
             shown.append(f"accuracy {before.accuracy:.1%} -> {after.accuracy:.1%}")
         if before.rmse is not None and after.rmse is not None:
             shown.append(f"RMSE {before.rmse:.4g} -> {after.rmse:.4g}")
-        return f"{found} (held-out {', '.join(shown)})"
+        return f"{origin} (held-out {', '.join(shown)})"
 
     def metadata(self) -> dict[str, str]:
-        """Describe the model for whoever uses it; values are JSON where they are not plain text."""
+        """Describe the model for its users; values are JSON where they are not plain text."""
         facts = self.facts
         return {
             "format": "dfca-model-1",

@@ -1,7 +1,7 @@
 """The facts of a swarm: what all its members share, and what never changes.
 
 Facts are JSON. The name of a swarm is the SHA-256 of their canonical bytes (sorted keys, no spaces), so a device that
-knows the name can check the facts, whoever hands them on. Facts run no code: a model of the founder's own
+knows the name can check facts from any source. Facts run no code: a model of the founder's own
 (`model.factory`) is a name that each device must allow in its own settings.
 
     facts = Facts.from_bytes(data)

@@ -105,8 +105,8 @@ def join_swarm(folder: Path, facts: Facts, options: JoinPlan) -> NodeConfig:
     Raises DfcaError with everything that does not fit.
     """
     config = _config(folder, options, options.label or facts.label, facts.inputs.ignored)
-    if found := check_fits(facts, config, folder):
-        raise DataError(f"{options.data} does not fit the swarm {facts.name}: {'; '.join(found)}")
+    if wrong := check_fits(facts, config, folder):
+        raise DataError(f"{options.data} does not fit the swarm {facts.name}: {'; '.join(wrong)}")
     return config
 
 
@@ -205,10 +205,10 @@ def _targets(raw: Raw, options: Founding, data: DataConfig) -> dict[str, Any]:
 
 
 def _classes(raw: Raw, options: Founding, what: str) -> tuple[str, ...]:
-    found = sorted(set(raw.labels or ()))
+    labels = sorted(set(raw.labels or ()))
     if options.classes is None:
-        return found_classes(found, what)
-    if missing := [name for name in found if name not in options.classes]:
+        return found_classes(labels, what)
+    if missing := [name for name in labels if name not in options.classes]:
         raise DataError(f"{what} has the classes {listed(missing)}, which --classes does not name")
     return options.classes
 

@@ -210,10 +210,10 @@ def _from_factory(request: DataRequest) -> Raw:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found = getattr(importlib.import_module(module), function)()
+        returned = getattr(importlib.import_module(module), function)()
     except Exception as error:  # it is the user's code
         raise DataError(f'data.path "{path}" failed with {type(error).__name__}: {_short(error)}') from error
-    parts = found if isinstance(found, tuple | list) else (found,)
+    parts = returned if isinstance(returned, tuple | list) else (returned,)
     if not 1 <= len(parts) <= 2:
         raise DataError(f'data.path "{path}" must return (x, y), got {len(parts)} values')
     try:
@@ -317,14 +317,14 @@ def _from_images(request: DataRequest) -> Raw:
 def _image_files(request: DataRequest) -> list[tuple[Path, str | None]]:
     """List the images with their classes; images to predict may lie in the folder itself."""
     path = request.path
-    found: list[tuple[Path, str | None]] = []
-    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
-        found += [(file, folder.name) for file in _images_in(folder)]
-    if not request.labelled and not found:
-        found = [(file, None) for file in _images_in(path)]
-    if not found:
+    files: list[tuple[Path, str | None]] = []
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        files += [(file, folder.name) for file in _images_in(folder)]
+    if not request.labelled and not files:
+        files = [(file, None) for file in _images_in(path)]
+    if not files:
         raise DataError(f"{path} has no images ({', '.join(IMAGES)}) in subfolders, one subfolder per class")
-    return found
+    return files
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -79,7 +79,9 @@ async def join(
             "malformed", f"{_place(invite)} sent something that is no pairing ({error}); use the same dfca at both ends"
         ) from error
     except TimeoutError as error:
-        raise PairingError("too slow", f"{_place(invite)} does not go on; make a new invite and try again") from error
+        raise PairingError(
+            "too slow", f"{_place(invite)} does not answer any more; make a new invite and try again"
+        ) from error
     except (OSError, EOFError) as error:
         raise PairingError(
             "connection lost", f"the connection to {_place(invite)} was lost ({error}); try again, with a new invite"

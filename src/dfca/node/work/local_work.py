@@ -90,7 +90,7 @@ class LocalWork:
         try:
             newer = self._refresh()
         except DfcaError as error:
-            self.problem = f"the data has changed and cannot be used: {error}; the node goes on with what it had"
+            self.problem = f"the data has changed and cannot be used: {error}; the node continues with its earlier data"
             return
         if newer is not None:
             self.samples, self._worker = newer, Worker(newer.client, held=newer.held)

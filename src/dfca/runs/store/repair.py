@@ -37,9 +37,7 @@ def repair(run_folder: str | Path) -> list[str]:
         raise RunError(f"{path} is not a run folder (it has no config.toml); `dfca run` makes one") from None
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(
-            f"{path / 'config.toml'} cannot be read ({reason}); restore it: without it nobody knows what was run"
-        ) from error
+        raise RunError(f"{path / 'config.toml'} cannot be read ({reason}); restore it: it says what was run") from error
     folder = RunFolder.locked(path, swept=bool(sweep))
     try:
         return list(_repair(folder, Experiment(path.resolve().name, "default", config, sweep)))

@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 class ClientPool:
     """The clients' models and samples. `dry`: nothing is computed, and models have no numbers. rounds: of the run,
-    those of the setting if not given; 0: nobody knows how many.
+    those of the setting if not given; 0: unknown.
 
     assigned: the cluster that each client trained last, -1 for none; changed: how often a client changed it since the
     last evaluation; memories: what clients will remember once their job has ended.
@@ -454,7 +454,7 @@ class ClientPool:
         if self.dry or self.setting.last_steps != "auto":
             return notes
         if not self.rounds:
-            notes += (f"{name} takes no personal last step: the run ends by time, and nobody knows the last round",)
+            notes += (f"{name} takes no personal last step: the run ends by time, so its last round is unknown",)
         elif release is not None and done is not None and done < release:
             notes += (
                 f"{name}: the run ended after {done} rounds on average, before round {release}, in which the personal "

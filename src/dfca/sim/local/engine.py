@@ -173,7 +173,7 @@ class _Chunk(NamedTuple):
     models (m, C, P) or (m, 1, P).
 
     order: of the samples x, y that a forward pass sees, where it is not their own. reusable: whether the first step can
-    go on from that pass.
+    continue from that pass.
     """
 
     positions: range
@@ -190,7 +190,7 @@ class _Chunk(NamedTuple):
 
 class _Losses(NamedTuple):
     """What clients choose by: mean losses (m,) or (C, m), losses per sample where the algorithm needs them, and the
-    forward passes that training can go on from, by cluster."""
+    forward passes that training can continue from, by cluster."""
 
     means: Tensor
     samples: Sequence[Tensor | None]

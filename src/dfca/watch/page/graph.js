@@ -3,7 +3,7 @@
 import { svg, html, byId, setText, showTip, hideTip, score, plural, inkOn, LETTERS } from "./format.js";
 
 const SIZE = 600;
-const LETTERED = 70; // clients: up to so many, the cluster stands in the circle
+const LETTERED = 70; // up to this many clients, the circle shows the cluster
 
 export class GraphView {
   constructor(box) {
