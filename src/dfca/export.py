@@ -20,7 +20,7 @@ from dfca.core.learning.params import FlatModel
 def write_safetensors(path: Path, flat: FlatModel, vector: Tensor, metadata: Mapping[str, str]) -> None:
     """Write one model (P,): its tensors by the names of the module's state dict, and the metadata."""
     _check_free(path)
-    atomic_save(path, dict(zip(flat.names, flat.pieces(vector), strict=True)), metadata)
+    atomic_save(path, flat.named(vector), metadata)
 
 
 def write_onnx(

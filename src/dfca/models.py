@@ -147,7 +147,13 @@ def pretrained(make: Callable[[], nn.Module], start_from: Any) -> Pretrained:
     if not given:
         raise ModelError("start_from is an empty list; give weights, or leave it out")
     module = make()
-    return Pretrained(make, tuple(_checked(_weights(weights), module) for weights in given))
+    starts = tuple(_checked(_weights(weights), module) for weights in given)
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad and not all(starts[0][name].equal(start[name]) for start in starts[1:]):
+            raise ModelError(
+                f"start_from: {name!r} is frozen (requires_grad is False), so it must be the same in all given weights"
+            )
+    return Pretrained(make, starts)
 
 
 def _weights(source: Any) -> dict[str, Tensor]:

@@ -91,15 +91,59 @@ def test_running_statistics_are_in_the_vector_and_the_step_counter_is_not() -> N
     assert (flat.trained, flat.size) == (6, 12)
 
 
-def test_frozen_parameters_are_carried_but_not_trained() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+def half_frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_frozen_parameters_are_constants(known: bool) -> None:
+    module = half_frozen()
+    if not known:
+        module.append(nn.PReLU().requires_grad_(False))
     flat = FlatModel(module)
-    start = flat.flatten(module)
-    after = local_steps(flat, start, torch.randn(4, 2), torch.tensor([0, 1, 0, 1]), LocalOptions(steps=2))
-    assert flat.trained == 6
-    assert torch.equal(after[6:], start[6:])
-    assert not torch.equal(after[:6], start[:6])
+    assert (flat.known, flat.trained, flat.size) == (known, 10, 14)
+    assert list(flat.frozen) == ["0.weight", "0.bias", *([] if known else ["3.weight"])]
+    x, start = torch.randn(4, 2), flat.flatten(module)
+    after = flat.to_module(local_steps(flat, start, x, torch.tensor([0, 1, 0, 1]), LocalOptions(steps=2)))
+    assert torch.equal(after[0].weight, module[0].weight)
+    assert not torch.equal(after[2].weight, module[2].weight)
+    torch.testing.assert_close(infer(flat, start, x, "score"), module.eval()(x))
+
+
+def test_constants_are_held_once() -> None:
+    flat = FlatModel(half_frozen())
+    places = {twin[0].weight.data_ptr() for twin in flat._modules.values()}
+    assert places == {flat.constants["0.weight"].data_ptr()}
+
+
+def test_constants_may_be_carried_as_in_old_files() -> None:
+    module = half_frozen()
+    flat = FlatModel(module, carried={"0.weight", "0.bias"})
+    assert flat.names[flat.count :] == ["0.weight", "0.bias", "1.running_mean", "1.running_var"]
+    torch.testing.assert_close(
+        infer(flat, flat.flatten(module), torch.ones(3, 2), "score"), module.eval()(torch.ones(3, 2))
+    )
+
+
+class Positions(nn.Module):
+    """A buffer that is not persistent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("positions", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x + self.positions)
+
+
+def test_buffers_that_are_not_persistent_are_constants() -> None:
+    module = Positions()
+    flat = FlatModel(module)
+    assert (flat.size, list(flat.constants)) == (15, ["positions"])
+    torch.testing.assert_close(infer(flat, flat.flatten(module), torch.ones(2, 4), "train"), module(torch.ones(2, 4)))
 
 
 def test_inference_leaves_the_vector_alone() -> None:

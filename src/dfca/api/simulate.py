@@ -118,7 +118,8 @@ def simulate(
 
     Args:
         model: A function that builds a fresh module, or a module. The layers of a module are re-initialised for every
-            start, unless start_from is given.
+            start, unless start_from is given. Frozen parameters (requires_grad False) are constants: those of the
+            module, of start_from, or of the first module that the function builds; they are not sent.
         data: A `Split`, anything that `split_from` takes, or a function of the seed that returns one of these.
         algorithm: A name (`dfca list`), "module:function", an `Algorithm`, or a list of these. A name with options:
             {"name": "dfedavgm", "momentum": 0.5, "label": "dfedavgm, less momentum"}.
@@ -148,8 +149,8 @@ def simulate(
         clock: When a run in virtual time ends and is evaluated, as the table `[clock]`: {"until_s": 600}.
         progress: Show a progress bar.
         callback: Called with the record of every evaluated round: algorithm, seed, round, accuracy, ...
-        **options: Further keys of `SimulateOptions`: participation, weights, aggregation, share, robust, liars,
-            evaluate_every, device, ... With liars, scores are those of the honest clients.
+        **options: Further keys of `SimulateOptions`: participation, weights, aggregation, share, robust, private,
+            liars, evaluate_every, device, ... With liars, scores are those of the honest clients.
 
     Returns:
         A `Result` for one algorithm and one seed, a `Comparison` if either is a list.

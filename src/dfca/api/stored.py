@@ -17,7 +17,7 @@ from dfca.base.errors import ConfigError, DfcaError, RunError, unknown
 from dfca.base.imports import look_in
 from dfca.base.notebook import mean_and_spread, number, table, text_table
 from dfca.base.renamed import refuse_earlier
-from dfca.core.learning.params import FlatModel
+from dfca.core.learning.params import FlatModel, load_constants_
 from dfca.data.registry import SOURCES
 from dfca.experiment.sweep import label_of
 from dfca.model_options import ModelOptions
@@ -281,7 +281,9 @@ class StoredRun:
         shape = self._shape(stored)
         if shape is None:
             raise RunError(f"{stored.path} is of a model of several inputs; read its named tensors by safetensors")
-        flat = FlatModel(make_factory(options, tuple(shape), self._classes(stored), stored.facts.get("crop"))())
+        module = make_factory(options, tuple(shape), self._classes(stored), stored.facts.get("crop"))()
+        load_constants_(module, stored.constants())
+        flat = FlatModel(module, carried={name for name, _ in stored.facts.get("parameters", ())})
         wanted = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
         if stored.facts and stored.facts["parameters"] != wanted:
             raise RunError(

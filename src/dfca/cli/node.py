@@ -42,6 +42,10 @@ Set = Annotated[
 Factory = Annotated[
     str | None, typer.Option(metavar="MODULE:FUNCTION", help="The swarm's model is this code, which you trust.")
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Weights that the model starts from (safetensors); all devices need this file."),
+]
 
 
 @commands.command()
@@ -70,6 +74,7 @@ def init(
     ignore: Ignore = None,
     test: Test = None,
     drop_missing: DropMissing = False,
+    weights: Weights = None,
     host: Host = None,
     port: Port = None,
     set_: Set = None,
@@ -214,6 +219,7 @@ def join(
     test: Test = None,
     drop_missing: DropMissing = False,
     factory: Factory = None,
+    weights: Weights = None,
     host: Host = None,
     port: Port = None,
     set_: Set = None,
@@ -437,7 +443,7 @@ def _own_modules() -> None:
 def _device_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that `init` and `join` have in common."""
     return {
-        **{key: given[key] for key in ("data", "label", "name", "test", "drop_missing")},
+        **{key: given[key] for key in ("data", "label", "name", "test", "drop_missing", "weights")},
         "features": _tuple(given["features"]),
         "ignore": _tuple(given["ignore"]) or (),
         "settings": _settings(given["host"], given["port"], given["set_"]),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dfca.base.errors import ConfigError, unknown
@@ -123,8 +123,9 @@ class Algorithm:
         revives: Whether a lost cluster or a new distribution can open a new centre during training.
         merging: How clusters that are not worth their data are merged (`rules.merging`); None: never.
         trains: "chosen": the model that a client chooses. "all" its models, each with the `weights` of the choice.
-        head: Divides a model into body and head (`learning.parts`): the number of last layers that are its head, or
-            the prefix of their names. None: it is not divided.
+        head: Divides a model into body and head (`learning.parts`): the number of last layers that are its head, the
+            prefix of their names, or a regular expression that is searched in the names of its tensors. None: it is
+            not divided.
         body: "cluster": averaged like the head, with those that trained the same cluster. "common": all models of a
             client have the same body, which is averaged with that of every neighbour.
         private_head: Whether heads are neither sent nor averaged.
@@ -164,7 +165,7 @@ class Algorithm:
     revives: bool = False
     merging: MergeOptions | None = None
     trains: Literal["chosen", "all"] = "chosen"
-    head: int | str | None = None
+    head: int | str | re.Pattern[str] | None = None
     body: Literal["cluster", "common"] = "cluster"
     private_head: bool = False
     schedule: tuple[Phase, ...] = ()
@@ -207,7 +208,7 @@ class Algorithm:
     def _check_parts(self) -> None:
         """Refuse a head, a body or phases that make no sense."""
         head, name = self.head, self.name
-        if head is not None and not isinstance(head, str) and not (type(head) is int and head >= 1):
+        if head is not None and not isinstance(head, str | re.Pattern) and not (type(head) is int and head >= 1):
             raise ConfigError(
                 f"head of algorithm {name} must be a number of layers >= 1 or the prefix of their names, got {head!r}"
             )
@@ -251,6 +252,34 @@ class Algorithm:
             )
         if self.mixture is not None and self.memory is None:
             raise ConfigError(f"algorithm {self.name} has a mixture of its memory, and no memory")
+
+    def keeping(self, private: str) -> Algorithm:
+        """Let clients keep some tensors of a model to themselves.
+
+        Args:
+            private: "head", the last layer, or a regular expression that is searched in the names of tensors.
+
+        Returns:
+            The algorithm with a private head; one that exchanges nothing stays as it is.
+
+        Raises:
+            ConfigError: If the expression is none, or the algorithm does not average models by columns.
+        """
+        if self.exchange == "none":
+            return self
+        try:
+            head = 1 if private == "head" else re.compile(private)
+        except re.error as error:
+            raise ConfigError(
+                f'mixing.private must be "head" or a regular expression, got {private!r}: {error}'
+            ) from None
+        fits = self.exchange == "gossip" and self.start != "elected" and self.share in (None, "trained")
+        if not fits or self.head is not None or self.peers is not None:
+            raise ConfigError(
+                f"mixing.private is for algorithms that gossip whole models and draw their starts (dfca-gi, dfca-li, "
+                f"dfedavgm), got {private!r} for {self.name}; leave one of the two out"
+            )
+        return replace(self, head=head, private_head=True, share="trained")
 
     def decide(self, view: View) -> Choice:
         """Call `choose` and check its result, so that drivers can trust it.

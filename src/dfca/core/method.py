@@ -227,6 +227,12 @@ class MixingOptions(Table, kw_only=True):
         description="how clients guard against neighbours that lie: clip what comes to the usual distance from the own "
         "copy, or trimmed mean or median of each weight; then votes of elections are bounded too",
     )
+    private: str | None = option(
+        default=None,
+        since=3,
+        description='tensors of the model that each client trains and keeps to itself: "head", the last layer, or a '
+        "regular expression that is searched in their names; for methods that gossip and draw their starts",
+    )
 
 
 class ElectionRule(Table):
@@ -297,6 +303,7 @@ class MethodKeywords(TypedDict, total=False):
     aggregation: Literal["batch", "sequential"]
     share: Share
     robust: RobustRule
+    private: str | None
 
 
 class Method(MixingOptions, kw_only=True):

@@ -437,7 +437,7 @@ def make_work(folder: NodeFolder) -> LocalWork:
     """Read the data of a device and build its model. Raises DfcaError if they do not fit."""
     config, facts = folder.config, folder.facts
     device = find_device(config.training.device, "training.device", 'set "cpu" or "auto"')
-    model = build(facts, config.training.factory)
+    model = build(facts, config.training.factory, config.training.weights)
     data = DeviceData(config, folder.path, facts)
     seen = time.monotonic()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from dfca import algorithms, models, topology
 from dfca.base.errors import ConfigError, DfcaError, RunError
@@ -27,7 +29,7 @@ from dfca.runs.signals import Interrupted, StopSignal
 from dfca.runs.sink import RunSink
 from dfca.runs.store.checkpoints import Checkpoint
 from dfca.runs.store.folder import RunFolder
-from dfca.runs.store.models import describe, named
+from dfca.runs.store.models import CONSTANT, describe, named
 from dfca.runs.store.rows import GraphTable, TrialRow
 from dfca.runs.virtual import VirtualTrial
 from dfca.sim.metrics_table import EvaluationRow, JsonObject
@@ -179,7 +181,12 @@ def run_trial(trial: Trial, setting: Setting, context: RunContext, shards: Shard
         _pass_on(driven.simulation.notes, sink, group)
         if context.save_models:
             bank = named(driven.stream(), driven.flat, setting.algorithm.exchange == "server")
-            _save_models(trial, bank, describe(trial, setting, driven.flat, metrics), folder)
+            tensors: dict[str, Tensor | Stream] = {"bank": bank}
+            tensors |= {CONSTANT + name: tensor for name, tensor in driven.flat.frozen.items()}
+            if folder:
+                folder.save_models(trial, tensors, describe(trial, setting, driven.flat, metrics))
+            else:
+                deque(bank.pieces, maxlen=0)  # the first rank writes them
         config = trial.point.config
         metric = setting.learns.metric
         keys = (metric.key, f"{metric.key}_before_personal", f"all_models_{metric.key}", *IN_SUMMARY)
@@ -221,13 +228,6 @@ def _step_to_the_end(
                 deque(bank.pieces, maxlen=0)  # the first rank writes them
         context.heed_stop(f"at {driven.place} of {trial}", shards)
     return last
-
-
-def _save_models(trial: Trial, bank: Stream, metadata: Mapping[str, str], folder: RunFolder | None) -> None:
-    if folder:
-        folder.save_models(trial, bank, metadata)
-    else:
-        deque(bank.pieces, maxlen=0)  # the first rank writes them
 
 
 def sentence(error: Exception) -> str:
@@ -297,6 +297,7 @@ class Workload:
             task=config.learning_task(),
             bank=config.bank,
             robust=config.mixing.robust,
+            private=config.mixing.private,
             liars=config.liars,
             bank_folder=None if folder is None else folder.path,
         )

@@ -35,7 +35,7 @@ from dfca.sim.local.choices import EngineName, LiarOptions, Place
 
 
 class Setting(MixingOptions):
-    """Everything one simulation needs; `weights`, `aggregation`, `share` and `robust` are those of `[mixing]`.
+    """Everything one simulation needs; the fields that are not explained here are those of `[mixing]`.
 
     Attributes:
         split: Who holds which samples.
@@ -98,6 +98,9 @@ class Setting(MixingOptions):
 
     def __post_init__(self) -> None:
         clients = self.clients
+        if self.private is not None:
+            object.__setattr__(self, "algorithm", self.algorithm.keeping(self.private))
+            object.__setattr__(self, "private", None)  # it is in the algorithm now
         if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
         must_know = self.algorithm.start != "elected" and self.algorithm.models == "clusters"

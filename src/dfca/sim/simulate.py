@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from dfca.base.errors import DfcaWarning, ModelError
+from dfca.core.learning.params import load_constants_
 from dfca.core.rng import seeded
 from dfca.models import looks_trained, on_images, pretrained
 
@@ -45,13 +46,14 @@ def _explained(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 def fresh_copies(module: nn.Module) -> Callable[[], nn.Module]:
-    """Make a factory of re-initialised copies of a module.
+    """Make a factory of re-initialised copies of a module, with its own frozen parameters.
 
-    Raises ModelError where some parameter belongs to a layer without `reset_parameters`.
+    Raises ModelError where some trained parameter belongs to a layer without `reset_parameters`.
     """
+    frozen = {name: tensor.detach() for name, tensor in module.named_parameters() if not tensor.requires_grad}
     for name, layer in module.named_modules():
-        owned = list(layer.parameters(recurse=False))
-        if owned and not callable(getattr(layer, "reset_parameters", None)):
+        trained = any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+        if trained and not callable(getattr(layer, "reset_parameters", None)):
             raise ModelError(
                 f"layer {name!r} ({type(layer).__name__}) has no reset_parameters(), so the module cannot be "
                 "started afresh; pass a function that builds it instead of the module"
@@ -62,6 +64,7 @@ def fresh_copies(module: nn.Module) -> Callable[[], nn.Module]:
         for layer in twin.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
+        load_constants_(twin, frozen)
         return twin
 
     with seeded(0, "looks-trained"):

@@ -1,14 +1,15 @@
 """A module as one flat vector, and back.
 
-The vector holds P floats: first the trained parameters, then what is averaged but not trained (frozen parameters,
-floating-point buffers such as the running statistics of batch norm). Integer buffers (batch norm's step counter) are
-constants of the architecture: they are neither trained nor exchanged.
+The vector holds P floats: first the trained parameters, then the floating-point buffers, such as the running
+statistics of batch norm, which training changes without a gradient. All else is constant: frozen parameters
+(requires_grad False), integer buffers, and buffers that are not persistent. Constants are part of the architecture: a
+process holds them once, and they are neither trained, exchanged nor saved with a model.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,30 +38,36 @@ class FlatModel:
     count: number of tensors that gradient steps change, the first of `names`.
     trained: number of floats that gradient steps change, the first of the vector.
     sizes: number of floats of each tensor; size: P, the length of the vector.
+    constants: the tensors that are not in the vector, by name.
     known: whether the module is a sequence of well-known layers (`learning.layers`), run by direct calls.
     dense: where the layers of a network of linear layers and ReLU stand (`dense`); None for any other module, and
         for a task whose loss is not written out there.
     noisy: whether a training step may draw random numbers from torch's global generator.
     """
 
-    def __init__(self, module: nn.Module, task: Task = CLASSIFICATION) -> None:
+    def __init__(self, module: nn.Module, task: Task = CLASSIFICATION, carried: Collection[str] = ()) -> None:
+        """Describe a module; carried: constants that are in the vector nevertheless, as they were before 0.3."""
         _check(module)
         self.task = task
-        # One frozen copy per mode, so that nothing is switched back and forth between calls.
+        module = copy.deepcopy(module)
+        # One twin per mode, so that nothing is switched back and forth between calls; they share their tensors.
         self._modules = {mode: _in_mode(module, mode) for mode in MODES}
-        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())
-        trained = [(name, p) for name, p in parameters if p.requires_grad]
-        rest = [(name, p) for name, p in parameters if not p.requires_grad]
-        rest += [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
-        self.names = [name for name, _ in trained + rest]
-        self.shapes = [tensor.shape for _, tensor in trained + rest]
-        self.sizes = [tensor.numel() for _, tensor in trained + rest]
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        persistent = module.state_dict()
+        rest: dict[str, Tensor] = {n: p for n, p in parameters.items() if n in carried and not p.requires_grad}
+        rest |= {n: b for n, b in buffers.items() if b.is_floating_point() and (n in persistent or n in carried)}
+        self.names = [*trained, *rest]
+        self.shapes = [tensor.shape for tensor in (*trained.values(), *rest.values())]
+        self.sizes = [shape.numel() for shape in self.shapes]
         self.count = len(trained)
         self.trained = sum(self.sizes[: self.count])
         self.size = sum(self.sizes)
-        self.dtype = trained[0][1].dtype
-        self._constants = {n: b.detach().clone() for n, b in module.named_buffers() if not b.is_floating_point()}
-        self._steps = {mode: sequence(twin, self.names, mode) for mode, twin in self._modules.items()}
+        self.dtype = next(iter(trained.values())).dtype
+        self.constants = {n: t.detach() for n, t in {**parameters, **buffers}.items() if n not in {*trained, *rest}}
+        self._written = {n: t for n, t in self.constants.items() if n in buffers}  # by some modules, while they run
+        names = [*self.names, *self.constants]
+        self._steps = {mode: sequence(twin, names, mode) for mode, twin in self._modules.items()}
         self.known = all(steps is not None for steps in self._steps.values())
         self.dense = None if task.residual is None else dense_layers(module, self.names)
         self.noisy = not self.known or draws_noise(module)
@@ -77,6 +84,11 @@ class FlatModel:
     def layers(self) -> list[nn.Module]:
         """List the modules that have no children."""
         return [module for module in self._modules["train"].modules() if not any(module.children())]
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The constants that are parameters, by name."""
+        return {name: tensor for name, tensor in self.constants.items() if name not in self._written}
 
     def flatten(self, module: nn.Module) -> Tensor:
         """Copy a module of this architecture into a vector (P,).
@@ -120,6 +132,8 @@ class FlatModel:
         """
         steps = self._steps[mode]
         if steps is not None and isinstance(x, Tensor):
+            if self.constants:
+                pieces = [*pieces, *self.constants.values()]
             for step in steps:
                 x = step(pieces, x)
             return x
@@ -127,9 +141,13 @@ class FlatModel:
         if mode == "objective":  # batch norm would write here too
             for name in self.names[self.count :]:
                 tensors[name] = tensors[name].clone()
-        constants = {name: buffer.clone() for name, buffer in self._constants.items()}
+        constants = {name: buffer.clone() for name, buffer in self._written.items()}
         positional, named = arguments(x)
         return outputs_of(functional_call(self._modules[mode], {**tensors, **constants}, positional, named))
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """View a vector (P,) as the module's tensors by name, with its frozen parameters."""
+        return {**dict(zip(self.names, self.pieces(vector), strict=True)), **self.frozen}
 
     def to_module(self, vector: Tensor) -> nn.Module:
         """Make a module of its own, in scoring mode, from a vector (P,)."""
@@ -144,7 +162,8 @@ class FlatModel:
         """Move the constants and templates to a device; returns self."""
         for module in self._modules.values():
             module.to(device)
-        self._constants = {name: buffer.to(device) for name, buffer in self._constants.items()}
+        self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
+        self._written = {name: self.constants[name] for name in self._written}
         return self
 
 
@@ -154,15 +173,17 @@ class Pretrained:
 
     starts: tensors by name, one for all clusters or one for each. Cluster 0 starts from exactly these. Where one has to
     serve several clusters, the others get theta + START_NOISE std(theta) noise, tensor by tensor: equal models would
-    stay equal.
+    stay equal. Constants are those of the first.
     """
 
     make: Callable[[], nn.Module]
     starts: tuple[Mapping[str, Tensor], ...]
 
     def __call__(self) -> nn.Module:
-        """Build the module, with weights of its own."""
-        return self.make()
+        """Build the module: its constants are the given ones, its trained weights are its own."""
+        module = self.make()
+        load_constants_(module, self.starts[0])
+        return module
 
     def start(self, flat: FlatModel, seed: int, cluster: int, *who: str | int) -> Tensor:
         """Return the start (P,) of a cluster; where it is not the given one itself, that of a client.
@@ -193,8 +214,17 @@ def initial(flat: FlatModel, make_model: Callable[[], nn.Module], seed: int, *na
         return flat.flatten(make_model())
 
 
+def load_constants_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy named tensors into the frozen parameters of a module."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad and name in tensors:
+                parameter.copy_(tensors[name])
+
+
 def _in_mode(module: nn.Module, mode: str) -> nn.Module:
-    twin = copy.deepcopy(module).train(mode == "train")
+    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    twin = copy.deepcopy(module, dict(shared)).train(mode == "train")
     if mode == "objective":
         for layer in twin.modules():
             if isinstance(layer, _NormBase):

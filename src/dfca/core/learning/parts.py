@@ -6,6 +6,7 @@ unless a head that is named by its prefix takes them in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -69,11 +70,21 @@ class Layout:
         return sum(columns.stop - columns.start for columns in self.private)
 
 
-def head_tensors(model: FlatModel, head: int | str) -> list[bool]:
-    """Find the tensors of the head, in the order of `model.names`: of the last `head` layers, or with that prefix.
+def head_tensors(model: FlatModel, head: int | str | re.Pattern[str]) -> list[bool]:
+    """Find the tensors of the head, in the order of `model.names`: of the last `head` layers, with that prefix, or by a
+    regular expression.
 
     Raises ModelError where the model has fewer layers, or no such names.
     """
+    if isinstance(head, re.Pattern):
+        is_head = [head.search(name) is not None for name in model.names]
+        if not any(is_head) or all(is_head):
+            which = "every" if any(is_head) else "no"
+            raise ModelError(
+                f"mixing.private: {head.pattern!r} is in the name of {which} tensor that the model trains or averages; "
+                f"it has {', '.join(model.names)}"
+            )
+        return is_head
     if isinstance(head, str):
         is_head = [name == head or name.startswith(f"{head}." if head else "") for name in model.names]
         if not any(is_head):
@@ -87,7 +98,7 @@ def head_tensors(model: FlatModel, head: int | str) -> list[bool]:
     return [place < model.count and _layer(name) in last for place, name in enumerate(model.names)]
 
 
-def head_mask(model: FlatModel, head: int | str) -> Tensor:
+def head_mask(model: FlatModel, head: int | str | re.Pattern[str]) -> Tensor:
     """Return which numbers of a model are its head's: (P,) bool."""
     import torch
 

@@ -150,7 +150,8 @@ def load_model(path: Path, cluster: int | None = None, shared: bool = False) -> 
         raise RunError(
             f"the node in {path} has no models yet; let it run until `dfca node status {path}` shows a round"
         )
-    model = build(folder.facts, folder.config.training.factory)
+    training = folder.config.training
+    model = build(folder.facts, training.factory, training.weights)
     if saved.bank.shape[1] != model.flat.size:
         raise DataError(
             f"the saved models have {saved.bank.shape[1]} floats and the swarm's model {model.flat.size}; the folder "

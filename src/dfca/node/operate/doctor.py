@@ -124,7 +124,7 @@ def _check_data(path: Path, config: NodeConfig, facts: Facts) -> Check:
     from dfca.node.task.learner import build
 
     try:
-        build(facts, config.training.factory)
+        build(facts, config.training.factory, config.training.weights)
         samples = load(config, path, facts)
     except DfcaError as error:
         text, _, cure = str(error).partition(": ")

@@ -52,8 +52,15 @@ def _factory(name: str) -> str:
     return name
 
 
+def _whole_path(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f'must be an absolute path, got "{path}"')
+    return path
+
+
 Address = Annotated[str, AfterValidator(_address)]
 Factory = Annotated[str, AfterValidator(_factory)]
+Weights = Annotated[str, AfterValidator(_whole_path)]
 
 
 class DataConfig(Table, kw_only=True):
@@ -137,6 +144,12 @@ class TrainingConfig(Table, kw_only=True):
         default=None,
         max_length=200,
         description='"module:function" of a swarm whose model is code: runs code, so you must name it yourself',
+    )
+    weights: Weights | None = option(
+        default=None,
+        max_length=4096,
+        since=3,
+        description="this device's copy of the safetensors file that the swarm's model starts from",
     )
 
 

@@ -144,7 +144,7 @@ def predict_file(path: str, config: NodeConfig, folder: Path, facts: Facts, vect
     """
     asked = config.data.changed(path=absolute(path), format="auto", test=None)
     x = load_inputs(config.changed(data=asked), folder, facts)
-    model = build(facts, config.training.factory)
+    model = build(facts, config.training.factory, config.training.weights)
     return predictions_csv(facts, predict(model, vector.detach().cpu(), x, Scaling.of(facts.scaling, facts.inputs)))
 
 

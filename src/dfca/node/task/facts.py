@@ -85,7 +85,15 @@ class ModelFacts(Table):
     standardise: bool = option(default=False, since=3, description="standardise each sample before the first layer")
     size: int = option(default=0, ge=0, le=MOST_FLOATS, description="P: floats of one model; 0 until it is built")
     digest: str = option(
-        default="", pattern=r"^[0-9a-f]{0,64}$", description="SHA-256 of the tensors' names and shapes"
+        default="",
+        pattern=r"^[0-9a-f]{0,64}$",
+        description="SHA-256 of the tensors' names and shapes, and of the values of constants",
+    )
+    weights: str | None = option(
+        default=None,
+        since=3,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the safetensors file that all devices start from; none: they start afresh",
     )
 
     def __post_init__(self) -> None:
@@ -237,6 +245,8 @@ class Facts(MixingOptions, aggregation={"default": "sequential"}, kw_only=True):
             raise ValueError(f"the class {Counter(self.classes).most_common(1)[0][0]!a} stands there twice")
         if self.clusters is None and self.algorithm in ("dfca-gi", "dfca-li"):
             raise ValueError(f'clusters must be given for "{self.algorithm}"; "dfca-auto" finds them')
+        if self.private is not None:
+            raise ValueError("private is for simulations: members of a swarm send whole models; leave it out")
         shape, count = self.inputs.sample_shape, len(self.scaling.mean)
         if count not in (1, shape[0]):
             raise ValueError(f"scaling must have 1 number or {shape[0]} (the first dimension), got {count}")

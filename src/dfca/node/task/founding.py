@@ -18,7 +18,7 @@ from dfca.node.task.config import MODULE, DataConfig, NodeConfig, absolute
 from dfca.node.task.csv_table import listed
 from dfca.node.task.dataset import load, problems
 from dfca.node.task.facts import ALGORITHMS, Facts
-from dfca.node.task.learner import build, measured
+from dfca.node.task.learner import build, measured, weights_digest
 from dfca.node.task.reading import DataRequest as Request
 from dfca.node.task.reading import Raw, found_classes, read, to_number
 from dfca.node.task.scaling import measure
@@ -31,8 +31,8 @@ TASKS = ("classification", "regression")
 class JoinPlan:
     """What the user says of a device; what is not said is found, or taken from the swarm.
 
-    name: of the device, the folder's if not given. settings: any other keys of node.toml by section, e.g. {"network":
-    {"port": 7447}}.
+    name: of the device, the folder's if not given. weights: the safetensors file that the model starts from.
+    settings: any other keys of node.toml by section, e.g. {"network": {"port": 7447}}.
     """
 
     data: str
@@ -43,6 +43,7 @@ class JoinPlan:
     ignore: tuple[str, ...] = ()
     drop_missing: bool = False
     factory: str | None = None
+    weights: str | None = None
     settings: dict[str, Any] | None = None
 
 
@@ -93,7 +94,9 @@ def init_swarm(folder: Path, founder: str, options: Founding) -> tuple[NodeConfi
             "model": _model(options),
         }
     )
-    model = measured(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, facts.crop)
+    model = measured(
+        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, facts.crop, config.training.weights
+    )
     facts = facts.changed(model=model)
     load(config, folder, facts)  # whatever is wrong with the held-out part or the test file is said now
     return config, facts
@@ -121,7 +124,7 @@ def check_fits(facts: Facts, config: NodeConfig, folder: Path) -> list[str]:
         except DfcaError as error:
             found.append(str(error))
     try:
-        build(facts, config.training.factory)
+        build(facts, config.training.factory, config.training.weights)
     except DfcaError as error:
         found.append(str(error))
     if not found:
@@ -145,7 +148,10 @@ def _config(folder: Path, options: JoinPlan, label: str, ignored: tuple[str, ...
     content: dict[str, Any] = {
         "name": options.name or _name(folder),
         "data": data,
-        "training": {"factory": options.factory or _own_model(options)},
+        "training": {
+            "factory": options.factory or _own_model(options),
+            "weights": None if options.weights is None else absolute(options.weights),
+        },
     }
     for section, values in (options.settings or {}).items():
         if isinstance(values, dict):
@@ -214,8 +220,13 @@ def _classes(raw: Raw, options: Founding, what: str) -> tuple[str, ...]:
 
 
 def _model(options: Founding) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"name": options.model}
     if MODULE.match(options.model):
-        return {"name": "factory", "factory": options.model}
-    if options.model not in MODELS:
+        chosen = {"name": "factory", "factory": options.model}
+    elif options.model not in MODELS:
         raise unknown("model", options.model, [*MODELS, "module:function"])
-    return {"name": options.model} if options.hidden is None else {"name": options.model, "hidden": options.hidden}
+    elif options.hidden is not None:
+        chosen["hidden"] = options.hidden
+    if options.weights is not None:
+        chosen["weights"] = weights_digest(options.weights)
+    return chosen

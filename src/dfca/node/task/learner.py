@@ -7,17 +7,19 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dfca.base.errors import ConfigError, ModelError
+from dfca.base.files import sha256, tensor_bytes
 from dfca.core.learning.local import infer, losses, lowest
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import TASKS
 from dfca.core.rng import seeded
-from dfca.models import cropped, known_factory, on_images, own_factory
+from dfca.models import cropped, known_factory, on_images, own_factory, pretrained
 from dfca.node.task.facts import MOST_FLOATS, Facts, ModelFacts, TargetFacts
 from dfca.node.task.scaling import Scaling
 
@@ -45,35 +47,53 @@ class Architecture:
         return self.flat.task.targets == "numbers"
 
 
-def build(facts: Facts, allowed: str | None = None) -> Architecture:
+def build(facts: Facts, allowed: str | None = None, weights: str | None = None) -> Architecture:
     """Build the model of a swarm.
 
-    allowed: the factory that this device's own settings name; facts alone never run code.
+    allowed, weights: the factory and the file of weights that this device's own settings name; facts alone never run
+    code.
 
     Raises ConfigError or ModelError where it is another model than the swarm's.
     """
-    model, digest = _make(facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, facts.crop)
+    model, digest = _make(
+        facts.model, facts.inputs.sample_shape, facts.outputs, facts.seed, allowed, weights, facts.crop
+    )
     if model.flat.size != facts.model.size or digest != facts.model.digest:
         raise ModelError(
             f"the model built here has {model.flat.size} floats and the swarm's has {facts.model.size}, or its tensors "
-            f"have other names or shapes; {_cure(facts.model)}"
+            f"have other names or shapes, or its frozen ones other values; {_cure(facts.model)}"
         )
     return replace(model, flat=model.flat.for_task(TASKS[facts.task]), target=facts.target)
 
 
-def measured(model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, crop: int | None = None) -> ModelFacts:
+def measured(
+    model: ModelFacts,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    crop: int | None = None,
+    weights: str | None = None,
+) -> ModelFacts:
     """Fill in the size and digest of a model by building it once: what the founder does."""
-    built, digest = _make(model, shape, classes, seed, model.factory, crop)
+    built, digest = _make(model, shape, classes, seed, model.factory, weights, crop)
     return model.changed(size=built.flat.size, digest=digest)
 
 
 def _make(
-    model: ModelFacts, shape: tuple[int, ...], classes: int, seed: int, allowed: str | None, crop: int | None
+    model: ModelFacts,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    allowed: str | None,
+    weights: str | None,
+    crop: int | None,
 ) -> tuple[Architecture, str]:
     make = on_images(_factory(model, cropped(shape, crop), classes, allowed), crop, model.standardise)
     if model.factory is None:
         with torch.device("meta"):  # no memory is taken before the size is known
             _check_size(make())
+    if model.weights is not None or weights is not None:
+        make = pretrained(make, _checked_weights(model.weights, weights))
     with seeded(seed, "init", 0):
         module = make()
     _check_size(module)
@@ -81,8 +101,41 @@ def _make(
     if flat.dtype != torch.float32:
         raise ModelError(f"the model of a swarm must be of float32, got {flat.dtype}; convert it by module.float()")
     _check_outputs(module, shape, classes)
-    layout = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
+    layout: list[list[Any]] = [[name, list(size)] for name, size in zip(flat.names, flat.shapes, strict=True)]
+    if flat.frozen:
+        layout.append(["constants", constants_digest(flat)])
     return Architecture(flat, make), hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def constants_digest(flat: FlatModel) -> str:
+    """Hash the names, types and values of constants by SHA-256."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(flat.constants.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _checked_weights(wanted: str | None, path: str | None) -> str:
+    """Return the path of the weights, if it is the file with the SHA-256 that the swarm's facts name."""
+    if wanted is None:
+        raise ConfigError("the swarm's models start afresh; leave training.weights out of node.toml")
+    if path is None:
+        raise ConfigError(
+            f"the swarm's model starts from a file of weights with the SHA-256 {wanted}; get it from the founder and "
+            "set training.weights in node.toml to its path (or join with --weights)"
+        )
+    if (digest := weights_digest(path)) != wanted:
+        raise ModelError(f"{path} has the SHA-256 {digest}, and the swarm's weights {wanted}; take the founder's file")
+    return path
+
+
+def weights_digest(path: str) -> str:
+    """Hash a file of weights. Raises ModelError where it cannot be read."""
+    try:
+        return sha256(Path(path))
+    except OSError as error:
+        raise ModelError(f"the weights {path} cannot be read: {error.strerror or error}") from None
 
 
 def _factory(model: ModelFacts, shape: tuple[int, ...], classes: int, allowed: str | None) -> Callable[[], nn.Module]:

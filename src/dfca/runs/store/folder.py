@@ -35,6 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from dfca.base.errors import ConfigError, RunError
 from dfca.base.files import (
@@ -250,9 +251,9 @@ class RunFolder:
             entry = {"digest": point.digest, **graph}
             atomic_write(self.path / "topology.json", json.dumps(without_nan(graphs | {name: entry})) + "\n")
 
-    def save_models(self, trial: Trial, bank: Stream, metadata: Mapping[str, str]) -> None:
+    def save_models(self, trial: Trial, tensors: Mapping[str, Tensor | Stream], metadata: Mapping[str, str]) -> None:
         """Store the final bank of a trial, (models, N, P), as `runs.store.models` names and describes it."""
-        atomic_save(trial.file(self.path / "models", ".safetensors"), {"bank": bank}, metadata)
+        atomic_save(trial.file(self.path / "models", ".safetensors"), tensors, metadata)
 
     def has_models(self, trial: Trial) -> bool:
         """Return whether the final bank of a trial is stored."""

@@ -2,6 +2,7 @@
 
     client.3.cluster.0.net.0.weight    a tensor of a client's copy of a cluster's model
     cluster.0.net.0.weight             the same where a server keeps one for all
+    constant.net.1.weight              a frozen parameter, the same in all models
 
 The metadata (`describe`) names the algorithm, seed, cluster of each client and the model, so the file serves without
 its run folder. Version 0.2 stored one tensor "bank" (m, N, P) without names; so are banks of too many tensors for the
@@ -31,6 +32,7 @@ from dfca.sim.setting import Setting
 FORMAT = "dfca-models-1"
 MOST_NAMED = 400_000  # tensors: the header of safetensors may have 100 MB
 FOLDER = "models"
+CONSTANT = "constant."
 ARCHITECTURE = {"name", "hidden", "channels"}
 
 
@@ -116,7 +118,7 @@ class StoredModels:
         """
         with safe_open(self.path, "pt") as file:
             names = set(file.keys())
-            if names == {"bank"}:
+            if "bank" in names:
                 bank = file.get_slice("bank")
                 models, rows, _ = bank.get_shape()
                 self._check(client, cluster, rows, models)
@@ -130,17 +132,24 @@ class StoredModels:
         """Read all models that a client holds, (m, P)."""
         return torch.stack([self.vector(client, cluster) for cluster in range(self.models)])
 
+    def constants(self) -> dict[str, Tensor]:
+        """Read the frozen parameters, by name."""
+        with safe_open(self.path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(CONSTANT)]  # noqa: SIM118  it is no mapping
+            return {name.removeprefix(CONSTANT): file.get_tensor(name) for name in names}
+
     @property
     def models(self) -> int:
         """Count the models that each client holds."""
         with safe_open(self.path, "pt") as file:
             names = set(file.keys())
-            return int(file.get_slice("bank").get_shape()[0]) if names == {"bank"} else self._count(names)[1]
+            return int(file.get_slice("bank").get_shape()[0]) if "bank" in names else self._count(names)[1]
 
     def _count(self, names: set[str]) -> tuple[int, int]:
         """Count clients and clusters by the names of the first parameter."""
         first = self.facts["parameters"][0][0]
         heads = [name.removesuffix(first).split(".") for name in names if name.endswith(f".{first}")]
+        heads = [head for head in heads if head[0] in ("client", "cluster")]
         clients = {int(head[1]) for head in heads if head[0] == "client"} or {0}
         clusters = {int(head[head.index("cluster") + 1]) for head in heads if "cluster" in head}
         return len(clients), len(clusters)
