@@ -89,7 +89,7 @@ def test_pipes_links_and_large_files_are_refused(tmp_path: Path) -> None:
         assert file.poll()
         assert file.value == {}
         problems[name] = file.problem
-    assert problems["pipe"] == "pipe is no ordinary file"
+    assert problems["pipe"] == "pipe cannot be read: it is a pipe, not a regular file"
     assert problems["link"] is not None
     assert problems["link"].startswith("link cannot be read")
     assert problems["large"] == "large has 108 bytes, more than the 100 shown here"

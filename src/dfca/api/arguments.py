@@ -14,7 +14,8 @@ from pydantic import Field
 
 from dfca import algorithms
 from dfca.base.device import find_device
-from dfca.base.errors import ConfigError, DfcaError
+from dfca.base.errors import ConfigError
+from dfca.base.imports import call_own
 from dfca.base.table import Table, option
 from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
@@ -153,15 +154,7 @@ def to_graph(topology: Topology, clients: int, seed: int) -> nx.Graph:
     """Accept a graph over 0..N-1, a name, "module:function", options, or a function of (clients, seed)."""
     graph = topology
     if callable(graph) and not isinstance(graph, nx.Graph):
-        try:
-            graph = graph(clients, seed)
-        except DfcaError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"topology is a function that failed with {type(error).__name__}: {error}; it is called as "
-                f"make(clients, seed), here make({clients}, {seed})"
-            ) from error
+        graph = call_own(graph, clients, seed, "topology is a function that")
         if not isinstance(graph, nx.Graph):
             raise ConfigError(f"topology is a function that must return a networkx graph, got {type(graph).__name__}")
     if isinstance(graph, nx.Graph):

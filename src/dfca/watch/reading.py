@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dfca.base.files import BINARY, NO_LINKS
+from dfca.base.files import open_regular
 
 MOST_JSON = 64 << 20  # bytes of a whole file (the graphs of a large sweep have some megabytes)
 MOST_LINE = 4 << 20  # bytes of one line of metrics; 2,000 clients need about 50 kB
 AT_A_TIME = 16 << 20  # bytes of appended lines that one call reads
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 class UnreadableError(Exception):
@@ -33,17 +31,13 @@ def read_file(path: Path, most: int = MOST_JSON, begin: int = 0) -> bytes:
     Raises UnreadableError, FileNotFoundError.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe waits for its writer.
-        descriptor = os.open(path, os.O_RDONLY | NO_LINKS | NO_WAIT | BINARY)
+        with open(open_regular(path, follow_links=False), "rb") as file:
+            file.seek(begin)
+            return file.read(most)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UnreadableError(f"{path.name} cannot be read: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableError(f"{path.name} is no ordinary file")
-        file.seek(begin)
-        return file.read(most)
 
 
 def parse(data: bytes, name: str, load: Callable[[str], Any] = json.loads) -> dict[str, Any]:
