@@ -81,6 +81,7 @@ class Numbers(LocalConfig, RunLength):
     called: ClassVar[str] = "{}"
 
     batch_size: Literal["full"] | Annotated[int, Field(ge=1)] | None = None  # type: ignore[assignment]
+    optimizer: str | Callable[..., Any] = "sgd"  # type: ignore[assignment]
     augment: Augment | None = None
     participation: float = option(default=1.0, gt=0, le=1)
     evaluate_every: int = option(default=10, ge=1)

@@ -139,8 +139,10 @@ def stage_names(client: int, round: int, stage: int) -> tuple[int, ...]:
 
 
 def effective(local: LocalOptions, algorithm: Algorithm) -> LocalOptions:
-    """Apply the local options that the algorithm itself fixes."""
-    return local if algorithm.momentum is None else replace(local, momentum=algorithm.momentum)
+    """Apply the local options that the algorithm itself fixes; optimisers other than SGD have no momentum."""
+    return (
+        local if algorithm.momentum is None or local.optimizer != "sgd" else replace(local, momentum=algorithm.momentum)
+    )
 
 
 def participates(seed: int, client: int, round: int, rate: float) -> bool:

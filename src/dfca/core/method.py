@@ -7,11 +7,11 @@ facts and `dfca options` read these declarations; where one of them differs, it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
-from dfca.base.errors import ConfigError
+from dfca.base.errors import ConfigError, unknown
 from dfca.base.table import Table, option
 from dfca.core.rules.staleness import Staleness
 
@@ -23,6 +23,7 @@ RobustRule = Literal["none", "clip", "trimmed", "median"]
 LIAR_SHARE = 0.2
 """Robust folds and elections are made for liars up to this share."""
 PersonalSteps = int | Literal["auto"]
+OPTIMIZERS = ("sgd", "adam", "adamw")
 MOST_PERSONAL_STEPS = 10_000
 
 
@@ -106,8 +107,26 @@ class StepTable(Table):
         default=None, since=3, description="weight decay of single layers or tensors of the model, by name"
     )
 
+    optimizer: str = option(
+        default="sgd",
+        since=3,
+        description='sgd, adam, adamw, or "module:function" that is called as a class of torch.optim is; begun anew in '
+        "every round",
+    )
+    clip: float | None = option(
+        default=None, gt=0, since=3, description="largest norm of a gradient; larger ones are scaled down to it"
+    )
+    warmup_rounds: int = option(
+        default=0, ge=0, since=3, description="rounds in which the learning rate grows to its full size"
+    )
+    cosine_rounds: int | None = option(
+        default=None, ge=1, since=3, description="rounds in which the learning rate falls to almost 0 along a cosine"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
+            raise unknown("local.optimizer", self.optimizer, (*OPTIMIZERS, "module:function"))
         for name, value in (self.layer_decay or {}).items():
             if not value >= 0:
                 raise ConfigError(f"local.layer_decay.{name} must be >= 0, got {value}")
@@ -119,6 +138,10 @@ class StepTable(Table):
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
                 f"local.steps and local.epochs exclude each other, got {self.steps} and {self.epochs}; leave one out"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(
+                f'local.momentum is of optimizer "sgd", got {self.momentum} and "{self.optimizer}"; leave one out'
             )
 
     def options(self, augment: Augment | None = None, **changes: Any) -> LocalOptions:
@@ -143,6 +166,7 @@ class LocalOptions(StepTable):
 
     steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
     augment: Augment | None = option(default=None, description="random changes of images")
+    optimizer: str | Callable[..., Any] = "sgd"  # type: ignore[assignment]  # a function once it is imported
 
     def _check_steps(self) -> None:
         """Let `epochs` stand beside the default of `steps`, which it replaces."""
@@ -176,16 +200,34 @@ class LocalOptions(StepTable):
         """Count the full-batch steps that are as many passes over the samples."""
         return self.steps if self.epochs is None else self.epochs
 
+    @property
+    def written_out(self) -> bool:
+        """Whether `learning.dense` has these steps written out: plain SGD."""
+        return self.optimizer == "sgd" and self.clip is None and self.augment is None
+
+    @property
+    def constant_rate(self) -> bool:
+        """Whether the learning rate is the same in all rounds."""
+        return self.decay == 1 and not self.warmup_rounds and self.cosine_rounds is None
+
     def at(self, round: int) -> LocalOptions:
         """Settle the learning rate of a round.
 
         Args:
-            round: The client's round, from 0.
+            round: The client's round r, from 0.
 
         Returns:
-            The options with a learning rate of `learning_rate` * `decay`^round.
+            The options with a learning rate of `learning_rate` * `decay`^r * min(1, (r + 1) / (`warmup_rounds` + 1))
+            * (1 + cos(pi r / R)) / 2, R = `cosine_rounds`; from round R - 1 on the cosine stays as it is there.
         """
-        return self if self.decay == 1 else replace(self, learning_rate=self.learning_rate * self.decay**round)
+        if self.constant_rate:
+            return self
+        rate = self.learning_rate * self.decay**round
+        if round < self.warmup_rounds:
+            rate *= (round + 1) / (self.warmup_rounds + 1)
+        if self.cosine_rounds is not None:
+            rate *= (1 + math.cos(math.pi * min(round, self.cosine_rounds - 1) / self.cosine_rounds)) / 2
+        return replace(self, learning_rate=rate)
 
     def full_batch(self, steps: int, **changes: Any) -> LocalOptions:
         """Make the options of steps outside of rounds, such as a warm-up.
@@ -299,6 +341,10 @@ class MethodKeywords(TypedDict, total=False):
     momentum: float
     weight_decay: float
     layer_decay: Mapping[str, float] | None
+    optimizer: str | Callable[..., Any]
+    clip: float | None
+    warmup_rounds: int
+    cosine_rounds: int | None
     weights: WeightRule
     aggregation: Literal["batch", "sequential"]
     share: Share

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dfca.base.errors import ConfigError, DataError
+from dfca.base.imports import import_function
 from dfca.base.table import option
 from dfca.core.algorithm import Algorithm
 from dfca.core.exchange import averages_whole_models, quiet_from, robust_rule
@@ -101,6 +102,9 @@ class Setting(MixingOptions):
         if self.private is not None:
             object.__setattr__(self, "algorithm", self.algorithm.keeping(self.private))
             object.__setattr__(self, "private", None)  # it is in the algorithm now
+        if isinstance(named := self.local.optimizer, str) and ":" in named:
+            make = import_function(named, "local.optimizer")
+            object.__setattr__(self, "local", replace(self.local, optimizer=make))
         if self.clusters is not None and not 1 <= self.clusters <= clients:
             raise ConfigError(f"clusters must be in 1..{clients} (the number of clients), got {self.clusters}")
         must_know = self.algorithm.start != "elected" and self.algorithm.models == "clusters"

@@ -27,6 +27,7 @@ from dfca.core.learning.dense import (
 from dfca.core.learning.images import augmented, draw_changes
 from dfca.core.learning.inputs import Samples as Inputs
 from dfca.core.learning.layers import Mode
+from dfca.core.learning.optimisers import make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import softmax_residual
 from dfca.core.method import LocalOptions as LocalOptions
@@ -189,7 +190,8 @@ class TrainingSet(NamedTuple):
 def local_steps(
     model: FlatModel, vector: Tensor, x: Inputs, y: Tensor, options: LocalOptions, batches: Tensor | None = None
 ) -> Tensor:
-    """Train a copy of one model: theta <- theta - gamma v, v <- momentum v + grad F_client(theta) + decay theta.
+    """Train a copy of one model: theta <- theta - gamma v, v <- momentum v + grad F_client(theta) + decay theta; or by
+    another optimiser (`optimisers`).
 
     vector (P,), x (n, *shape), y (n, ...), batches (steps, b) or None for the full batch; returns (P,).
     """
@@ -206,7 +208,7 @@ def local_steps_(
     A network of linear layers and ReLU may be stacked: vectors (C, P), and stacked data. begun: a forward pass of these
     models on all these samples, which spares the first full-batch step its own.
     """
-    if model.dense is not None and isinstance(data.x, Tensor) and options.augment is None:
+    if model.dense is not None and isinstance(data.x, Tensor) and options.written_out:
         _dense_steps_(model, vectors, data, options, begun)
         return
     (x, y, batches), mean_loss = data[:3], model.task.mean_loss
@@ -217,8 +219,8 @@ def local_steps_(
     rest_pieces = model.rest_pieces(rest)
     if not moving:
         return
-    velocity: Sequence[Tensor] | None = None
-    rule = Rule.of(model, options, [place for place, piece in enumerate(theta) if piece.requires_grad])
+    decays = [decay for decay, piece in zip(weight_decays(model, options), theta, strict=True) if piece.requires_grad]
+    take_step_ = make_stepper(moving, options, decays)
     for step in range(options.steps_of(len(y))):
         if step == 0 and begun is not None and batches is None:
             loss, leaves = mean_loss(begun.outputs, y), begun.tensors
@@ -237,14 +239,14 @@ def local_steps_(
             else:
                 loss = (model.task.loss(outputs, y_step) * weights).mean()
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        velocity = descend_(moving, gradients, velocity, rule)
+        take_step_(gradients)
     if not frozen.intersection(range(model.count, len(model.names))):
         vectors[model.trained :] = rest
 
 
 def span(model: FlatModel, samples: int, options: LocalOptions) -> Span | None:
     """Describe steps in the span of the samples (`dense`), for this many of them; None where there are none."""
-    if model.dense is None or options.augment is not None or any(weight_decays(model, options)):
+    if model.dense is None or not options.written_out or any(weight_decays(model, options)):
         return None
     batch = options.batch_of(samples)
     if options.epochs is not None and batch is not None and samples % batch:
@@ -386,20 +388,6 @@ def _descent(
     return down, Batch(data.x.flatten(lead), target, share, data.products)
 
 
-class Rule(NamedTuple):
-    """How a gradient step is taken: decays: of each tensor."""
-
-    rate: float
-    momentum: float
-    decays: Sequence[float]
-
-    @classmethod
-    def of(cls, model: FlatModel, options: LocalOptions, places: Sequence[int]) -> Rule:
-        """Make the rule for the tensors at these places."""
-        decays = weight_decays(model, options)
-        return cls(options.learning_rate, options.momentum, [decays[place] for place in places])
-
-
 def weight_decays(model: FlatModel, options: LocalOptions) -> list[float]:
     """Return the weight decay of each trained tensor.
 
@@ -414,18 +402,3 @@ def weight_decays(model: FlatModel, options: LocalOptions) -> list[float]:
         for place in places:
             decays[place] = decay
     return decays
-
-
-def descend_(
-    theta: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor] | None, rule: Rule
-) -> Sequence[Tensor]:
-    """Take one gradient step in place, with weight decay and heavy-ball momentum; returns the velocity."""
-    with torch.no_grad():
-        if any(rule.decays):
-            decayed = zip(gradients, theta, rule.decays, strict=True)
-            gradients = [g.add(t, alpha=decay) if decay else g for g, t, decay in decayed]
-        if rule.momentum and velocity is not None:
-            gradients = [g.add(v, alpha=rule.momentum) for g, v in zip(gradients, velocity, strict=True)]
-        for tensor, gradient in zip(theta, gradients, strict=True):
-            tensor.sub_(gradient, alpha=rule.rate)
-    return gradients

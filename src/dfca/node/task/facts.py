@@ -33,6 +33,7 @@ from dfca.base.table import Table, option
 from dfca.base.validation import check
 from dfca.core.method import (
     MOST_PERSONAL_STEPS,
+    OPTIMIZERS,
     Augment,
     ElectionOptions,
     ElectionRule,
@@ -170,6 +171,11 @@ class LocalFacts(
     """
 
     usual_steps: ClassVar[int] = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f'optimizer must be {", ".join(OPTIMIZERS)}: facts run no code, got "{self.optimizer}"')
 
 
 class ElectionFacts(ElectionRule, warmup_steps=MANY_STEPS, most={"le": 1024}):

@@ -35,11 +35,9 @@ from dfca.core.learning.local import (
     Drawn,
     Forward,
     LocalOptions,
-    Rule,
     Samples,
     TrainingSet,
     batch_at,
-    descend_,
     draw_steps,
     forward,
     infer,
@@ -52,6 +50,7 @@ from dfca.core.learning.local import (
     spans,
     weight_decays,
 )
+from dfca.core.learning.optimisers import check_optimiser, make_stepper
 from dfca.core.learning.params import FlatModel
 from dfca.core.learning.task import Loss
 from dfca.core.method import ElectionOptions
@@ -124,7 +123,7 @@ class LocalTask(NamedTuple):
 
     def of_one_rate(self, chunks: Sequence[slice], local: LocalOptions) -> Sequence[slice]:
         """Cut chunks of positions where rounds differ, if the learning rate depends on the round."""
-        if local.decay == 1 or isinstance(self.round, int):
+        if local.constant_rate or isinstance(self.round, int):
             return chunks
         rounds = self.round
         runs = (list(run) for chunk in chunks for _, run in groupby(range(chunk.start, chunk.stop), rounds.__getitem__))
@@ -206,7 +205,8 @@ class Engine:
     def __init__(self, model: FlatModel, local: LocalOptions, seed: int, how: str) -> None:
         self.model, self.local, self.seed, self.how = model, local, seed, how
         self.workers = torch.get_num_threads()
-        weight_decays(model, local)  # raises
+        weight_decays(model, local)  # raises, as the next
+        check_optimiser(local)
 
     @property
     def stacked(self) -> bool:
@@ -317,6 +317,7 @@ class Engine:
         if task.closed:
             models = models[task.open]
         reusable = self.local.batch_size is None and self.local.augment is None and self.local.passes > 0
+        reusable &= model.dense is None or self.local.written_out
         if task.needs == "samples" or model.noisy or not reusable:
             samples = sample_losses(model, models, x, y)
             return _Losses(task.spread(samples.mean(dim=1)), [samples if task.needs == "samples" else None], {})
@@ -382,7 +383,7 @@ class Engine:
         some = _Chunk(positions, places, ids, pick, local, models, local.x, local.y)
         samples = local.y.shape[1]
         if self.model.dense is None or self.local.batch_of(samples) is None:
-            return some._replace(reusable=self.model.dense is not None and self.local.augment is None)
+            return some._replace(reusable=self.model.dense is not None and self.local.written_out)
         if task.known is not None or task.shared or not self._spans(task.data):
             return some._replace(reusable=False)
         batches = self._stacked_draws(local, ids).batches
@@ -537,7 +538,7 @@ class Engine:
         self, vectors: Tensor, data: TrainingSet, options: LocalOptions, begun: Forward | None = None
     ) -> None:
         """Take local steps of C models in place at once: vectors (C, P)."""
-        if self.model.dense is not None and options.augment is None:
+        if self.model.dense is not None and options.written_out:
             local_steps_(self.model, vectors, data, options, begun)
         else:
             self._vmapped_steps_(vectors, data, options)
@@ -642,11 +643,12 @@ class Engine:
             return (task.loss(outputs, y) * share).sum()
 
         gradients = vmap(grad(objective), in_dims=(0, 0, 0, 0, None if shares is None and weights is None else 0))
-        pieces, velocity = model.pieces(vectors), None
+        pieces = model.pieces(vectors)
         theta, rest = pieces[: model.count], pieces[model.count :]
         moving = [place for place in range(model.count) if place not in frozen]
         rows = torch.arange(len(vectors), device=vectors.device)[:, None]
-        rule = Rule.of(model, options, moving)
+        decays = weight_decays(model, options)
+        take_step_ = make_stepper([theta[p] for p in moving], options, [decays[p] for p in moving], stacked=True)
         for step in range(options.steps_of(y.shape[1])):
             x_step, y_step = x, y
             if indices is not None:
@@ -656,7 +658,7 @@ class Engine:
             if options.augment is not None and changes is not None:
                 x_step = augmented(x_step, changes[:, step], options.augment)
             slopes = gradients(theta, rest, x_step, y_step, shares)
-            velocity = descend_([theta[p] for p in moving], [slopes[p] for p in moving], velocity, rule)
+            take_step_([slopes[p] for p in moving])
 
     def _share_of(self, begin: float) -> float:
         """Return the seconds since then, less where this thread is one of several at work."""
@@ -686,7 +688,8 @@ def make_engine(
 
     Raises ConfigError for a forced engine that cannot run the model or the data.
     """
-    if name == "stacked" and (reason := why_not_stacked(model, data)):
+    own = None if isinstance(local.optimizer, str) else "an optimiser of your own may not treat numbers one by one"
+    if name == "stacked" and (reason := own or why_not_stacked(model, data)):
         raise ConfigError(f'engine "stacked" cannot run this: {reason}; use engine "auto" or "loop"')
     if name == "threads" and (reason := why_not_threads(model, device)):
         raise ConfigError(f'engine "threads" cannot run this: {reason}; use engine "auto" or "loop"')
@@ -694,7 +697,7 @@ def make_engine(
         return Engine(model, local, seed, name)
     samples = min(data.sizes[0], local.batch_size or data.sizes[0])
     pays = model.dense is not None or samples * model.size < STACKED_WORK or device != "cpu"
-    if pays and why_not_stacked(model, data) is None:
+    if pays and own is None and why_not_stacked(model, data) is None:
         return Engine(model, local, seed, "stacked")
     if torch.get_num_threads() > 1 and why_not_threads(model, device) is None:
         return Engine(model, local, seed, "threads")

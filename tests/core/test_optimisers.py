@@ -1,0 +1,143 @@
+"""Optimisers of local steps are those of torch, alone and stacked; the fast paths are those of plain SGD."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from toy import make_toy_split
+
+import dfca
+from dfca.base.errors import ConfigError
+from dfca.core.learning.local import draw_steps, local_steps, spans
+from dfca.core.learning.optimisers import clipped
+from dfca.core.learning.params import FlatModel
+from dfca.core.method import LocalOptions, StepTable
+from dfca.node.task.facts import LocalFacts
+from dfca.sim.local.engine import make_engine
+
+SPLIT = make_toy_split()
+OPTIONS = {"clusters": 2, "rounds": 3, "topology": "complete", "evaluate_every": 3}
+MODELS = {
+    "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
+    "sequence": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
+}
+KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "own": torch.optim.RMSprop}
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_local_steps_are_those_of_torch(model: str, name: str, clip: float | None, batch_size: int | None) -> None:
+    module = MODELS[model]().double()
+    flat, (x, y) = FlatModel(module), SPLIT.train.of(0)
+    optimizer = name if name != "own" else torch.optim.RMSprop
+    options = LocalOptions(
+        steps=4, learning_rate=0.01, weight_decay=0.02, optimizer=optimizer, clip=clip, batch_size=batch_size
+    )
+    batches = draw_steps(len(y), options, 0, 1, 2).batches
+    ours = local_steps(flat, flat.flatten(module), x.double(), y, options, batches)
+    optimiser = KINDS[name](module.parameters(), lr=0.01, weight_decay=0.02)
+    for step in range(4):
+        rows = slice(None) if batches is None else batches[step]
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(x[rows].double()), y[rows]).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimiser.step()
+    torch.testing.assert_close(ours, flat.flatten(module), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("algorithm", ["dfca-gi", "dfca-auto", "dfedavgm", "deprl", "fedem"])
+@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"optimizer": "adamw", "batch_size": 4}, {"clip": 0.1}])
+def test_all_engines_and_virtual_time_agree(model: str, algorithm: str, options: dict) -> None:
+    given = {**OPTIONS, **options, "learning_rate": 0.05, "dtype": torch.float64}
+    runs = [
+        dfca.simulate(MODELS[model], SPLIT, algorithm, engine=engine, **given)
+        for engine in ("loop", "stacked", "threads")
+    ]
+    for other in runs[1:]:
+        torch.testing.assert_close(other.banks, runs[0].banks, rtol=1e-6, atol=1e-8)
+    if algorithm != "dfca-auto":  # its elections are equal by tests of their own
+        ideal = dfca.simulate(MODELS[model], SPLIT, algorithm, world="ideal", aggregation="batch", **given)
+        torch.testing.assert_close(ideal.banks, runs[0].banks, rtol=1e-6, atol=1e-8)
+
+
+def test_fast_paths_are_for_plain_sgd() -> None:
+    plain, flat = LocalOptions(steps=2), FlatModel(dfca.mlp((64,), 3, 128))
+    assert plain.written_out
+    assert spans(flat, 4, replace(plain, steps=5))
+    for change in ({"optimizer": "adam"}, {"clip": 1.0}, {"optimizer": torch.optim.SGD}):
+        assert not replace(plain, **change).written_out
+        assert not spans(flat, 4, replace(plain, **change))
+    for optimizer, how in (("sgd", "stacked"), ("adam", "stacked")):
+        engine = make_engine("auto", flat, replace(plain, optimizer=optimizer), 0, SPLIT.train, "cpu")
+        assert engine.how == how
+    own = replace(plain, optimizer=torch.optim.RMSprop)
+    assert make_engine("auto", flat, own, 0, SPLIT.train, "cpu").how != "stacked"
+    with pytest.raises(ConfigError, match="an optimiser of your own may not treat numbers one by one"):
+        make_engine("stacked", flat, own, 0, SPLIT.train, "cpu")
+
+
+def test_schedules() -> None:
+    rates = [LocalOptions(learning_rate=1.0, warmup_rounds=3).at(r).learning_rate for r in range(5)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+    cosine = [LocalOptions(learning_rate=1.0, cosine_rounds=4).at(r).learning_rate for r in (0, 2, 3, 9)]
+    assert cosine == pytest.approx([1.0, 0.5, (1 + math.cos(0.75 * math.pi)) / 2, (1 + math.cos(0.75 * math.pi)) / 2])
+    both = LocalOptions(learning_rate=1.0, decay=0.5, warmup_rounds=1).at(1)
+    assert both.learning_rate == 0.5
+    options = LocalOptions()
+    assert options.at(7) is options
+
+
+def test_a_schedule_counts_in_every_engine() -> None:
+    given = {**OPTIONS, "cosine_rounds": 3, "warmup_rounds": 1, "dtype": torch.float64}
+    runs = [dfca.simulate(MODELS["dense"], SPLIT, "dfca-gi", engine=e, **given) for e in ("loop", "stacked")]
+    torch.testing.assert_close(runs[0].banks, runs[1].banks)
+    ideal = dfca.simulate(MODELS["dense"], SPLIT, "dfca-gi", world="ideal", aggregation="batch", **given)
+    torch.testing.assert_close(runs[0].banks, ideal.banks)
+    constant = dfca.simulate(MODELS["dense"], SPLIT, "dfca-gi", **OPTIONS, dtype=torch.float64)
+    assert not torch.allclose(constant.banks, runs[0].banks)
+
+
+def test_gradients_are_clipped_by_client() -> None:
+    gradients = [torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0], [0.4]])]
+    assert torch.cat(clipped(gradients, 1.0, stacked=True), dim=1).tolist() == [
+        pytest.approx([0.6, 0.8]),
+        pytest.approx([0.3, 0.4]),
+    ]
+    assert clipped([torch.zeros(2)], 1.0, stacked=False)[0].tolist() == [0.0, 0.0]
+
+
+def broken(groups: list, lr: float) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"optimizer": "sgdd"}, 'local.optimizer "sgdd"'),
+        ({"optimizer": "adam", "momentum": 0.5}, 'local.momentum is of optimizer "sgd", got 0.5 and "adam"'),
+        ({"optimizer": broken}, "local.optimizer broken failed with ValueError: no; it is called as make"),
+        ({"optimizer": lambda groups, lr: 3}, "must return an object with step"),
+        ({"clip": 0.0}, "clip"),
+        ({"cosine_rounds": 0}, "cosine_rounds"),
+    ],
+)
+def test_an_optimiser_that_is_none_is_refused(options: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        dfca.simulate(MODELS["dense"], SPLIT, "dfca-gi", **OPTIONS, **options)
+    assert sentence in str(error.value)
+
+
+def test_facts_of_a_swarm_name_no_code() -> None:
+    assert LocalFacts(optimizer="adam").options().optimizer == "adam"
+    with pytest.raises(ValueError, match="facts run no code"):
+        LocalFacts(optimizer="os:system")
+    assert "optimizer" not in LocalFacts().as_of(1)
+    assert StepTable(optimizer="torch.optim:RMSprop").options().optimizer == "torch.optim:RMSprop"
