@@ -149,9 +149,9 @@ def simulate(
         clock: When a run in virtual time ends and is evaluated, as the table `[clock]`: {"until_s": 600}.
         progress: Show a progress bar.
         callback: Called with the record of every evaluated round: algorithm, seed, round, accuracy, ...
-        **options: Further keys of `SimulateOptions`: optimizer ("adam", or a class of torch.optim), clip, warmup_rounds,
-            cosine_rounds, participation, weights, aggregation, share, robust, private,
-            liars, evaluate_every, device, ... With liars, scores are those of the honest clients.
+        **options: Further keys of `SimulateOptions`: optimizer ("adam", or a class of torch.optim), clip,
+            warmup_rounds, cosine_rounds, participation, weights, aggregation, share, robust, private, liars,
+            evaluate_every, device, ... With liars, scores are those of the honest clients.
 
     Returns:
         A `Result` for one algorithm and one seed, a `Comparison` if either is a list.

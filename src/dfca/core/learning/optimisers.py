@@ -1,7 +1,7 @@
 """Optimisers of local steps: SGD as the paper has it, those of torch, and functions with torch's interface.
 
-An optimiser begins anew with every call of local steps: moments of a model that has been averaged since, or that another
-client trained, would point elsewhere. It sees the gradient after `clip` has bounded its norm:
+An optimiser begins anew in every round: the model has been averaged since, or is another one, and old moments
+would point elsewhere. It sees the gradient after `clip` has bounded its norm:
 
     g <- g min(1, clip / |g|)    |g| over all tensors that are trained, of each client by itself
 """
