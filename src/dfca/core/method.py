@@ -166,7 +166,9 @@ class LocalOptions(StepTable):
 
     steps: int = option(default=5, ge=0, description="gradient steps of a client per round")
     augment: Augment | None = option(default=None, description="random changes of images")
-    optimizer: str | Callable[..., Any] = "sgd"  # type: ignore[assignment]  # a function once it is imported
+    optimizer: str | Callable[..., Any] = option(  # type: ignore[assignment]
+        default="sgd", description="sgd, adam, adamw, or what makes one, called as a class of torch.optim is"
+    )
 
     def _check_steps(self) -> None:
         """Let `epochs` stand beside the default of `steps`, which it replaces."""
