@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, TypeVar
 
 import networkx as nx
 import torch
@@ -18,7 +22,7 @@ from torch import Tensor, nn
 
 from dfca import algorithms
 from dfca.base.errors import DfcaError
-from dfca.core.algorithm import Algorithm
+from dfca.core.algorithm import Algorithm, Choice, View
 from dfca.core.client import Client
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.parts import layout_of
@@ -31,6 +35,7 @@ from dfca.testing import lockstep, make_clients, stack
 __all__ = ["CONTRACTS", "ContractError", "check_algorithm", "make_setting"]
 
 CLIENTS, CLUSTERS = 6, 2
+Record = TypeVar("Record", View, Choice)
 
 
 class ContractError(AssertionError):
@@ -66,13 +71,33 @@ def check_algorithm(algorithm: Algorithm | Callable[[], Algorithm] | str) -> Non
         record = algorithms.get(record) if isinstance(record, str) else record()
     if not isinstance(record, Algorithm):
         raise ContractError(f"an algorithm must be an Algorithm, got {type(record).__name__}")
+    parts = {name: getattr(record, name) for name in ("choose", "personal", "memory", "mixture")}
+    own: dict[str, Any] = {name: _blamed(record.name, name, part) for name, part in parts.items() if part is not None}
+    guarded = replace(record, **own)
     for contract in CONTRACTS:
         try:
-            contract(record)
-        except Exception as error:  # an algorithm of the user's own raises what it likes
+            contract(guarded)
+        except ContractError:
+            raise
+        except Exception as error:
             about = "" if isinstance(error, DfcaError) else f"{contract.__doc__} "
             name = contract.__name__.replace("_", " ").strip()
             raise ContractError(f"{record.name} breaks the contract {name!r}: {about}{error}".rstrip()) from error
+
+
+def _blamed(algorithm: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of the user whose own exceptions say where they come from."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # it raises what it likes
+            place, said = extract_tb(error.__traceback__)[-1], (str(error).splitlines() or [""])[0]
+            where = f"{Path(place.filename).name}, line {place.lineno}"
+            raise ContractError(f"{name} of {algorithm} raises {type(error).__name__}: {said} ({where})") from error
+
+    return call
 
 
 def make_setting(algorithm: Algorithm, **changes: object) -> Setting:
@@ -122,8 +147,61 @@ def _same_seed_same_bits(algorithm: Algorithm) -> None:
     assert one.assignments.tolist() == two.assignments.tolist()
 
 
+def _choose_is_a_pure_function(algorithm: Algorithm) -> None:
+    """`choose` reads its view and nothing else, and writes nothing; what must last is a memory, never a global."""
+    seen: list[tuple[View, Choice]] = []
+
+    def watched(view: View) -> Choice:
+        before = _copied(view)
+        choice = algorithm.choose(view)
+        assert _alike(before, view), "it wrote into its view"
+        seen.append((before, _copied(choice)))
+        return choice
+
+    _finish(make_setting(replace(algorithm, choose=watched)))
+    for view, choice in reversed(seen):
+        again = algorithm.choose(_copied(view))
+        assert _alike(choice, again), f"it chose {choice.cluster} and later {again.cluster} for the same view"
+
+
+def _copied(record: Record) -> Record:
+    tensors: dict[str, Any] = {k: v.clone() for k, v in record._asdict().items() if isinstance(v, Tensor)}
+    return record._replace(**tensors)
+
+
+def _alike(one: View | Choice, other: View | Choice) -> bool:
+    """Compare all but the random stream, bit by bit."""
+    for name, value in one._asdict().items():
+        twin = getattr(other, name)
+        if isinstance(value, Tensor) and isinstance(twin, Tensor):
+            if value.shape != twin.shape or not torch.equal(value.nan_to_num(), twin.nan_to_num()):
+                return False
+        elif name != "random" and value != twin:
+            return False
+    return True
+
+
+def _mixtures_are_weights(algorithm: Algorithm) -> None:
+    """The weights of a mixture are (m,), at least 0, and their sum is 1; so are a choice's weights at least 0."""
+    if algorithm.mixture is not None:
+        simulation = _finish(make_setting(algorithm))
+        assert simulation.start.memory is not None
+        for memory in simulation.start.memory:
+            weights = algorithm.mixture(memory)
+            assert weights.shape == (simulation.models,), f"they have the shape {tuple(weights.shape)}"
+            fits = bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-6
+            assert fits, f"they are {[round(weight, 4) for weight in weights.tolist()]}"
+
+    def watched(view: View) -> Choice:
+        choice = algorithm.choose(view)
+        assert choice.weights is None or bool((choice.weights >= 0).all()), "a choice has weights that are not >= 0"
+        return choice
+
+    _finish(make_setting(replace(algorithm, choose=watched)))
+
+
 def _inputs_stay_as_they_are(algorithm: Algorithm) -> None:
-    """Samples, graph and losses are read, never written."""
+    """Samples and graph are read, never written."""
     setting = make_setting(algorithm)
     x, edges = setting.split.train.x.clone(), list(setting.graph.edges)
     _finish(setting)
@@ -178,6 +256,8 @@ def _training_helps(algorithm: Algorithm) -> None:
 
 CONTRACTS: tuple[Callable[[Algorithm], None], ...] = (
     _same_seed_same_bits,
+    _choose_is_a_pure_function,
+    _mixtures_are_weights,
     _inputs_stay_as_they_are,
     _simulator_and_clients_agree,
     _only_what_the_record_says_is_trained,

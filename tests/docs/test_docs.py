@@ -12,6 +12,8 @@ import pytest
 from typer.main import get_command
 
 from dfca.cli import app
+from dfca.contracts import check_algorithm
+from dfca.core.algorithm import Algorithm
 from dfca.experiment.load import load_experiment
 from dfca.experiment.reference import reference
 from dfca.runs.runner import run
@@ -34,6 +36,19 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(code, "asynchrony.md", "exec"), {"__name__": "page"})
         assert capsys.readouterr().out
+
+
+def test_algorithms_of_the_page_keep_the_contracts() -> None:
+    """Every block with an algorithm has at most twenty lines, and its algorithm passes `check_algorithm`."""
+    names: dict[str, object] = {"__name__": "page"}
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["algorithms.md"], re.DOTALL)
+    for code in blocks:
+        assert len(code.strip().splitlines()) <= 20
+        exec(compile(code, "algorithms.md", "exec"), names)
+    mine = [record for record in names.values() if isinstance(record, Algorithm)]
+    assert [record.name for record in mine] == ["soft", "private-head", "patient"]
+    for record in mine:
+        check_algorithm(record)
 
 
 def test_the_experiment_of_the_page_runs(tmp_path: Path) -> None:

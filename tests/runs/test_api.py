@@ -332,3 +332,61 @@ def test_the_contracts_find_what_is_wrong() -> None:
     check_algorithm("dfca-gi")
     with pytest.raises(ContractError, match="an algorithm must be an Algorithm, got int"):
         check_algorithm(lambda: 3)  # type: ignore[arg-type,return-value]
+
+
+CALLS: list[int] = []
+
+
+def counts(view: dfca.View) -> Choice:
+    CALLS.append(0)
+    return Choice(len(CALLS) % len(view.losses))
+
+
+def writes(view: dfca.View) -> Choice:
+    best = dfca.lowest(view.losses)
+    view.losses[best] = 0.0
+    return Choice(best)
+
+
+def fails(view: dfca.View) -> Choice:
+    raise KeyError("mine")
+
+
+def asserts(view: dfca.View) -> Choice:
+    assert len(view.losses) > 5, "too few"
+    return Choice(0)
+
+
+def negative(view: dfca.View) -> Choice:
+    assert view.sample_losses is not None
+    return Choice(0, weights=-torch.ones_like(view.sample_losses))
+
+
+SOFT = {"needs": "samples", "share": "all", "trains": "all"}
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"choose": counts}, "'choose is a pure function': `choose` reads its view and nothing else"),
+        ({"choose": writes}, "it wrote into its view"),
+        ({"choose": fails}, "choose of mine raises KeyError: 'mine' (test_api.py, line"),
+        ({"choose": asserts}, "choose of mine raises AssertionError: too few (test_api.py, line"),
+        ({"choose": negative, **SOFT}, "a choice has weights that are not >= 0"),
+        (
+            {"memory": lambda models, clients: torch.full((models,), 0.7), "mixture": lambda memory: memory},
+            "'mixtures are weights': The weights of a mixture are (m,), at least 0, and their sum is 1; so are a "
+            "choice's weights at least 0. they are [0.7, 0.7]",
+        ),
+        (
+            {"memory": lambda models, clients: torch.ones(models), "mixture": lambda memory: memory[:1]},
+            "they have the shape (1,)",
+        ),
+    ],
+)
+def test_wrong_algorithms_are_blamed_for_what_they_do(record: dict[str, Any], sentence: str) -> None:
+    best = {"choose": lambda view: Choice(dfca.lowest(view.losses))}
+    mine = Algorithm("mine", start="shared", exchange="gossip", **best | record)
+    with pytest.raises(ContractError) as error:
+        check_algorithm(mine)
+    assert sentence in str(error.value)
