@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from dfca.base.errors import ConfigError, DataError
+from dfca.base.errors import ConfigError, DataError, DfcaWarning
 from dfca.data.clients import ClientData, Split
 
 
@@ -154,3 +154,18 @@ def test_pictures_that_are_no_arrays_get_the_way_out():
 def test_to_moves_everything():
     split = Split.of_clients([pair()], [pair()], clusters=[0]).to("meta")
     assert {split.train.x.device.type, split.test.y.device.type, split.clusters.device.type} == {"meta"}
+
+
+class Flipped(Dataset):
+    """A random augmentation."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(3), index % 2
+
+
+def test_an_augmentation_that_would_be_frozen_is_warned_of() -> None:
+    with pytest.warns(DfcaWarning, match=r"client 0 \(training\) gives other samples when it is read again"):
+        Split.of_clients([Flipped()], [pair(shape=(3,))])

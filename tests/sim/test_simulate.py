@@ -201,3 +201,8 @@ def test_algorithms_without_clusters_need_no_number_of_them() -> None:
     split = make_toy_split()
     blind = type(split)(split.train, split.test, None, split.classes)
     assert Simulation(make_toy_setting("dfedavgm", split=blind, clusters=None)).models == 1
+
+
+def test_a_device_may_be_an_object() -> None:
+    result = dfca.simulate(make_toy_model, make_toy_split(), "local", rounds=1, device=torch.device("cpu"))
+    assert result.banks.device == torch.device("cpu")

@@ -60,7 +60,7 @@ class SimulateOptions(MethodKeywords, total=False):
     drift: tuple[int, Split] | None
     evaluate_every: int
     evaluation_samples: int
-    device: str
+    device: str | torch.device
     engine: EngineName
     dtype: torch.dtype
     bank: Place
@@ -203,7 +203,9 @@ def to_liars(liars: LiarOptions | Mapping[str, Any]) -> LiarOptions:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a number of numpy or torch into Python's."""
+    """Turn a number of numpy or torch into Python's, and a torch.device into its name."""
+    if isinstance(value, torch.device):
+        return str(value)
     try:
         return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
     except (ValueError, RuntimeError):  # an array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from dfca.base.errors import ConfigError, DataError
+from dfca.base.errors import ConfigError, DataError, DfcaWarning
 from dfca.core.learning.dense import inner_products
 from dfca.core.learning.inputs import Inputs, Samples, change, join, moved, shape_of, tensors_of
 from dfca.core.learning.task import CLASSIFICATION, NO_TOKEN, Task, build_task
@@ -26,6 +27,7 @@ SCALES = (0.01, 100.0)
 """Standard deviations of the targets of a regression that are not remarked on."""
 
 SamplesLike = tuple[Any, Any] | Dataset[Any]
+REREAD = 8  # samples of a Dataset that are read twice, to notice a random augmentation
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,9 +392,26 @@ def _to_pair(samples: SamplesLike, who: str) -> tuple[Samples, Tensor]:
     x = [_to_inputs(item[0], who) for item in items]
     if len({tuple(tensor.shape for tensor in tensors_of(sample)) for sample in x}) != 1:
         raise DataError(f"samples of {who} must have equal shapes; resize or pad them")
+    _warn_of_augmentation(samples, x[:REREAD], who)
     return join([change(sample, lambda tensor: tensor[None]) for sample in x]), torch.stack(
         [_to_tensor(item[1], who) for item in items]
     )
+
+
+def _warn_of_augmentation(dataset: Any, first: list[Samples], who: str) -> None:
+    """Warn where a dataset gives another sample when it is read again: it is read once."""
+    with torch.random.fork_rng(devices=[]):
+        again = [_to_inputs(dataset[i][0], who) for i in range(len(first))]
+    pairs = zip(first, again, strict=True)
+    tensors = [pair for one, two in pairs for pair in zip(tensors_of(one), tensors_of(two), strict=True)]
+    if not all(a.shape == b.shape and bool(((a == b) | (a != a)).all()) for a, b in tensors):
+        warnings.warn(
+            f"{who} gives other samples when it is read again, as a random augmentation does; it is read once, so that "
+            "every round trains on the same ones; take the augmentation out of the dataset and give augment= "
+            "(data.augment)",
+            DfcaWarning,
+            stacklevel=2,
+        )
 
 
 def _to_inputs(value: Any, who: str) -> Samples:
