@@ -19,9 +19,23 @@ from dfca.core.learning.local import losses
 from dfca.core.learning.params import FlatModel
 from dfca.core.rng import seeded, stream
 from dfca.core.rules.choosing import PeerDraw, Received
-from dfca.core.rules.merging import MergeOptions, Observation, Plan, decide, observe, observes, order_of, total
+from dfca.core.rules.merging import (
+    NOBODY,
+    MergeOptions,
+    Observation,
+    Opinion,
+    Plan,
+    decide,
+    observe,
+    observes,
+    order_of,
+    pair_up,
+    poll,
+    share_of,
+    total,
+)
 from dfca.core.rules.personal import SWEEPS, average, pick, plain, release_round
-from dfca.core.rules.surveys import Schedule, is_settled
+from dfca.core.rules.surveys import LAG, Schedule, is_settled
 from dfca.core.state import ClientState, Message
 from dfca.sim.liars import Liars
 from dfca.sim.rounds.selection import candidates_of
@@ -103,6 +117,8 @@ def lockstep(
             states = _pick_personal_steps(setting, clients, states)
         present = {i for i in range(len(clients)) if participates(setting.seed, i, now, setting.participation)}
         sent: list[Message] = []
+        if surveys:
+            surveys.note_losses(states, present)
         for client in clients:
             if client.id in present:
                 states[client.id], messages = client.start_round(states[client.id])
@@ -184,39 +200,69 @@ class SurveyedClients:
         self._later = make_clients(setting)  # as they train after the last survey
         self.clients = [replace(client, hold_out_until=setting.rounds, chooses_unseen=True) for client in self._later]
 
+        self.pending: tuple[int, list[tuple[set[int], Plan]]] | None = None  # what a survey decided, and from when on
+        self.losses: dict[int, list[float]] = {}  # by client, what it last chose by
+
+    def note_losses(self, states: Sequence[ClientState], present: set[int]) -> None:
+        """Note what the clients of a round choose by, until the last survey."""
+        if not self.schedule.over:
+            self.losses |= {i: self.clients[i].view(states[i]).losses.tolist() for i in present}
+
     def hold(self, states: list[ClientState], now: int) -> list[ClientState]:
-        """Hold the survey that is due after `now` rounds, if one is."""
-        setting, schedule = self.setting, self.schedule
-        if not schedule.is_due(now):
-            return states
-        plans: list[Plan] = []
-        for part in nx.connected_components(setting.graph):
-            closed = states[min(part)].closed
-            slots = [j for j in range(len(states[min(part)].bank)) if j not in closed]
-            follows = Counter(states[i].assignment for i in part)
-            said = (self._observe(states[i], i, slots, follows, now) for i in sorted(part))
-            plans.append(plan := decide(total(slots, said), schedule.options, setting.clusters))
-            states = [state.merged(plan) if i in part else state for i, state in enumerate(states)]
+        """Carry out the survey that takes effect after `now` rounds; hold the one that is due."""
+        if self.pending is not None and self.pending[0] <= now:
+            states = self._carry_out(states, self.pending[1], now)
+        if self.pending is None and self.schedule.is_due(now):
+            parts = nx.connected_components(self.setting.graph)
+            self.pending = now + LAG, [(part, self._survey(states, part, now)) for part in parts]
+        return states
+
+    def _survey(self, states: Sequence[ClientState], part: set[int], now: int) -> Plan:
+        setting, first = self.setting, states[min(part)]
+        slots = [j for j in range(len(first.bank)) if j not in first.closed]
+        opinions = {i: self._opinion(states[i], i, slots) for i in sorted(part)}
+        heard = poll(slots, opinions.values())
+        partners = pair_up(heard, asked=self.schedule.quiet)
+        observations = []
+        for i, said in opinions.items():
+            place = slots.index(said.follows) if said.follows in slots else None
+            if (
+                place is not None
+                and partners[place] != NOBODY
+                and observes(setting.seed, now, i, heard.followers[place])
+            ):
+                share = share_of(heard.followers[place], heard.followers[slots.index(partners[place])])
+                observations.append(self._observe(states[i], i, said.follows, partners[place], share))
+        return decide(heard, total(slots, observations), partners, self.schedule.options, setting.clusters)
+
+    def _opinion(self, state: ClientState, i: int, slots: Sequence[int]) -> Opinion:
+        follows, known = -1 if state.assignment is None else state.assignment, self.losses.get(i)
+        losses = () if known is None else tuple(known[j] for j in slots)
+        return Opinion(follows, len(self.clients[i].divided()[0][1]), losses)
+
+    def _observe(self, state: ClientState, i: int, follows: int, partner: int, share: float) -> Observation:
+        client = self.clients[i]
+        train, held = client.divided()
+        if not len(held[1]):
+            return Observation(follows)
+        local = plain(client.method.local, self.schedule.options.steps)
+        with seeded(self.setting.seed, "noise", i, -1):
+            judged = observe(client.model, state.bank[follows], state.bank[partner], share, train, held, local)
+        return Observation(follows, *judged)
+
+    def _carry_out(
+        self, states: Sequence[ClientState], plans: Sequence[tuple[set[int], Plan]], now: int
+    ) -> list[ClientState]:
+        self.pending, self.losses = None, {}
+        states = [state.merged(next(plan for part, plan in plans if i in part)) for i, state in enumerate(states)]
         left = max(len(state.bank) - len(state.closed) for state in states)
-        merged = any(plan.merges for plan in plans)
-        self.schedule = schedule.after(now, merged, (), is_settled(left, setting.clusters))
+        merged = any(plan.merges for _, plan in plans)
+        self.schedule = self.schedule.after(now, merged, (), is_settled(left, self.setting.clusters))
         if self.schedule.over:
             self.clients = self._later
             orders = [order_of(len(state.bank), state.closed) for state in states]
             states = [state.renumbered(order, left) for state, order in zip(states, orders, strict=True)]
         return states
-
-    def _observe(
-        self, state: ClientState, i: int, slots: Sequence[int], counts: Counter[int | None], now: int
-    ) -> Observation:
-        client = self.clients[i]
-        follows = -1 if state.assignment is None else state.assignment
-        if not observes(self.setting.seed, now, i, counts[state.assignment]):
-            return Observation(follows, len(client.divided()[0][1]))
-        local = plain(client.method.local, self.schedule.options.steps)
-        with seeded(self.setting.seed, "noise", i, -1):
-            followers = [counts[j] for j in slots]
-            return observe(client.model, state.bank, slots, follows, followers, *client.divided(), local)
 
 
 def _pick_personal_steps(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -23,31 +25,38 @@ from dfca.core.rules.merging import (
     EXCESSES,
     HARM,
     LEAST_OPTIMISM,
+    NOBODY,
     TYPICAL_LOSS,
     Merge,
     MergeOptions,
     Observation,
+    Opinion,
     Plan,
+    Poll,
+    Survey,
     add,
     at_least,
     choose_without,
     compare,
     count,
+    count_opinion,
     decide,
     differ,
     harms,
     judge,
     judge_each,
     merge_,
-    nothing,
     observe,
-    shares_of,
+    observe_in_slices,
+    pair_up,
+    poll,
+    share_of,
     total,
     unsettled,
     worths,
 )
 from dfca.core.rules.relay import MANY, NEVER
-from dfca.core.rules.surveys import is_last, wait_after
+from dfca.core.rules.surveys import LAG, is_last, wait_after
 from dfca.core.state import ClientState
 from dfca.sim.rounds.simulation import Simulation
 from dfca.sim.setting import Setting
@@ -56,32 +65,44 @@ from dfca.testing import lockstep, stack
 OPTIONS = MergeOptions()
 
 
-def pair(bias: float, n: int = 40, m: int = 40, optimism: float = 0.1) -> list[Observation]:
+Heard = tuple[Poll, Survey, tuple[int, ...]]
+
+
+def ask(slots: Sequence[int], said: Sequence[tuple[Opinion, Observation | None]], alone: Collection[int] = ()) -> Heard:
+    """What a survey hears, and who is whose partner."""
+    heard = poll(slots, (opinion for opinion, _ in said))
+    return heard, total(slots, (seen for _, seen in said if seen is not None)), pair_up(heard, alone)
+
+
+def alike(*follows: int, samples: int = 20, unfit: bool = False, k: int = 4) -> list[tuple[Opinion, Observation]]:
+    """Followers of clusters that do not differ."""
+    return [(Opinion(j, samples, (0.3,) * k, unfit), Observation(j, differ(0.3, 0.3), 0.1)) for j in follows]
+
+
+def pair(bias: float, n: int = 40, m: int = 40, optimism: float = 0.1) -> Heard:
     """Two clusters with two followers each, who find the other model worse by `bias`."""
-    return [
-        *[Observation(0, n // 2, differ((0.3, 0.3 + bias), 0), optimism)] * 2,
-        *[Observation(1, m // 2, differ((0.2 + bias, 0.2), 1), optimism)] * 2,
-    ]
+    first = Opinion(0, n // 2, (0.3, 0.3 + bias)), Observation(0, differ(0.3, 0.3 + bias), optimism)
+    second = Opinion(1, m // 2, (0.2 + bias, 0.2)), Observation(1, differ(0.2, 0.2 + bias), optimism)
+    return ask((0, 1), [first, first, second, second])
 
 
 def test_worth_by_hand() -> None:
     # c = mean of 40 x 0.1 / 2 and 60 x 0.1 / 2 = 2.5; n m / (n + m) = 24; B = 0.05
-    found = worths(total((0, 1), pair(0.05, 40, 60)))
-    assert found[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
+    assert worths(*pair(0.05, 40, 60))[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
     uneven = [
-        Observation(0, 40, differ((0.3, 0.4), 0), 0.1),
-        Observation(1, 60, (0.0,) * (2 * EXCESSES), 0.1),
+        (Opinion(0, 40), Observation(0, differ(0.3, 0.4), 0.1)),
+        (Opinion(1, 60), Observation(1, (0.0,) * EXCESSES, 0.1)),
     ]  # 1 sees no difference
-    assert worths(total((0, 1), uneven))[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
+    assert worths(*ask((0, 1), uneven))[0, 1] == pytest.approx(24 * 0.05 / 2.5, abs=1e-6)
 
 
 def test_each_model_is_judged_with_as_many_personal_steps_as_suit_it() -> None:
     def worth(wrong: float, tuned: float, right: float) -> float:
         said = [
-            Observation(0, 40, (0, wrong, 0, tuned, 0, right, *(0.0,) * 6), 0.1),
-            Observation(1, 60, (wrong, 0, tuned, 0, right, 0, *(0.0,) * 6), 0.1),
+            (Opinion(j, samples), Observation(j, (wrong, tuned, right, 0.0, 0.0, 0.0), 0.1))
+            for j, samples in ((0, 40), (1, 60))
         ]
-        return worths(total((0, 1), said))[0, 1] / (24 / 2.5)
+        return worths(*ask((0, 1), said))[0, 1] / (24 / 2.5)
 
     assert worth(0.4, 0.05, 0.02) == pytest.approx(0.05)  # steps help the other model, and would harm one's own
     assert worth(0.4, 0.05, -0.02) == pytest.approx(0.07)  # they help both
@@ -89,8 +110,8 @@ def test_each_model_is_judged_with_as_many_personal_steps_as_suit_it() -> None:
 
 
 def test_what_is_worth_its_data_stays_and_what_is_not_is_merged() -> None:
-    assert decide(total((0, 1), pair(0.2)), OPTIONS) == Plan()
-    plan = decide(total((0, 1), pair(0.02, 30, 90)), OPTIONS)
+    assert decide(*pair(0.2), OPTIONS) == Plan()
+    plan = decide(*pair(0.02, 30, 90), OPTIONS)
     assert plan.closed == (1,)
     (merge,) = plan.merges
     assert (merge.into, merge.closed, merge.share) == (0, 1, 0.75)
@@ -98,82 +119,106 @@ def test_what_is_worth_its_data_stays_and_what_is_not_is_merged() -> None:
 
 
 def test_models_without_optimism_cost_nothing_so_that_any_difference_is_worth_a_cluster() -> None:
-    assert decide(total((0, 1), pair(0.001, optimism=-0.1)), OPTIONS) == Plan()
-    assert decide(total((0, 1), pair(-0.001, optimism=-0.1)), OPTIONS).closed == (1,)
+    assert decide(*pair(0.001, optimism=-0.1), OPTIONS) == Plan()
+    assert decide(*pair(-0.001, optimism=-0.1), OPTIONS).closed == (1,)
 
 
 def test_a_cluster_without_followers_is_closed_and_one_without_votes_is_not_worth_it() -> None:
-    silent = [Observation(0, 3), Observation(4, 4), Observation(4, 4)]
-    plan = decide(total((0, 2, 4), silent), OPTIONS)
+    silent = [(Opinion(0, 3), None), (Opinion(4, 4), None), (Opinion(4, 4), None)]
+    plan = decide(*ask((0, 2, 4), silent), OPTIONS)
     assert plan == Plan((Merge(0, 4, 8 / 11, 0.0),), (2,))
     assert plan.closed == (2, 4)
 
 
 def test_a_cluster_is_left_alone_while_the_losses_of_a_quarter_of_its_followers_have_risen() -> None:
-    alike = [Observation(j, 20, differ((0.3,) * 3, j), 0.1) for j in (0, 0, 0, 1, 2)]
     for many, pairs in ((0, [(0, 1)]), (1, [(0, 1)]), (2, [(1, 2)])):
-        survey = total(range(3), [*alike, *[Observation(0, 20, differ((0.3,) * 3, 0), 0.1, unfit=True)] * many])
-        assert (alone := unsettled(survey)) == ({0} if many == 2 else set())
-        assert (
-            unsettled(survey, quiet=1) == unsettled(survey, clusters=2) == set()
-        )  # not twice, and a number is reached
-        assert survey.unfit == (many, 0, 0)
-        assert [merge[:2] for merge in decide(survey, OPTIONS, alone=alone).merges] == pairs
+        said = [*alike(0, 0, 0, 1, 2, k=3), *alike(*[0] * many, unfit=True, k=3)]
+        heard, *_ = ask(range(3), said)
+        assert (alone := unsettled(heard)) == ({0} if many == 2 else set())
+        assert unsettled(heard, quiet=1) == unsettled(heard, clusters=2) == set()  # not twice, and a number is reached
+        assert heard.unfit == (many, 0, 0)
+        assert [merge[:2] for merge in decide(*ask(range(3), said, alone), OPTIONS).merges] == pairs
+
+
+def test_every_cluster_has_one_partner_at_most_the_closest_pairs_first() -> None:
+    rows = [(0.1, 0.2, 0.9, 0.9, 0.9), (0.2, 0.1, 0.3, 0.9, 0.9), (0.9, 0.3, 0.1, 0.8, 0.9), (0.9, 0.9, 0.8, 0.1, 0.9)]
+    said = [Opinion(2 * j, 20, row) for j, row in enumerate(rows)]
+    slots = (0, 2, 4, 6, 8)  # nobody follows the last
+    assert pair_up(poll(slots, said)) == (2, 0, 6, 4, NOBODY)
+    assert pair_up(poll(slots, said), asked=1) == (6, 4, 2, 0, NOBODY)  # others than before
+    assert pair_up(poll(slots, said), asked=2) == (4, 6, 0, 2, NOBODY)
+    assert pair_up(poll(slots, said), asked=3) == pair_up(poll(slots, said))  # all were asked about
+    assert pair_up(poll(slots, said), alone={2}) == (NOBODY, NOBODY, 6, 4, NOBODY)
+    large = [said[0], said[1]._replace(samples=2000), *said[2:]]  # what many samples tell is worth more
+    assert pair_up(poll(slots, large)) == (2, 0, 6, 4, NOBODY)
+    assert pair_up(poll((0, 2), [Opinion(0, 5), Opinion(2, 5)])) == (2, 0)  # nobody has looked
+    assert pair_up(poll((3,), [Opinion(3, 5)])) == (NOBODY,)
+
+
+def test_losses_that_are_not_finite_or_of_other_clusters_count_for_nothing() -> None:
+    for losses in ((0.1, math.nan), (0.1, math.inf), (0.1,), ()):
+        heard = count_opinion((0, 1), Opinion(0, 7, losses))
+        assert (heard.followers, heard.samples, heard.voters, heard.excess) == ((1, 0), (7, 0), (0, 0), (0,) * 4)
+    assert count_opinion((0, 1), Opinion(5, 7, (0.1, 0.2))).followers == (0, 0)
 
 
 def test_only_pairs_without_a_cluster_in_common_are_merged_at_once() -> None:
-    alike = [Observation(j, 20, differ((0.3,) * 4, j), 0.1) for j in range(4)]
-    assert [merge[:2] for merge in decide(total(range(4), alike), OPTIONS).merges] == [(0, 1), (2, 3)]
+    assert [merge[:2] for merge in decide(*ask(range(4), alike(*range(4))), OPTIONS).merges] == [(0, 1), (2, 3)]
 
 
 def test_a_given_number_of_clusters_is_reached_and_kept() -> None:
-    apart = [
-        Observation(j, 20, differ([0.1 if i == j else 0.5 + 0.1 * abs(i - j) for i in range(4)], j), 0.1)
-        for j in range(4)
-    ]
-    survey = total(range(4), apart)
-    assert decide(survey, OPTIONS) == Plan()
-    plan = decide(survey, OPTIONS, clusters=2)
+    rows = [tuple(0.1 if i == j else 0.5 + 0.1 * abs(i - j) for i in range(4)) for j in range(4)]
+    apart = [(Opinion(j, 20, rows[j]), Observation(j, differ(0.1, 0.6), 0.1)) for j in range(4)]
+    survey = ask(range(4), apart)
+    assert decide(*survey, OPTIONS) == Plan()
+    plan = decide(*survey, OPTIONS, clusters=2)
     assert [merge[:2] for merge in plan.merges] == [(0, 1)]  # one only: all are worth their data
-    alike = total(range(4), [Observation(j, 20, differ((0.3,) * 4, j), 0.1) for j in range(4)])
-    assert decide(survey, OPTIONS, clusters=2, grown=True) == Plan()  # a by-election has found one more
-    assert len(decide(alike, OPTIONS, clusters=3, grown=True).closed) == 1  # but not worth its data, it is merged
-    assert len(decide(alike, OPTIONS, clusters=2).closed) == 2
-    assert len(decide(alike, OPTIONS, clusters=3).closed) == 1
-    assert decide(alike, OPTIONS, clusters=4) == Plan()
-    deserted = total(range(4), [Observation(0, 20, differ((0.3,) * 4, 0), 0.1)])
-    assert decide(deserted, OPTIONS, clusters=3) == Plan((), (3,))
-    assert decide(deserted, OPTIONS) == Plan((), (1, 2, 3))
+    same = ask(range(4), alike(*range(4)))
+    assert decide(*survey, OPTIONS, clusters=2, grown=True) == Plan()  # a by-election has found one more
+    assert len(decide(*same, OPTIONS, clusters=3, grown=True).closed) == 1  # but not worth its data, it is merged
+    assert len(decide(*same, OPTIONS, clusters=2).closed) == 2
+    assert len(decide(*same, OPTIONS, clusters=3).closed) == 1
+    assert decide(*same, OPTIONS, clusters=4) == Plan()
+    deserted = ask(range(4), alike(0))
+    assert decide(*deserted, OPTIONS, clusters=3) == Plan((), (3,))
+    assert decide(*deserted, OPTIONS) == Plan((), (1, 2, 3))
 
 
 NUMBERS = st.floats(-1e9, 1e9) | st.sampled_from([math.nan, math.inf, -math.inf])
 
 
+Said = tuple[Opinion, Observation]
+
+
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Observation]]:
+def crowds(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Said]]:
     slots = tuple(sorted(draw(st.sets(st.integers(0, 9), min_size=1, max_size=4))))
-    k = len(slots)
-    said = st.builds(
-        Observation,
-        st.sampled_from((*slots, -1, 77)),
-        st.integers(0, 10**6),
-        st.tuples(*[NUMBERS] * (EXCESSES * k)) | st.just(()),
-        NUMBERS,
+    follows, samples = st.sampled_from((*slots, -1, 77)), st.integers(0, 10**6)
+    losses = st.tuples(*[NUMBERS] * len(slots)) | st.just(())
+    excess = st.tuples(*[NUMBERS] * EXCESSES) | st.just(())
+    said = st.tuples(
+        st.builds(Opinion, follows, samples, losses, st.booleans()), st.builds(Observation, follows, excess, NUMBERS)
     )
     return slots, draw(st.lists(said, max_size=8))
+
+
+def summed(parts: list[Any], random: Any) -> Any:
+    random.shuffle(parts)
+    while len(parts) > 1:
+        parts.append(add(parts.pop(0), parts.pop(0)))
+    return parts[0]
 
 
 @settings(max_examples=60, deadline=None)
 @given(crowds(), st.randoms(use_true_random=False), st.none() | st.integers(1, 5))
 def test_any_tree_of_sums_decides_alike(crowd: tuple, random: object, clusters: int | None) -> None:
     slots, said = crowd
-    whole = total(slots, said)
-    parts = [count(slots, each) for each in said] + [nothing(slots)]
-    random.shuffle(parts)  # type: ignore[attr-defined]
-    while len(parts) > 1:
-        parts.append(add(parts.pop(0), parts.pop(0)))
-    assert parts[0] == whole
-    plan = decide(whole, OPTIONS, clusters)
+    heard, survey, partners = ask(slots, said)
+    assert summed([count_opinion(slots, opinion) for opinion, _ in said] + [poll(slots, ())], random) == heard
+    assert summed([count(slots, seen) for _, seen in said] + [total(slots, ())], random) == survey
+    for place, partner in enumerate(partners):
+        assert partner == NOBODY or partners[slots.index(partner)] == slots[place] != partner
+    plan = decide(heard, survey, partners, OPTIONS, clusters)
     left = len(slots) - len(plan.closed)
     assert left >= min(len(slots), clusters or 1)
     assert len(set(plan.closed)) == len(plan.closed)
@@ -218,77 +263,69 @@ def test_a_sample_goes_with_the_cluster_that_the_other_samples_choose() -> None:
 
 
 def test_what_a_client_says_by_hand() -> None:
-    plain = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.4, 0.0], [0.5, 0.5, 0.5]]).double()
-    tuned = plain / 2
-    averaged = torch.tensor([[0.1, 0.2, 0.3], [0.2, 0.4, 0.9], [0.1, 0.1, 0.9]]).double()
-    averages = torch.stack([averaged, averaged / 4])
-    found = compare(torch.stack([plain, tuned]), averages, torch.tensor([0, 0, 1]), 0, CLASSIFICATION)
-    # of cluster 1: right 0.1 + 0.2 + 0.0, wrong 0.4 + 0.4 + 0.3; of cluster 2, which no sample chooses: 0.3 and 1.0
-    assert found[:3] == pytest.approx((0, 0.8 / 3, 0.7 / 3))
-    assert found[3:6] == pytest.approx((0, (0.55 - 0.3) / 3, (0.5 - 0.3) / 3))
-    assert found[6:9] == pytest.approx((0, -0.15 / 3, -0.15 / 3))
-    # the averages, on the samples that choose 0: 0.1 and 0.2, with steps half of it
-    assert found[9:12] == pytest.approx((0, 0.3 - 0.15, 0.1 - 0.15))
-    assert found[12:15] == pytest.approx((0, 0.3 / 4 - 0.15, 0.1 / 4 - 0.15))
-    assert found[15:] == pytest.approx((0, -0.075, -0.075))
-    everything = torch.zeros(3, dtype=torch.int64)
-    same = plain[:1].expand(3, -1).expand(2, -1, -1)
-    alike = compare(torch.stack([plain, plain]), same, everything, 0, CLASSIFICATION)
-    assert alike == pytest.approx(differ(plain.mean(dim=1).tolist(), 0))
+    own, partner, average = [0.1, 0.2, 0.3], [0.4, 0.4, 0.0], [0.2, 0.4, 0.9]
+    plain = torch.tensor([own, partner, average], dtype=torch.float64)
+    losses = torch.stack([plain, torch.stack([plain[0] / 2, plain[1] / 2, plain[2] / 4])])
+    said = compare(losses, torch.tensor([0, 0, 1]), CLASSIFICATION)
+    # right 0.1 + 0.2 + 0.0, wrong 0.4 + 0.4 + 0.3; with steps half of it
+    assert said[:3] == pytest.approx((0.8 / 3, (0.55 - 0.3) / 3, -0.15 / 3))
+    # the average on the samples that choose the own one, 0.1 and 0.2
+    assert said[3:] == pytest.approx((0.3 - 0.15, 0.3 / 4 - 0.15, -0.075))
+    same = torch.stack([plain, plain])
+    same[:, 2] = plain[0]
+    assert compare(same, torch.zeros(3), CLASSIFICATION) == pytest.approx(differ(0.2, 0.8 / 3))
     # nobody's samples choose what it follows: then all of them count
-    assert compare(torch.stack([plain, tuned]), averages, everything + 2, 0, CLASSIFICATION)[10] == pytest.approx(0.3)
+    assert compare(losses, torch.ones(3), CLASSIFICATION)[3] == pytest.approx(0.5 - 0.2)
 
 
 def test_of_losses_without_a_bound_the_harm_is_a_share_of_both() -> None:
-    losses = torch.tensor([[8.0], [9.0]], dtype=torch.float64).expand(2, -1, 4)
-    averaged = torch.tensor([[8.0], [8.8]], dtype=torch.float64).expand(2, -1, 4)
+    losses = torch.tensor([[8.0], [9.0], [8.8]], dtype=torch.float64).expand(2, -1, 4)
     chosen = torch.zeros(4, dtype=torch.int64)
-    found = compare(losses, averaged, chosen, 0, build_task("regression"))
-    assert found[7] == pytest.approx(0.8 / 8.4 * TYPICAL_LOSS)  # 10 % worse than the own one
-    lucky = compare(losses * 0.0, averaged, chosen, 0, build_task("regression"))
-    assert lucky[7] == pytest.approx(2 * TYPICAL_LOSS)  # an own loss of 0 says no more than that
-    assert compare(losses, averaged, chosen, 0, CLASSIFICATION)[7] == pytest.approx(0.8)
+    assert compare(losses, chosen, build_task("regression"))[3] == pytest.approx(0.8 / 8.4 * TYPICAL_LOSS)  # 10 % worse
+    lucky = losses.clone()
+    lucky[:, :2] = 0.0
+    assert compare(lucky, chosen, build_task("regression"))[3] == pytest.approx(2 * TYPICAL_LOSS)  # and no more
+    assert compare(losses, chosen, CLASSIFICATION)[3] == pytest.approx(0.8)
 
 
-def harmful(harm: float, samples: int = 20) -> list[Observation]:
+def harmful(harm: float, samples: int = 20) -> list[tuple[Opinion, Observation]]:
     """Two clusters that are worth nothing, the average of which is worse than they are."""
-    excess = [(0.0, 0.0) * 3 + each for each in ((0.0, harm, 0.0, harm, 0.0, 0.0), (harm, 0.0, harm, 0.0, 0.0, 0.0))]
-    return [Observation(j, samples, excess[j], 0.1) for j in (0, 1)]
+    excess = (0.0, 0.0, 0.0, harm, harm, 0.0)
+    return [(Opinion(j, samples), Observation(j, excess, 0.1)) for j in (0, 1)]
 
 
 def test_clusters_are_not_merged_where_their_average_is_worse() -> None:
     for harm, merged in ((HARM - 0.001, True), (HARM + 0.001, False)):
-        survey = total((0, 1), harmful(harm))
-        assert harms(survey)[0, 1] == pytest.approx(harm, abs=1e-6)
-        assert worths(survey)[0, 1] == 0
-        assert bool(decide(survey, MergeOptions()).merges) is merged
-        assert decide(survey, MergeOptions(), clusters=1).merges  # where a number is given it is reached
+        survey = ask((0, 1), harmful(harm))
+        assert harms(*survey)[0, 1] == pytest.approx(harm, abs=1e-6)
+        assert worths(*survey)[0, 1] == 0
+        assert bool(decide(*survey, MergeOptions()).merges) is merged
+        assert decide(*survey, MergeOptions(), clusters=1).merges  # where a number is given it is reached
 
 
 def test_the_larger_cluster_counts_more_in_the_harm_and_who_has_no_vote_not_at_all() -> None:
     (one, _), (_, other) = harmful(0.04, 30), harmful(0.0, 90)
-    assert harms(total((0, 1), [one, other]))[0, 1] == pytest.approx(0.01, abs=1e-6)
-    assert harms(total((0, 1), [one, Observation(1, 90)]))[0, 1] == pytest.approx(0.04, abs=1e-6)
-    assert harms(total((0, 1), [Observation(0, 30), Observation(1, 90)])) == {(0, 1): 0.0}
+    assert harms(*ask((0, 1), [one, other]))[0, 1] == pytest.approx(0.01, abs=1e-6)
+    assert harms(*ask((0, 1), [one, (Opinion(1, 90), None)]))[0, 1] == pytest.approx(0.04, abs=1e-6)
+    assert harms(*ask((0, 1), [(Opinion(0, 30), None), (Opinion(1, 90), None)])) == {(0, 1): 0.0}
 
 
 def test_in_an_average_a_cluster_weighs_as_much_as_it_has_followers() -> None:
-    assert shares_of((6, 2, 0), 0) == [0.5, 0.25, 0.0]
-    assert shares_of((0, 3), 0) == [0.0, 1.0]
+    assert [share_of(6, 2), share_of(6, 0), share_of(0, 3), share_of(0, 0)] == [0.25, 0.0, 1.0, 0.0]
 
 
 def test_models_that_are_alike_do_not_seem_apart_because_each_client_chose_the_one_that_fits_its_samples() -> None:
     random = torch.Generator().manual_seed(0)
-    for models, share in ((2, 0.1), (4, 0.3)):
-        fair = naive = 0.0
-        for _ in range(400):
-            losses = torch.rand(models, 6, dtype=torch.float64, generator=random)
-            follows = int(losses.mean(dim=1).argmin())
-            each, chosen = losses.expand(2, -1, -1), choose_without(losses, follows)
-            fair += sum(compare(each, each, chosen, follows, CLASSIFICATION)[:models])
-            naive += float((losses.mean(dim=1) - losses[follows].mean()).sum())
-        assert naive / 400 > 0.1
-        assert abs(fair) < share * naive
+    fair = naive = 0.0
+    for _ in range(400):
+        losses = torch.rand(2, 6, dtype=torch.float64, generator=random)
+        order = losses.mean(dim=1).argsort()
+        losses = losses[order]  # the first is the one that it follows
+        judged = torch.cat([losses, losses[:1]]).expand(2, -1, -1)
+        fair += compare(judged, choose_without(losses, 0), CLASSIFICATION)[0]
+        naive += float(losses[1].mean() - losses[0].mean())
+    assert naive / 400 > 0.1
+    assert abs(fair) < 0.1 * naive
 
 
 def test_optimism_has_a_floor_where_losses_are_bounded() -> None:
@@ -301,26 +338,32 @@ def test_optimism_has_a_floor_where_losses_are_bounded() -> None:
 def test_a_client_observes_the_models_without_and_after_personal_steps() -> None:
     flat = FlatModel(make_toy_model().double(), build_task("classification"))
     x, y = torch.randn(10, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
-    bank = torch.stack([flat.flatten(make_toy_model().double()) for _ in range(3)])
-    local = LocalOptions(steps=0)
-    asked = (0, 2), 2, (1, 3)
-    plain = observe(flat, bank, *asked, (x[:8], y[:8]), (x[8:], y[8:]), local)
-    assert (plain.follows, plain.samples, len(plain.excess)) == (2, 8, 2 * EXCESSES)
-    assert plain.excess[:2] == plain.excess[2:4]  # no steps
-    assert plain.excess[4:6] == (0, 0)
-    assert plain.excess[1] == 0
-    average, own = torch.lerp(bank[2], bank[0], 0.25), bank[2]
-    outputs = torch.stack([infer(flat, each, x[8:], "score") for each in (average, own)])
-    kept = choose_without(sample_losses(flat, bank[[0, 2]], x[8:], y[8:]), 1) == 1
-    judged = judge_each(flat.task, outputs, y[8:].expand(2, -1))[:, kept if kept.any() else ~kept].mean(dim=1)
-    assert plain.excess[6:8] == plain.excess[8:10] == pytest.approx((float(judged[0] - judged[1]), 0))
-    tuned = observe(flat, bank, *asked, (x[:8], y[:8]), (x[:8], y[:8]), replace(local, steps=20, learning_rate=0.5))
-    assert tuned.excess[2] < tuned.excess[0]
-    assert tuned.excess[4] < 0
-    assert tuned.optimism == LEAST_OPTIMISM  # of samples that are held out and trained on
-    assert observe(flat, bank, (0, 2), 1, (1, 3), (x[:8], y[:8]), (x[8:], y[8:]), local) == Observation(1, 8)
-    nobody = observe(flat, bank, *asked, (x, y), (x[:0], y[:0]), local)
-    assert nobody.excess == ()
+    own, other = (flat.flatten(make_toy_model().double()) for _ in range(2))
+    local, held = LocalOptions(steps=0), (x[8:], y[8:])
+    plain, _ = observe(flat, own, other, 0.25, (x[:8], y[:8]), held, local)
+    assert len(plain) == EXCESSES
+    assert plain[0] == plain[1]  # no steps
+    assert plain[2] == 0
+    average = torch.lerp(own, other, 0.25)
+    outputs = torch.stack([infer(flat, vector, held[0], "score") for vector in (average, own)])
+    kept = choose_without(sample_losses(flat, torch.stack([own, other]), *held), 0) == 0
+    judged = judge_each(flat.task, outputs, held[1].expand(2, -1))[:, kept if kept.any() else ~kept].mean(dim=1)
+    assert plain[3:5] == pytest.approx((float(judged[0] - judged[1]),) * 2)
+    steps = replace(local, steps=20, learning_rate=0.5)
+    tuned, optimism = observe(flat, own, other, 0.25, (x[:8], y[:8]), (x[:8], y[:8]), steps)
+    assert tuned[1] < tuned[0]
+    assert tuned[2] < 0
+    assert optimism == LEAST_OPTIMISM  # of samples that are held out and trained on
+
+
+def test_an_observation_in_slices_is_the_same() -> None:
+    flat = FlatModel(make_toy_model().double(), build_task("classification"))
+    x, y = torch.randn(10, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
+    own, other = (flat.flatten(make_toy_model().double()) for _ in range(2))
+    given = flat, own, other, 0.25, (x[:8], y[:8]), (x[8:], y[8:]), LocalOptions(steps=7, learning_rate=0.3)
+    *pieces, judged = observe_in_slices(*given, 2)
+    assert pieces == [None] * 12  # 2 + 2 + 2 + 1 steps of three models
+    assert judged == observe(*given)
 
 
 def test_a_state_forgets_what_is_closed_and_knows_what_was_merged() -> None:
@@ -338,22 +381,22 @@ def test_a_state_forgets_what_is_closed_and_knows_what_was_merged() -> None:
 
 
 def surveys_of(rounds: int, merging: set[int], unsure: set[int]) -> list[int]:
-    """List the rounds after which surveys are held, where those after some merge clusters, or leave some alone."""
-    found, quiet = [OPTIONS.first], 0
+    """List the rounds after which surveys begin, where some merge clusters, or leave some alone."""
+    begun, quiet = [OPTIONS.first], 0
     while True:
-        now, quiet = found[-1], 0 if found[-1] in merging else quiet + 1
-        if is_last(now, quiet, unsure & {now}, OPTIONS, rounds):
-            return found
-        found.append(now + wait_after(quiet, OPTIONS))
+        now, quiet = begun[-1], 0 if begun[-1] in merging else quiet + 1
+        if is_last(now + LAG, quiet, unsure & {now}, OPTIONS, rounds):
+            return begun
+        begun.append(now + LAG + wait_after(quiet, OPTIONS))
 
 
-def test_surveys_end_with_one_that_merges_nothing_unless_it_has_left_clusters_alone() -> None:
-    assert surveys_of(1000, set(), set()) == [10]
-    assert surveys_of(1000, {10, 12}, set()) == [10, 12, 14]
-    assert surveys_of(1000, {14}, {10}) == [10, 14, 16]
-    assert surveys_of(1000, {10, 12}, {12, 14}) == [10, 12, 14, 18]
-    assert surveys_of(20, {10, 12}, {14}) == [10, 12, 14]  # after three quarters of the rounds there is none
-    assert surveys_of(24, set(range(24)), set()) == [10, 12, 14, 16, 18]
+def test_surveys_end_with_the_second_in_a_row_that_merges_nothing_unless_it_has_left_clusters_alone() -> None:
+    assert surveys_of(1000, set(), set()) == [10, 15]
+    assert surveys_of(1000, {10, 13}, set()) == [10, 13, 16, 21]
+    assert surveys_of(1000, {15}, {10}) == [10, 15, 18, 23]
+    assert surveys_of(1000, {10}, {13, 18}) == [10, 13, 18, 23]
+    assert surveys_of(20, {10, 13}, {14}) == [10, 13]  # what would take effect after three quarters is not held
+    assert surveys_of(24, set(range(24)), set()) == [10, 13, 16]
 
 
 @pytest.mark.parametrize(
@@ -465,6 +508,6 @@ def test_a_new_distribution_opens_a_cluster_after_the_last_survey_and_is_surveye
     opened = left.index(3, 16)
     assert held[opened]
     surveys = [line["round"] for line in merging.log]
-    assert any(round == opened + 1 + algorithm.merging.first for round in surveys)
+    assert any(round == opened + 1 + algorithm.merging.first + LAG for round in surveys)
     assert left[-1] == 3
     assert not held[-1]

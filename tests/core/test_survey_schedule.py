@@ -29,14 +29,15 @@ def test_clusters_are_merged_where_more_can_be_opened_than_asked_for(
     assert merging_of(None, rounds, clusters, clients) is None
 
 
-def test_surveys_follow_each_other_until_one_merges_nothing() -> None:
+def test_surveys_follow_each_other_until_two_merge_nothing() -> None:
     schedule = Schedule(OPTIONS, rounds=40, due=OPTIONS.first)
-    assert [now for now in range(40) if schedule.is_due(now)] == [*range(10, 31)]  # three quarters of the rounds
+    assert [now for now in range(40) if schedule.is_due(now)] == [*range(10, 30)]  # in effect by 30
     merged = schedule.after(10, merged=True, alone=(), settled=False)
     assert (merged.due, merged.quiet, merged.over) == (12, 0, False)
-    left_alone = merged.after(12, merged=False, alone=[1], settled=False)
-    assert (left_alone.due, left_alone.quiet, left_alone.over) == (16, 1, False)  # after twice the rounds
-    assert left_alone.after(16, merged=False, alone=(), settled=False).over
+    quiet = merged.after(12, merged=False, alone=(), settled=False)
+    assert (quiet.due, quiet.quiet, quiet.over) == (16, 1, False)  # after twice the rounds
+    assert quiet.after(16, merged=False, alone=(), settled=False).over
+    assert not quiet.after(16, merged=False, alone=[1], settled=False).over
     assert merged.after(12, merged=True, alone=(), settled=True).over  # nothing is left to merge
     assert schedule.after(29, merged=True, alone=(), settled=False).over  # the next would come too late
     assert not schedule.after(29, merged=True, alone=(), settled=True).is_due(30)
@@ -44,8 +45,8 @@ def test_surveys_follow_each_other_until_one_merges_nothing() -> None:
 
 def test_a_by_election_begins_anew_where_there_is_time() -> None:
     over = Schedule(OPTIONS, rounds=40, due=16, quiet=2, over=True)
-    assert over.reopened(20) == Schedule(OPTIONS, rounds=40, due=30)
-    assert over.reopened(21).over
+    assert over.reopened(19) == Schedule(OPTIONS, rounds=40, due=29)
+    assert over.reopened(20).over
 
 
 def test_nothing_is_left_to_merge_at_the_number_asked_for() -> None:

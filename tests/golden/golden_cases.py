@@ -27,7 +27,7 @@ from dfca.base.renamed import earlier
 from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
 from dfca.core.method import MergeOptions, Method
-from dfca.core.rules.merging import Observation, differ
+from dfca.core.rules.merging import differ
 from dfca.core.rules.personal import GRID
 from dfca.core.rules.staleness import Staleness
 from dfca.experiment.config import Config
@@ -358,8 +358,8 @@ def run_node(folder: Path, rounds: int) -> dict[str, Any]:
 
 # Peers: a small swarm with made-up samples, whose driver is the 90 lines below.
 
-SHORT = ("Score", "Draw")
-LENGTHS = {"WarmUp": 4, "Train": 3, "Rest": 2, "Observe": 2, "Curve": 2, "Personalise": 2}
+SHORT = ("Score", "Draw", "Observe")
+LENGTHS = {"WarmUp": 4, "Train": 3, "Rest": 2, "Curve": 2, "Personalise": 2}
 """Ticks that the jobs take, and some more for some peers."""
 SWARMS: dict[str, dict[str, Any]] = {
     "elected": {
@@ -488,7 +488,8 @@ class Swarm:
             if state is not None:
                 swarm.peers[i] = Peer(swarm.options[i], swarm._allocator(i))
                 swarm.peers[i].restore(state)  # type: ignore[union-attr]
-        swarm.jobs = {i: (end, swarm._job(i)) for i, end in facts["ends"]}
+        jobs = ((i, end, swarm._job(i)) for i, end in facts["ends"])
+        swarm.jobs = {i: (end, job) for i, end, job in jobs if job is not None}
         return swarm
 
     def phases(self) -> list[str]:
@@ -624,7 +625,8 @@ class Swarm:
 
     def _train(self, i: int, job: Any) -> Trained:
         cluster, loss = self._best(i, job.closed)
-        return Trained(cluster, True, self._nearer(i, self.banks[i][cluster], 0.5), loss, samples=20)
+        model = self._nearer(i, self.banks[i][cluster], 0.5)
+        return Trained(cluster, True, model, loss, 20, tuple(self._means(i)))
 
     def _rest(self, i: int, job: Any) -> None:
         return None
@@ -633,9 +635,9 @@ class Swarm:
         models = [[1.0, 0.5], [-1.0, 0.25], [0.125, -1.0]]
         return torch.tensor(models[: self.options[i].clusters], dtype=torch.float64)
 
-    def _observe(self, i: int, job: Any) -> Observation:
-        means = self._means(i, 3)
-        return Observation(job.follows, 20, differ([means[j] for j in job.slots], job.slots.index(job.follows)), 0.01)
+    def _observe(self, i: int, job: Any) -> Any:
+        own, partner = self._losses(i, job.models, 3).mean(dim=1).tolist()
+        return differ(own, partner), 0.01
 
     def _curve(self, i: int, job: Any) -> OwnCurve:
         curve = [1.0 + abs(steps - 10 - i) / 64 for steps in GRID]

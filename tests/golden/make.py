@@ -31,7 +31,7 @@ import torch
 
 import dfca
 from dfca.core.rules.election import Tally
-from dfca.core.rules.merging import EXCESSES, Merge, Survey
+from dfca.core.rules.merging import EXCESSES, Merge, Poll, Survey
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.node.disk.store import DiskStore
@@ -183,7 +183,7 @@ def wire_messages() -> list[Any]:
     sent = Message(4, 1, 17, 3, model, None, 12)
     copied = replace(sent, offer=Offer(4, 16, -2))
     tally = Tally(5, 2, 80, *[(2**70 + n, -n) if n in (0, 1, 4, 5) else (n, n + 1) for n in range(10)])
-    survey = Survey((0, 2), (5, 4), (100, 2**40), (3, 0), tuple(range(-8, EXCESSES * 4 - 8)), (2**80, -5), (0, 1))
+    survey = Survey((0, 2), (3, 0), tuple(range(-8, EXCESSES * 2 - 8)), (2**80, -5))
     call, turns = m.Call((1,), 4, (2,), False), (m.Turn(9, True, 0), m.Turn(None, False))
     return [
         m.Hello(2, 17, 3, lineage),
@@ -205,7 +205,7 @@ def wire_messages() -> list[Any]:
         m.Report(9, None),
         m.Probe(key, lineage, call),
         m.Probe(key, ()),
-        m.Count(key, 9, 5, turns, (4, 5)),
+        m.Count(key, 9, 5, turns, Poll((0, 2), (5, 4), (100, 2**40), (0, 1), (3, 0), (0, -7, 2**80, 0))),
         m.Refuse(key),
         m.Open(key, 9, turns, 7),
         m.Open(key, 9, (), None),
@@ -216,7 +216,7 @@ def wire_messages() -> list[Any]:
         m.Candidate(key, 1, 3, 0.75, model),
         m.Votes(key, 1, tally),
         m.Decision(key, 1, turns[0], True),
-        m.Question(key, (4, 5)),
+        m.Question(key, (4, 5), (2, 0)),
         m.Answer(key, survey),
         m.Result(key, lineage[1]),
     ]

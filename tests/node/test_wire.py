@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dfca.core.rules.election import Tally
-from dfca.core.rules.merging import EXCESSES, Merge, Survey
+from dfca.core.rules.merging import EXCESSES, Merge, Poll, Survey
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.node.net.transfer.chunks import write_chunk
@@ -108,8 +109,12 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
     if kind is Merge:
         slots = st.integers(0, 4095)
         return st.builds(Merge, slots, slots, st.floats(0, 1), st.floats(allow_nan=False, allow_infinity=False))
-    if kind is Survey:
-        return st.integers(1, 3).flatmap(any_survey)
+    if kind in (Poll, Survey):
+        return st.integers(1, 3).flatmap(partial(any_sums, kind))
+    if kind is messages.Question:
+        pairs = st.lists(st.tuples(st.integers(0, 2**20), st.integers(-1, 99)), max_size=3)
+        columns = pairs.map(lambda each: (tuple(a for a, _ in each), tuple(b for _, b in each)))
+        return st.builds(lambda key, asked: messages.Question(key, *asked), fields["key"], columns)
     if kind is Count:
         fields |= {"size": st.integers(2**19, 2**20), "ready": st.integers(0, 2**19)}
     if kind is messages.Open:
@@ -123,13 +128,15 @@ def any_record(kind: Any, descriptor: Descriptor) -> st.SearchStrategy[Any]:
     return st.builds(kind, **fields)
 
 
-def any_survey(k: int) -> st.SearchStrategy[Survey]:
+def any_sums(kind: type, k: int) -> st.SearchStrategy[Any]:
     def of(low: int, high: int, items: int = k) -> st.SearchStrategy[tuple[int, ...]]:
         return st.lists(st.integers(low, high), min_size=items, max_size=items).map(tuple)
 
     slots = st.lists(st.integers(0, 4095), min_size=k, max_size=k, unique=True).map(lambda each: tuple(sorted(each)))
-    sums = (of(-(2**127), 2**127 - 1, EXCESSES * k * k), of(-(2**127), 2**127 - 1))
-    return st.builds(Survey, slots, of(9, 2**20), of(0, 2**53), of(0, 9), *sums, of(0, 9))
+    large = partial(of, -(2**127), 2**127 - 1)
+    if kind is Poll:
+        return st.builds(Poll, slots, of(9, 2**20), of(0, 2**53), of(0, 9), of(0, 9), large(k * k))
+    return st.builds(Survey, slots, of(0, 2**20), large(EXCESSES * k), large())
 
 
 def _cut(values: st.SearchStrategy[Any], count: int, name: str) -> st.SearchStrategy[Any]:

@@ -17,7 +17,7 @@ from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
 from dfca.core.method import Method
 from dfca.core.rules.election import ElectionOptions, no_votes
-from dfca.core.rules.merging import Merge, MergeOptions, nothing
+from dfca.core.rules.merging import Merge, MergeOptions, Opinion, poll, total
 from dfca.core.rules.revival import PAUSE
 from dfca.peer.copies import Asked, CopyDesk
 from dfca.peer.inbox import Neighbour
@@ -332,8 +332,8 @@ def test_a_survey_of_part_of_the_electorate_closes_nothing() -> None:
         peer.surveys.begin(peer, unfit=False)
         wave = peer.surveys.wave
         assert wave is not None
-        survey = nothing((0, 1))._replace(followers=(2, 0), samples=(40, 0))
-        assert wave._decide(survey).empty == closed
+        heard = poll((0, 1), [Opinion(0, 20), Opinion(0, 20)])
+        assert wave._decide(heard, total((0, 1), ())).empty == closed
 
 
 def test_who_is_far_behind_its_neighbours_does_not_observe() -> None:

@@ -49,7 +49,7 @@ VALID = [
     m.Votes(KEY, 1, TALLY),
     m.Decision(KEY, 1, LOG[1], False),
     m.Question(KEY, (2, 1)),
-    m.Answer(KEY, Survey((0, 3), (2, 1), (40, 20), (1, 1), (0, 2**70, -(2**70), 0) * 6, (5, -5), (1, 0))),
+    m.Answer(KEY, Survey((0, 3), (1, 1), (0, 2**70) * 6, (5, -5))),
     m.Result(KEY, LINEAGE[2]),
     m.Alarm(2**60, 3, True, LINEAGE),
     m.Curves(30, 1, 2, 3, tuple(0.5 * value for value in range(18)), LINEAGE),

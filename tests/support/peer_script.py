@@ -4,7 +4,7 @@
     begin                                          an input; `@5 begin`: at 5 s, and from then on
     receive 1 Hello(0, 3, 1)                       a message from neighbour 1
     trained 0 2.5 [loss]                           the job's result: cluster, model; also warmed, drawn, scored, rested
-    observed 0 20 0.5 0.3 0.1                      of a survey: cluster, samples, losses of the clusters, optimism
+    observed 0.5 0.3 0.1                           of a survey: losses of the own model and the partner, optimism
     wake                                           as often as something is due now
     rewire 2 3                                     the neighbours from now on
     measured 0 10 5                                the curve: cluster, held-out samples, the best number of steps
@@ -25,7 +25,7 @@ from dfca.base.table import fields_of
 from dfca.core.exchange import Rules
 from dfca.core.method import LocalOptions, Method
 from dfca.core.rules.election import ElectionOptions, Tally, lot, no_votes
-from dfca.core.rules.merging import Merge, MergeOptions, Observation, differ
+from dfca.core.rules.merging import Merge, MergeOptions, differ
 from dfca.core.rules.personal import GRID
 from dfca.core.rules.relay import Offer
 from dfca.core.rules.staleness import Staleness
@@ -206,10 +206,8 @@ class Script:
             value, *own = numbers
             result = Warm(model(value), losses([own or [1.0]]))
         elif what == "observed":
-            follows, samples, *rest = numbers
-            assert isinstance(job, Observe)
-            excess = differ(rest[:-1], job.slots.index(int(follows)))
-            result = Observation(int(follows), int(samples), excess, rest[-1])
+            own, partner, optimism = numbers
+            result = differ(own, partner), optimism
         elif what == "drawn":
             result = torch.stack([model(value) for value in numbers])
         elif what == "scored":
@@ -292,8 +290,8 @@ def show_model(message: Message) -> str:
 
 
 def show_job(job: Job) -> str:
-    if isinstance(job, Score):
-        return f"Score {' '.join(f'{value:g}' for value in job.models[:, 0].tolist())}"
+    if isinstance(job, Score | Observe):
+        return f"{type(job).__name__} {' '.join(f'{value:g}' for value in job.models[:, 0].tolist())}"
     parts = [f" {name} {value}" for name, value in vars(job).items() if str(value) not in ("None", "False", "()")]
     return type(job).__name__ + "".join(parts)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +45,35 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
         if torch.backends.mps.is_available():
             torch.mps.manual_seed(number)
         yield
+
+
+class Noise:
+    """A named stream for code that can only use torch's global generator, in pieces.
+
+    Every `with` block continues where the last one ended, whatever else used the generator in between.
+    """
+
+    def __init__(self, seed: int, *names: str | int) -> None:
+        self._begin = seeded(seed, *names)
+        self._states: list[torch.Tensor] | None = None
+        self._block = ExitStack()
+
+    def __enter__(self) -> None:
+        import torch
+
+        if self._states is None:
+            self._block.enter_context(self._begin)
+            return
+        self._block.enter_context(torch.random.fork_rng(devices=_cuda_devices()))
+        torch.set_rng_state(self._states[0])
+        for device, state in zip(_cuda_devices(), self._states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        self._states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in _cuda_devices())]
+        self._block.close()
 
 
 def _cuda_devices() -> list[int]:

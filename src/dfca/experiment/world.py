@@ -232,7 +232,7 @@ class WorldConfig(Table):
 
         The lines of an availability file, which can be thousands, are there as a checksum.
         """
-        facts: dict[str, Any] = _finite(self.over(clients).plain())
+        facts: dict[str, Any] = _finite(self.over(clients).as_of(2))
         absences = facts.pop("absences")
         if absences:
             facts["absences_sha256"] = hashlib.sha256(json.dumps(absences).encode()).hexdigest()

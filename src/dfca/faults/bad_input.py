@@ -14,7 +14,19 @@ from torch import Tensor
 from dfca.core.rules.merging import Plan
 from dfca.core.state import Message
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, Entry, layout_of
-from dfca.peer.records.messages import Alarm, Answer, BankCopy, Candidate, Centre, Copy, Curves, Hello, Result, Update
+from dfca.peer.records.messages import (
+    Alarm,
+    Answer,
+    BankCopy,
+    Candidate,
+    Centre,
+    Copy,
+    Count,
+    Curves,
+    Hello,
+    Result,
+    Update,
+)
 
 
 def corrupt(update: Update, rnd: random.Random) -> Any:
@@ -60,7 +72,9 @@ def lie(message: Any, rnd: random.Random) -> Any:
     if isinstance(message, Result):
         return message._replace(entry=_fake_survey(NO_CLUSTERS, rnd))
     if isinstance(message, Answer):
-        return message._replace(survey=message.survey._replace(samples=tuple(10**9 for _ in message.survey.samples)))
+        return message._replace(survey=message.survey._replace(excess=tuple(-(10**9) for _ in message.survey.excess)))
+    if isinstance(message, Count) and message.poll is not None:
+        return message._replace(poll=message.poll._replace(samples=tuple(10**9 for _ in message.poll.samples)))
     if isinstance(message, Hello) and any(entry.is_survey for entry in message.lineage) and rnd.random() < 0.5:
         return message._replace(lineage=(*message.lineage, _fake_survey(layout_of(message.lineage), rnd)))
     fake = (Entry(rnd.choice((1, 50, 10**6)), rnd.randrange(3), 0, 0, rnd.randrange(100), (0, 1)),)

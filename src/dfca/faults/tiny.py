@@ -12,7 +12,7 @@ from torch import Tensor
 from dfca.core.exchange import Rules
 from dfca.core.rng import stream
 from dfca.core.rules.election import divide
-from dfca.core.rules.merging import Observation, differ
+from dfca.core.rules.merging import differ
 from dfca.core.rules.personal import GRID
 from dfca.core.state import ClientState, Message, is_finite
 from dfca.peer.peer import Peer
@@ -103,8 +103,9 @@ class TinyWork:
         if isinstance(job, Train):
             assert bank is not None
             cluster = self._nearest(bank, job.closed)
-            loss = float((bank[cluster] - self.mean).square().sum()) + self.variance
-            return Trained(cluster, True, torch.lerp(bank[cluster], self.mean, 0.5), loss, len(self.x))
+            losses = ((bank - self.mean).square().sum(dim=1) + self.variance).tolist()
+            model = torch.lerp(bank[cluster], self.mean, 0.5)
+            return Trained(cluster, True, model, losses[cluster], len(self.x), tuple(losses))
         if isinstance(job, Rest):
             return None
         if isinstance(job, Draw):
@@ -112,10 +113,8 @@ class TinyWork:
             drawn = [torch.randn(SIZE, generator=stream(self.seed, "init", j, *who)) for j in range(self.models)]
             return torch.stack(drawn).double()
         if isinstance(job, Observe):
-            assert bank is not None
-            losses = [float((bank[j] - self.mean).square().sum()) / 50 for j in job.slots]
-            excess = differ(losses, job.slots.index(job.follows))
-            return Observation(job.follows, len(self.x), excess, self.variance / 100)
+            own, partner = ((job.models - self.mean).square().sum(dim=1) / 50).tolist()
+            return differ(own, partner), self.variance / 100
         if isinstance(job, Curve):
             assert bank is not None
             cluster = self._nearest(bank, job.closed)

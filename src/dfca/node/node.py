@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from dfca.node.transport import Transport
 from dfca.node.work.pace import Pace
 from dfca.peer.machine import Machine
 from dfca.peer.peer import Peer
-from dfca.peer.records.work import LONG, Draw, Job, Note, Ready, Rest, Train
+from dfca.peer.records.work import LONG, Draw, Job, Note, Observe, Ready, Rest, Train
 from dfca.peer.state import Saved, State
 
 READ_LOOK_S = 0.01
@@ -33,6 +33,9 @@ class JobRunner(Protocol):
 
     def run(self, job: Job, bank: Tensor | None) -> Any:
         """Do a job; returns its result."""
+
+    def slices(self, job: Observe) -> Iterator[Any]:
+        """Do a job piece by piece; the last one yields its result."""
 
 
 class InputRecorder(Protocol):
@@ -224,10 +227,10 @@ class Node:
         if isinstance(job, Draw):
             self._finish_inline(job)  # takes no time
         elif self._duration is None:
-            task = loop.create_task(self._compute(job))
+            task = loop.create_task(self._observe(job) if isinstance(job, Observe) else self._compute(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif isinstance(job, LONG):
+        elif isinstance(job, (*LONG, Observe)):
             loop.call_later(self._duration(job), self._finish_inline, job)
         else:
             self._finish_inline(job)
@@ -248,6 +251,20 @@ class Node:
             self._fail(error)
             return
         self._input("finished", job, result)
+
+    async def _observe(self, job: Observe) -> None:
+        """Observe beside the rounds, slice by slice: what else is to be computed comes in between."""
+        loop, slices = asyncio.get_running_loop(), self._work.slices(job)
+        result = None
+        try:
+            while isinstance(self.machine, Peer) and self.machine.background is job:
+                piece = await loop.run_in_executor(self._executor, next, slices, job)
+                if piece is job:  # there is no more
+                    self._input("finished", job, result)
+                    return
+                result = piece
+        except Exception as error:
+            self._fail(error)
 
     async def _pause(self) -> None:
         """Wait until the next round may begin."""

@@ -90,12 +90,12 @@ class RoundCycle(Part):
             return False
         return takes_part(at.options, neighbour, ending)
 
-    def check_wait(self, at: PeerView, copies_missing: bool) -> None:
+    def check_wait(self, at: PeerView, copies_missing: bool, electing: bool) -> None:
         """Take the next step of a round's end where nobody is waited for; a peer in an election waits for nobody."""
         if self.ending is None or self.step is not None:
             return
         batch = at.options.method.aggregation == "batch"
-        if batch and at.wave is None and self._is_anybody_missing(at):
+        if batch and not electing and self._is_anybody_missing(at):
             return
         if self._relays(at) and not self.asked:
             self.step = Step.ASK

@@ -167,7 +167,7 @@ class Joiner(Part):
             return True
         if not clusters_of(lineage):
             return False  # it is impossible
-        if wave is not None and wave.will_tell(neighbour, lineage[-1]):
+        if at.will_take(lineage) or (wave is not None and wave.will_tell(neighbour, lineage[-1])):
             return False
         return not (at.bank is None and isinstance(wave, Election) and _outvotes(at, wave, lineage))
 

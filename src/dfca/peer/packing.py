@@ -53,6 +53,12 @@ KNOWN: Mapping[str, type] = records_of(MODULES)
 """The classes that come back, by name."""
 
 
+RETIRED = frozenset(("SurveyWave", "Observe", "Survey"))
+"""Until 0.2 rounds stopped for a survey: one that was under way in a checkpoint of then is given up."""
+RETIRED_FIELDS = {"Count": ("followers",)}
+"""Fields that are no longer read."""
+
+
 class Packer:
     """Turns values into JSON; tensors go to `tensors` under names of their own, but views of `banks` do not."""
 
@@ -160,7 +166,10 @@ class Unpacker:
             needs = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(known)}
         else:
             needs = {name: name not in known._field_defaults for name in known._fields}  # type: ignore[attr-defined]
+        inner = {name: value for name, value in inner.items() if name not in RETIRED_FIELDS.get(kind, ())}
         if unknown := [name for name in inner if name not in needs]:
+            if kind in RETIRED:
+                return None
             raise RunError(f"the checkpoint's {kind} has a field {unknown[0]}, which this version does not know")
         if missing := [name for name, needed in needs.items() if needed and name not in inner]:
             raise RunError(f"the checkpoint's {kind} has no field {missing[0]}, which this version needs")

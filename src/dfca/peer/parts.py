@@ -67,6 +67,9 @@ class PeerView(Protocol):
     def wave(self) -> Wave | None:
         """The election or survey that it takes part in."""
 
+    def will_take(self, lineage: Lineage) -> bool:
+        """Whether its lineage will be this one once a survey takes effect."""
+
     def hello(self) -> Hello:
         """What it says of itself."""
 

@@ -7,7 +7,7 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
     EMPTY      no models: waits for a neighbour that has some, or for an election
     WARMING    trains a model of its own, to stand and vote with (`WarmUp`)
     ELECTING   takes part in an election with a vote (`waves.election`)
-    PAUSED     takes part without one: it forwards, and ends with the same centres; or in a survey (`waves.survey`)
+    PAUSED     takes part without one: it forwards, and ends with the same centres
     TRAINING   a round: `Train`, or `Rest` where it sits the round out; `Curve` before one, `Personalise` after the last
     WAITING    between two rounds: for neighbours (`batch`), for copies, for the end of this instant
     DONE       all its rounds are done; it still serves others
@@ -15,7 +15,8 @@ what it was sent and nothing else; it has no clock, thread, socket, file or rand
 A round: train; send the trained model to all neighbours; then, under `batch`, wait until every neighbour in reach has
 ended the same round, or for `timeout_s`. The end of a round has three steps, each of which waits until everything else
 of the same instant has been handled (`wake`): ask for copies that too few neighbours trained (`rules.relay`), fold what
-came, close the round, which may begin a survey or call a by-election (`revival`), and begin the next. While a peer
+came, close the round, which may begin a survey or call a by-election (`revival`), and begin the next. Surveys
+(`waves.survey`) run beside the rounds. While a peer
 trains its bank does not change. What cannot be used is counted by its reason in `refused`; nothing that comes raises an
 exception.
 """
@@ -46,7 +47,6 @@ from dfca.peer.records.lineage import Entry, Lineage, layout_of
 from dfca.peer.records.options import PeerOptions
 from dfca.peer.records.work import (
     KEPT,
-    READS_BANK,
     Curve,
     Draw,
     Job,
@@ -87,6 +87,7 @@ class Peer(Machine):
         super().__init__(options, allocate, incarnation)
         self.state: Enum = State.EMPTY  # what it does
         self.job: Job | None = None  # the long job that runs
+        self.background: Observe | None = None  # what is observed beside it
         self.neighbours = options.neighbours  # those of the graph now, in reach or not
         self.lineage: Lineage = ()  # the elections and surveys that its models come from
         self.answer_time = AnswerTime(options.hang_s)  # how long answers take, which all parts learn together
@@ -122,6 +123,10 @@ class Peer(Machine):
         """The models of the clusters that are open, (k, P): the bank itself where all are."""
         return self.bank if self.bank is None or not self.copies.closed else self.bank[self.open_clusters]
 
+    def will_take(self, lineage: Lineage) -> bool:
+        """Return whether a neighbour's lineage is what this peer's will be once a survey takes effect."""
+        return self.surveys.will_take(self, lineage)
+
     def hello(self) -> m.Hello:
         """Make what it says of itself."""
         return m.Hello(self.incarnation, self.round, len(self.copies.counts), self.lineage)
@@ -146,6 +151,9 @@ class Peer(Machine):
         self._set_neighbours(self.neighbours)
         if self.wave is not None:
             self.wave.resume(self.answer_time, self.open_models)
+        elif self.state is State.PAUSED and self.bank is not None:  # for a survey of an older version
+            self.state = State.WAITING
+            self.cycle.wait_for(Step.BEGIN)
 
     def save(self) -> Saved:
         """Return what must survive a crash."""
@@ -266,6 +274,10 @@ class Peer(Machine):
         if job is self.job:
             self.job = None
             _ENDS[type(job)](self, job, result)
+        elif job is self.background:
+            self.background = None
+            if self.surveys.wave is not None:
+                self.surveys.wave.observed(result)
         elif isinstance(job, Score):
             self._end_score(job, result)
         self._after_input()
@@ -279,7 +291,7 @@ class Peer(Machine):
             due = min(due, self.desk.next_timeout())
         if wave is not None:
             due = min(due, wave.next_wake())
-        free = self.job is None and wave is None
+        free = self.job is None and self.elections.wave is None
         return self._on_drivers_clock(min(due, self.joiner.next_timeout(self, free, cycle.ending is not None)))
 
     def wake(self, now: float) -> None:
@@ -308,9 +320,8 @@ class Peer(Machine):
     def waits(self) -> str:
         if self.state is State.EMPTY:
             return f"waits for the models of {names(self.neighbours)}"
-        if self.state in (State.ELECTING, State.PAUSED) and self.wave is not None:
-            what = "an election" if self.surveys.wave is None else "a survey"
-            return f"waits for {what} ({self.wave.phase})"
+        if self.state in (State.ELECTING, State.PAUSED) and self.elections.wave is not None:
+            return f"waits for an election ({self.elections.wave.phase})"
         if self.cycle.ending is not None:
             peers = {n for n in self.links if self.cycle.expects(self, n)} | self.desk.sources()
             return f"waits for round {self.cycle.ending} of {names(sorted(peers))}"
@@ -358,7 +369,7 @@ class Peer(Machine):
     def _begin_round(self) -> None:
         if self.bank is None or self.job is not None:
             return
-        if self.wave is not None:
+        if self.elections.wave is not None:
             self._pause()
             return
         if self.joiner.newcomer:
@@ -398,7 +409,7 @@ class Peer(Machine):
         mixed = complete or (cluster < len(counts) and counts[cluster] > 0)
         self.copies, trained = self.rules.end_round(self.copies, cluster, self._store(result))
         self.state = State.WAITING
-        self.surveys.note_training(result.samples, self.cycle.end_training(self.now, round))
+        self.surveys.note_training(result.samples, result.losses, self.cycle.end_training(self.now, round))
         self.out.note("finish", cluster=cluster if result.fine else -1, round=round)
         self.out.save()
         if self.options.method.revives:
@@ -443,7 +454,7 @@ class Peer(Machine):
 
     def _check_wait(self) -> None:
         if self.state is State.WAITING:
-            self.cycle.check_wait(self, bool(self.desk.wanted))
+            self.cycle.check_wait(self, bool(self.desk.wanted), electing=self.elections.wave is not None)
 
     def _ask_for_copies(self) -> None:
         limit = partial(self.cycle.limit, self)
@@ -454,7 +465,7 @@ class Peer(Machine):
 
     def _fold(self) -> None:
         """Fold what came; then the round that is being ended can be closed."""
-        if self.bank is None or isinstance(self.job, READS_BANK):
+        if self.bank is None or isinstance(self.job, KEPT):
             return
         self.copies = self.cycle.fold(self)
         self.copies = self.desk.fold(self)
@@ -462,7 +473,7 @@ class Peer(Machine):
             if self.options.method.aggregation == "batch":
                 self.desk.stop_waiting()
             self.cycle.end_wait()
-        elif self.wave is not None and self._is_idle:
+        elif self.elections.wave is not None and self._is_idle:
             self._pause()  # the call came between the update and its fold
 
     @property
@@ -470,9 +481,11 @@ class Peer(Machine):
         return self.job is None and self.elections.checking is None
 
     def _close_round(self) -> None:
-        """End a round: see whether a survey or an election is due, then begin the next."""
+        """End a round: carry out what a survey decided, see whether one or an election is due, begin the next."""
         self.cycle.close()
+        self._take_decided()
         self.elections.end_round(self, self.surveys.is_to_come(self))
+        self.surveys.say(self, self.elections.detector.unfit)
         if self.wave is None:
             if self.surveys.is_due(self):
                 self.surveys.begin(self, self.elections.detector.unfit)
@@ -659,7 +672,7 @@ class Peer(Machine):
         else:
             fits = self.elections.may_join(self, probe, pursuing=self.joiner.pursuit is not None)
         if fits and not surveys and self.surveys.wave is not None:
-            self._leave_survey()  # it can wait: others need an election first
+            self._leave_wave()  # it can wait: others need an election first
         wave = self.wave
         if wave is not None and wave.is_kind_of(probe):
             wave.receive(sender, probe, self.now)
@@ -667,19 +680,10 @@ class Peer(Machine):
             self.out.send(sender, m.Refuse(probe.key))
             self.out.send(sender, self.hello())
         elif surveys:
-            self._join_survey(sender, probe)
+            ending = self.cycle.ending is not None
+            self.surveys.join(self, sender, probe, self.elections.detector.unfit, ending)
         else:
             self._join_election(sender, probe)
-
-    def _join_survey(self, sender: int, probe: m.Probe) -> None:
-        """Join a survey: at once between two rounds, else at the end of the round that runs."""
-        between = self.cycle.is_between_rounds()
-        unfit = self.elections.detector.unfit
-        self.surveys.join(self, sender, probe, unfit, ending=self._is_idle and not between)
-        if self.cycle.ending is not None:
-            self._check_wait()
-        elif self._is_idle and between:
-            self._pause()
 
     def _join_election(self, sender: int, probe: m.Probe) -> None:
         """Join an election: of a start at once, else between two rounds."""
@@ -757,17 +761,9 @@ class Peer(Machine):
         elif self.elections.wave is not None:
             self.elections.wave.scored(job, losses)
 
-    def _end_observation(self, job: Observe, result: Any) -> None:
-        if self.surveys.wave is not None:
-            self.surveys.wave.observed(result)
-
     def _pause(self) -> None:
-        """Take part in the wave that runs, between two rounds: observe, or warm up if it is not too late."""
-        if self.surveys.wave is not None:
-            self.state = State.PAUSED
-            self.surveys.pause(self, self.elections.detector.unfit)
-            self._end_survey()
-        elif self.elections.prepare(self):
+        """Take part in the election that runs, between two rounds; warm up if it is not too late."""
+        if self.elections.prepare(self):
             self._warm_up(self.round - 1)
         else:
             self.state = State.ELECTING if self.elections.has_vote else State.PAUSED
@@ -779,15 +775,9 @@ class Peer(Machine):
             self._drain_wave()
             self.elections.leave()
             self.surveys.leave()
+        self.background = None
         if isinstance(self.job, WarmUp):
             self._stop_warming()
-        elif isinstance(self.job, Observe):
-            self.job = None
-
-    def _leave_survey(self) -> None:
-        """Take no part in a survey any more; a peer that had paused for it is between two rounds."""
-        self._leave_wave()
-        self.state = State.WAITING if self.state is State.PAUSED else self.state
 
     def _drain_wave(self) -> None:
         assert self.wave is not None
@@ -796,12 +786,12 @@ class Peer(Machine):
             self.out.send(neighbour, message)
         for job in work:
             self.out.ask(job)
-            self.job = job if isinstance(job, Observe) else self.job
 
     def _after_input(self) -> None:
         """Carry out what a wave wants, and what came of it where no training is under way."""
         if self.surveys.wave is not None:
             self._drain_wave()
+            self._observe()
             self._end_survey()
         elif self.elections.wave is not None:
             self._drain_wave()
@@ -852,23 +842,26 @@ class Peer(Machine):
         self.elections.reset_alarm()
         self.state = State.WAITING
 
+    def _observe(self) -> None:
+        """Begin what a survey wants observed."""
+        if self.background is None and (job := self.surveys.job(self)) is not None:
+            self.background = job
+            self.out.ask(job)
+
     def _end_survey(self) -> None:
-        """Take the result of a survey that has ended, between two rounds; without a result it ends at once."""
-        survey, paused = self.surveys.wave, self.state is State.PAUSED
-        if survey is None or survey.outcome is None:
-            return
-        entry = survey.outcome.entry
-        if entry is not None and not paused:
-            return
-        self.surveys.end(self)
-        if entry is not None:
+        if self.surveys.result() is not None:
+            self.surveys.end(self)
+            self.background = None
+            if self.state is State.DONE:
+                self._take_decided()
+
+    def _take_decided(self) -> None:
+        """Merge and close the clusters that a survey decided about, where it takes effect now."""
+        if (entry := self.surveys.take_decided(self)) is not None:
             self._take_entry(entry)
             self.surveys.wait_after_result(self)
             self.out.broadcast(self.hello())
             self.out.save()
-        if paused:
-            self.job, self.state = None, State.WAITING
-            self.cycle.wait_for(Step.BEGIN)
 
 
 _HANDLERS: dict[type, Callable[[Peer, int, Any], None]] = {
@@ -895,7 +888,6 @@ _ENDS: dict[type, Callable[[Peer, Any, Any], None]] = {
     Draw: Peer._end_draw,
     Train: Peer._end_training,
     Rest: Peer._end_rest,
-    Observe: Peer._end_observation,
     Curve: Peer._end_personal,
     Personalise: Peer._end_personal,
     WarmUp: Peer._end_warm_up,

@@ -1,53 +1,64 @@
 """Which clusters are worth the data that they take away from the others, and the merging of those that are not.
 
 An election that opens a cluster where a difference is significant opens too many of them under label skew, and too few
-where clients have few samples. So more centres are elected than needed, and every few rounds of training the clients
-survey which two clusters would do better as one. Every client i holds out a fifth of its samples, H_i (`holdout`). With
-L_j(d, s) the loss of model j of its bank on sample d, after s plain personal steps on its other samples, s = 0 or
-`steps`:
+where clients have few samples. So more centres are elected than needed, and during training the clients survey which
+two clusters would do better as one. A survey runs beside the rounds and asks twice.
 
-  c_i(d)   = the open cluster that i would choose by H_i without d
-  right_i  = 1/|H_i| sum over d of  L_a(d, s) if c_i(d) = a,  L_b(d, s) if c_i(d) = b        i follows a; for every b
-  wrong_i  = 1/|H_i| sum over d of  L_b(d, s) if c_i(d) = a,  L_a(d, s) if c_i(d) = b
+**The poll** costs no work. A client says which cluster it follows, with how many samples, and the losses l_j of all
+models by which it chose (on its held-out samples, see below). Clusters are paired so that each has one partner at most,
+the most promising pairs first, by
+
+  D_ab     = mean over the followers of a of  l_b - l_a
+  n_a n_b / (n_a + n_b) * (D_ab + D_ba) / 2                               n_j: training samples of the followers of j
+
+**The survey** proper: some followers of a (`observes`) judge a, its partner b and their average A_ab, weighted by
+followers. Every client i holds out a fifth of its samples, H_i (`holdout`). With L_j(d, s) the loss below of model j on
+sample d, after s plain personal steps on its other samples, s = 0 or `steps`:
+
+  c_i(d)   = which of a and b the client would choose by H_i without d
+  right_i  = mean over d of  L_a(d, s) if c_i(d) = a, else L_b(d, s)
+  wrong_i  = mean over d of  L_b(d, s) if c_i(d) = a, else L_a(d, s)
   E_ab     = (min over s of the mean of wrong_i over the followers of a) - (the same of right_i)
   B_ab     = (E_ab + E_ba) / 2
   o_i      = max(LEAST_OPTIMISM, held-out - training loss of the model that i follows, after `steps` steps)
   c        = mean over clusters j of n_j (mean of o_i over the followers of j) / 2
-  worth_ab = n_a n_b / (n_a + n_b) * B_ab / c                              n_j: training samples of the followers of j
-  A_ab     = the average of models a and b, weighted by their followers
+  worth_ab = n_a n_b / (n_a + n_b) * B_ab / c
   G_ab     = (min over s of the mean over the followers of a of L_A(d, s)) - (the same of L_a(d, s)), d with c_i(d) = a
   harm_ab  = (n_a G_ab + n_b G_ba) / (n_a + n_b)
 
-One model for both costs n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, n = n_a + n_b, and saves c, the
-cost of estimating one more model (its optimism, as in Akaike's criterion). What personal steps can adapt, such as a
-skew of labels, needs no cluster; but where clusters disagree about labels steps harm the right model: hence the minimum
-over s. A sample is judged by the cluster chosen without it, for clients choose by the same held-out samples.
+One model for both costs its n = n_a + n_b samples n_a (n_b / n)^2 B + n_b (n_a / n)^2 B = n_a n_b / n B in loss, and
+saves c, what the estimation of one more model costs (its optimism, as in Akaike's criterion). Personal steps, for what
+a client can adapt by itself (a skew of labels) needs no cluster; but as many as suit a model, none or `steps`: where
+clusters disagree about labels they harm the right one. A sample is judged by the choice that the others make, because
+clients choose by the same held-out samples, and of two alike models each would find the one that happens to fit them.
 
-The worth is a forecast from half-trained models. Where a task is hard (47 letters in four rotations, 100 samples per
-client) personal steps make up for a wrong model while the right one is no better, and c is large. So a merged model
-must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is. Until the last survey a client
-also chooses its cluster by its held-out samples: a model that overfits the others would keep it.
+The worth is a forecast from models that are half trained: where a task is hard (47 letters in four rotations, 100
+samples per client) personal steps make up for a wrong model as long as the right one is no better, and c is large. So
+what is merged must also be no worse than what it replaces: a pair with harm_ab >= HARM stays as it is.
 
-Disjoint pairs are merged, the smallest worth first, while it is below `worth`; a cluster without followers is closed. A
-cluster is unsettled, and left alone, while the losses of many of its followers have just risen (`rules.revival`): after
-a change of distributions, clusters that will differ look alike at first. Where the number of clusters is given they are
-merged down to it, until a by-election opens one more. Merging needs no message beyond the survey: every client replaces
-theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not chosen,
-trained or sent. After the last survey the clusters that are left are numbered anew; `rules.surveys` says when.
+Pairs with a worth below `worth` are merged, the smallest first; a cluster without followers is closed. A cluster is
+unsettled, and has no partner, while the losses of many of its followers have just risen (`rules.revival`): a
+distribution has changed, and clusters that are to differ look alike at first. Where the number of clusters is given
+they are merged down to it, until a by-election opens one more. Merging needs no message beyond the survey: every client
+replaces theta_a by (n_a theta_a + n_b theta_b) / (n_a + n_b) in its own bank and closes b. A closed cluster is not
+chosen, trained or sent. `rules.surveys` says when surveys are held; after the last one the clusters that are left are
+numbered anew, without gaps; a later election may open others. Until then a client chooses its cluster by its held-out
+samples: what a model has learned by heart of its other ones keeps a client where it is, right or wrong.
 
-The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2: it is bounded, and the overconfident models of small clusters do
-not outweigh the rest. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of Brier's, of numbers the squared
-error, and of any other targets the task's own loss.
+The loss is Brier's, |softmax(z) - onehot(y)|^2 / 2, because it is bounded: overconfident models of small clusters are
+not punished beyond measure, as by the cross entropy. Of labels it is the mean of (s(z) - y)^2, of tokens the mean of
+Brier's, of numbers the squared error, and of targets of any other kind the task's own loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
-from itertools import combinations
+from itertools import chain, combinations
 from operator import add as plus
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,33 +80,51 @@ TYPICAL_LOSS = 0.18
 """Other losses are scaled so that the mean of a model's own and of its average's is this: the average may be worse by
 5 % of it."""
 EXCESSES = 6
-"""What a follower of a says of every b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses of the
-average of a and b, without and with steps, and that of a with them, each minus that of a without."""
-OF_OTHERS, OF_AVERAGES = 0, 3  # where the three kinds begin that E_ab is made of, and those of G_ab
+"""What a follower of a says of its partner b: wrong(0), wrong(steps) and right(steps), each minus right(0); the losses
+of the average of a and b, without and with steps, and that of a with them, each minus that of a without."""
+OF_PARTNER, OF_AVERAGE = 0, 3  # where the three numbers begin that E_ab is made of, and those of G_ab
 OBSERVERS = 12  # mean number of followers of a cluster that take personal steps; none with a probability of e^-12
+JUDGED = 3  # models that an observer takes personal steps from: a, b and their average
+NOBODY = -1  # the partner of a cluster that has none
 UNFIT, FEWEST_UNFIT = 0.25, 2  # share and number of followers whose loss must have risen for a cluster to be unsettled
 
 
-class Observation(NamedTuple):
-    """What one client says in a survey; one that holds nothing out has no excess and no optimism."""
+class Opinion(NamedTuple):
+    """What one client says in a poll."""
 
     follows: int  # the cluster that it trains
     samples: int  # how many it trains with
-    excess: tuple[float, ...] = ()  # (EXCESSES * k,), one kind after the other, open clusters in ascending order
-    optimism: float = math.nan  # o_i
+    losses: tuple[float, ...] = ()  # of the clusters that are open, in ascending order; none where it has not looked
     unfit: bool = False  # its loss has risen (`rules.revival`)
 
 
-class Survey(NamedTuple):
-    """What some clients say of the k open clusters, summed; losses in fixed point: any order of adding is the same."""
+class Poll(NamedTuple):
+    """What some clients say of the k clusters that are open, summed; losses in fixed point, so that any order of adding
+    gives the same."""
 
     slots: tuple[int, ...]  # the clusters
-    followers: tuple[int, ...]  # clients that train each of them
-    samples: tuple[int, ...]  # their training samples
-    voters: tuple[int, ...]  # followers that have judged
-    excess: tuple[int, ...]  # (EXCESSES * k * k,): sums over the voters of a, row by row, one kind after the other
-    optimism: tuple[int, ...]  # sums over the voters
+    followers: tuple[int, ...]  # by cluster
+    samples: tuple[int, ...]  # of the followers, to train with
     unfit: tuple[int, ...]  # followers whose loss has risen
+    voters: tuple[int, ...]  # followers that say their losses
+    excess: tuple[int, ...]  # (k * k,): sums over the voters of a of l_b - l_a, row by row
+
+
+class Observation(NamedTuple):
+    """What one client says of the cluster that it follows and its partner; nothing where it holds nothing out."""
+
+    follows: int
+    excess: tuple[float, ...] = ()  # `EXCESSES` numbers
+    optimism: float = math.nan  # o_i
+
+
+class Survey(NamedTuple):
+    """What some clients say of k clusters and their partners, summed; in fixed point."""
+
+    slots: tuple[int, ...]  # the clusters
+    voters: tuple[int, ...]  # followers that have judged, by cluster
+    excess: tuple[int, ...]  # (EXCESSES * k,): the sums over the voters, one kind after the other
+    optimism: tuple[int, ...]  # the sum over the voters
 
 
 class Merge(NamedTuple):
@@ -119,121 +148,161 @@ class Plan(NamedTuple):
         return tuple(sorted((*self.empty, *(merge.closed for merge in self.merges))))
 
 
-def nothing(slots: Sequence[int]) -> Survey:
-    """Survey nobody, where these clusters are open."""
-    zeros = (0,) * len(slots)
-    return Survey(tuple(slots), zeros, zeros, zeros, zeros * (EXCESSES * len(slots)), zeros, zeros)
+def count_opinion(slots: Sequence[int], said: Opinion) -> Poll:
+    """Count what one client says; one that follows no open cluster says nothing, and losses that are not finite count
+    for nothing."""
+    k = len(slots)
+    place = slots.index(said.follows) if said.follows in slots else None
+    counted = place is not None and len(said.losses) == k and all(map(math.isfinite, said.losses))
+    excess = [0] * (k * k)
+    if place is not None and counted:
+        excess[place * k : (place + 1) * k] = (fixed(loss - said.losses[place]) for loss in said.losses)
+    one, samples, unfit, voters = (_only(k, place, value) for value in (1, said.samples, int(said.unfit), int(counted)))
+    return Poll(tuple(slots), one, samples, unfit, voters, tuple(excess))
 
 
 def count(slots: Sequence[int], said: Observation) -> Survey:
-    """Count what one client says; one whose numbers are not finite has no vote, and one that follows no open cluster
-    says nothing."""
-    empty = nothing(slots)
-    if said.follows not in slots:
-        return empty
-    place, k = slots.index(said.follows), len(slots)
-
-    def at(value: int) -> tuple[int, ...]:
-        return tuple(value if j == place else 0 for j in range(k))
-
-    counted = empty._replace(followers=at(1), samples=at(said.samples), unfit=at(int(said.unfit)))
-    if len(said.excess) != EXCESSES * k or not all(map(math.isfinite, (*said.excess, said.optimism))):
-        return counted
-    excess = [0] * (EXCESSES * k * k)
-    for kind in range(EXCESSES):
-        begin = (kind * k + place) * k
-        excess[begin : begin + k] = map(fixed, said.excess[kind * k : (kind + 1) * k])
-    return counted._replace(voters=at(1), excess=tuple(excess), optimism=at(fixed(said.optimism)))
+    """Count what one client says; one whose numbers are not finite has no vote."""
+    k = len(slots)
+    numbers = (*said.excess, said.optimism)
+    sound = len(said.excess) == EXCESSES and all(map(math.isfinite, numbers))
+    place = slots.index(said.follows) if sound and said.follows in slots else None
+    excess = (_only(k, place, fixed(value)) for value in said.excess) if place is not None else ((0,) * (EXCESSES * k),)
+    optimism = fixed(said.optimism) if place is not None else 0
+    return Survey(tuple(slots), _only(k, place, 1), tuple(chain(*excess)), _only(k, place, optimism))
 
 
-def add(one: Survey, other: Survey) -> Survey:
+def _only(k: int, place: int | None, value: int) -> tuple[int, ...]:
+    return tuple(value if j == place else 0 for j in range(k))
+
+
+Sums = TypeVar("Sums", Poll, Survey)
+
+
+def add(one: Sums, other: Sums) -> Sums:
     """Add what two groups of clients say of the same clusters."""
-    sums = (tuple(map(plus, a, b)) for a, b in zip(one[1:], other[1:], strict=True))
-    return Survey(one.slots, *sums)
+    return type(one)(one[0], *(tuple(map(plus, a, b)) for a, b in zip(one[1:], other[1:], strict=True)))
+
+
+def poll(slots: Sequence[int], said: Iterable[Opinion]) -> Poll:
+    """Count what all clients say in a poll."""
+    return reduce(add, (count_opinion(slots, opinion) for opinion in said), count_opinion(slots, Opinion(-1, 0)))
 
 
 def total(slots: Sequence[int], said: Iterable[Observation]) -> Survey:
-    """Count what all clients say."""
-    return reduce(add, (count(slots, observation) for observation in said), nothing(slots))
+    """Count what all clients have observed."""
+    return reduce(add, (count(slots, observation) for observation in said), count(slots, Observation(-1)))
 
 
-def worths(survey: Survey) -> dict[tuple[int, int], float]:
-    """Compute the worth of every pair of clusters that have followers; 0 where nobody has anything to say for it."""
-    used = _followed(survey)
-    costs = [survey.samples[j] * survey.optimism[j] / SCALE / survey.voters[j] / 2 for j in used if survey.voters[j]]
+def pair_up(heard: Poll, alone: Collection[int] = (), asked: int = 0) -> tuple[int, ...]:
+    """Return the partner of every cluster, `NOBODY` for none: (k,).
+
+    Args:
+        heard: What all clients say.
+        alone: Clusters that have no partner.
+        asked: How many surveys in a row have merged nothing: their pairs are left out, until all were asked about.
+    """
+    used = [place for place, followers in enumerate(heard.followers) if followers and heard.slots[place] not in alone]
+    ranked = sorted((_distance(heard, a, b), a, b) for a, b in combinations(used, 2))
+    left = ranked
+    for _ in range(asked + 1):
+        left = left or ranked
+        partners = [NOBODY] * len(heard.slots)
+        for _, a, b in left:
+            if partners[a] == partners[b] == NOBODY:
+                partners[a], partners[b] = heard.slots[b], heard.slots[a]
+        left = [pair for pair in left if partners[pair[1]] != heard.slots[pair[2]]]
+    return tuple(partners)
+
+
+def _distance(heard: Poll, a: int, b: int) -> float:
+    """Forecast what two clusters are worth by the losses that their followers chose by; 0 where nobody says any."""
+    k, n, m = len(heard.slots), heard.samples[a], heard.samples[b]
+    sides = [heard.excess[i * k + j] / SCALE / heard.voters[i] for i, j in ((a, b), (b, a)) if heard.voters[i]]
+    return n * m / max(1, n + m) * sum(sides) / max(1, len(sides))
+
+
+def worths(heard: Poll, survey: Survey, partners: Sequence[int]) -> dict[tuple[int, int], float]:
+    """Compute the worth of every pair; 0 where nobody has anything to say for it."""
+    costs = [
+        heard.samples[j] * survey.optimism[j] / SCALE / voters / 2 for j, voters in enumerate(survey.voters) if voters
+    ]
     cost = max(SMALLEST_COST, sum(costs) / len(costs)) if costs else SMALLEST_COST
     worth = {}
-    for a, b in combinations(used, 2):
-        sides = [_excess(survey, i, j) for i, j in ((a, b), (b, a)) if survey.voters[i]]
+    for a, b in _pairs(heard.slots, partners):
+        sides = [_excess(survey, j) for j in (a, b) if survey.voters[j]]
+        n, m = heard.samples[a], heard.samples[b]
         bias = sum(sides) / len(sides) if sides else 0.0
-        n, m = survey.samples[a], survey.samples[b]
-        worth[survey.slots[a], survey.slots[b]] = n * m / max(1, n + m) * bias / cost
+        worth[heard.slots[a], heard.slots[b]] = n * m / max(1, n + m) * bias / cost
     return worth
 
 
-def harms(survey: Survey) -> dict[tuple[int, int], float]:
-    """Compute the harm of merging every pair of clusters that have followers; 0 where nobody has anything to say."""
+def harms(heard: Poll, survey: Survey, partners: Sequence[int]) -> dict[tuple[int, int], float]:
+    """Compute the harm of merging every pair; 0 where nobody has anything to say."""
     harm = {}
-    for a, b in combinations(_followed(survey), 2):
-        sides = [
-            (survey.samples[i], _excess(survey, i, j, OF_AVERAGES)) for i, j in ((a, b), (b, a)) if survey.voters[i]
-        ]
+    for a, b in _pairs(heard.slots, partners):
+        sides = [(heard.samples[j], _excess(survey, j, OF_AVERAGE)) for j in (a, b) if survey.voters[j]]
         samples = max(1, sum(many for many, _ in sides))
-        harm[survey.slots[a], survey.slots[b]] = sum(many * excess for many, excess in sides) / samples
+        harm[heard.slots[a], heard.slots[b]] = sum(many * excess for many, excess in sides) / samples
     return harm
 
 
-def _followed(survey: Survey) -> list[int]:
-    """List the places of the clusters that have followers."""
-    return [place for place, many in enumerate(survey.followers) if many]
+def _pairs(slots: Sequence[int], partners: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the places of the clusters of every pair."""
+    for a, partner in enumerate(partners):
+        if partner in slots and a < (b := slots.index(partner)):
+            yield a, b
 
 
-def _excess(survey: Survey, a: int, b: int, first: int = OF_OTHERS) -> float:
-    """Compute E_ab of the clusters at two places, or G_ab: the kinds of excess from the first on."""
+def _excess(survey: Survey, place: int, first: int = OF_PARTNER) -> float:
+    """Compute E_ab of the cluster at a place and its partner, or G_ab: the kinds of excess from the first on."""
     k = len(survey.slots)
-    sums = (survey.excess[(kind * k + a) * k + b] for kind in range(first, first + 3))
-    plain, tuned, right = (total / SCALE / survey.voters[a] for total in sums)
+    sums = (survey.excess[kind * k + place] for kind in range(first, first + 3))
+    plain, tuned, right = (value / SCALE / survey.voters[place] for value in sums)
     return min(plain, tuned) - min(0.0, right)
 
 
 def decide(
-    survey: Survey, options: MergeOptions, clusters: int | None = None, alone: Collection[int] = (), grown: bool = False
+    heard: Poll,
+    survey: Survey,
+    partners: Sequence[int],
+    options: MergeOptions,
+    clusters: int | None = None,
+    grown: bool = False,
 ) -> Plan:
     """Decide what becomes of the clusters that are open.
 
-    Where more than `clusters` are left, and all of them are worth their data, only the two that are worth least are
-    merged, of pairs that merging does not harm if there are some: the worth of the result is not known yet.
+    Where more than `clusters` are left, and all pairs are worth their data, the one that is worth least is merged, of
+    pairs that merging does not harm if there are some; only that one, because the worth of what comes of it is unknown.
 
     Args:
-        survey: What all clients say.
+        heard: What all clients said in the poll.
+        survey: What the observers said.
+        partners: Of what (`pair_up`).
         options: How clusters are merged.
-        clusters: How many are to be left; None: as many as are worth their data.
-        alone: Clusters that are not merged now.
-        grown: Whether a by-election has opened a cluster: then none is merged for the sake of the number.
+        clusters: How many shall be left; None: as many as are worth it.
+        grown: A by-election has opened a cluster since, which need not be merged for the number's sake.
     """
-    room = len(survey.slots) - (1 if clusters is None else clusters)
-    empty = [slot for slot, many in zip(survey.slots, survey.followers, strict=True) if not many]
+    room = len(heard.slots) - (1 if clusters is None else clusters)
+    empty = [slot for slot, followers in zip(heard.slots, heard.followers, strict=True) if not followers]
     empty = empty[len(empty) - max(0, min(room, len(empty))) :]
     room -= len(empty)
-    samples = dict(zip(survey.slots, survey.samples, strict=True))
-    harm = harms(survey)
-    pairs = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(survey).items())
+    samples = dict(zip(heard.slots, heard.samples, strict=True))
+    harm = harms(heard, survey, partners)
+    ranked = sorted((harm[pair] >= HARM, worth, pair) for pair, worth in worths(heard, survey, partners).items())
     merges: list[Merge] = []
-    taken = set(alone)
-    for harmed, worth, (a, b) in pairs:
+    for harmed, worth, (a, b) in ranked:
         forced = clusters is not None and not grown and not merges
         if len(merges) >= room or ((harmed or worth >= options.worth) and not forced):
             break
-        if taken.isdisjoint((a, b)):
-            taken |= {a, b}
-            merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
+        merges.append(Merge(a, b, samples[b] / max(1, samples[a] + samples[b]), worth))
     return Plan(tuple(merges), tuple(empty))
 
 
-def unsettled(survey: Survey, clusters: int | None = None, quiet: int = 0) -> set[int]:
+def unsettled(heard: Poll, clusters: int | None = None, quiet: int = 0) -> set[int]:
     """List the clusters with many followers whose loss has risen; none where a number of clusters is to be reached, or
-    the survey before has merged nothing because of them."""
-    counts = zip(survey.slots, survey.unfit, survey.followers, strict=True)
+    the survey before has merged nothing."""
+    counts = zip(heard.slots, heard.unfit, heard.followers, strict=True)
     many = {slot for slot, unfit, followers in counts if unfit >= max(FEWEST_UNFIT, UNFIT * followers)}
     return many if clusters is None and not quiet else set()
 
@@ -284,51 +353,66 @@ def judge_each(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
 
 def observe(
     model: FlatModel,
-    bank: Tensor,
-    slots: Sequence[int],
-    follows: int,
-    followers: Sequence[int],
+    own: Tensor,
+    partner: Tensor,
+    share: float,
     train: tuple[Samples, Tensor],
     held: tuple[Samples, Tensor],
     local: LocalOptions,
-) -> Observation:
-    """Compute what one client says of the open clusters (slots), given how many clients follow them.
+) -> tuple[tuple[float, ...], float]:
+    """Judge the model that one client follows, its partner's and their average.
 
-    bank (m, P): its models; follows: the cluster that it trains; train, held: its samples; local: its personal steps.
+    Args:
+        model: What runs vectors as models.
+        own: The model that the client follows, (P,).
+        partner: The other one, (P,).
+        share: How much that weighs in the average (`share_of`).
+        train: The samples that the client trains with.
+        held: Those that it holds out, at least one.
+        local: Its personal steps (`personal_steps`).
+
+    Returns:
+        The excess and the optimism of an `Observation`.
     """
-    n = len(train[1])
-    if follows not in slots or not len(held[1]):
-        return Observation(follows, n)
-    place, vectors = slots.index(follows), bank[list(slots)]
-    shares = zip(vectors, shares_of(followers, place), strict=True)
-    averages = [torch.lerp(vectors[place], vector, share) for vector, share in shares]
-    tuned = [local_steps(model, vector, *train, local) for vector in vectors]
-    tuned_averages = [
-        tuned[j] if j == place else local_steps(model, vector, *train, local) for j, vector in enumerate(averages)
-    ]
+    slices = observe_in_slices(model, own, partner, share, train, held, local, max(1, local.steps))
+    *_, judged = slices
+    assert judged is not None
+    return judged
+
+
+def observe_in_slices(
+    model: FlatModel,
+    own: Tensor,
+    partner: Tensor,
+    share: float,
+    train: tuple[Samples, Tensor],
+    held: tuple[Samples, Tensor],
+    local: LocalOptions,
+    steps: int,
+) -> Iterator[tuple[tuple[float, ...], float] | None]:
+    """Do what `observe` does, a few personal steps at a time: yields None after each, and the result at the end."""
+    vectors = [own, partner, torch.lerp(own, partner, share)]
+    tuned = []
+    for vector in vectors:
+        for begin in range(0, local.steps, steps):
+            some = replace(local, steps=min(steps, local.steps - begin))
+            vector = local_steps(model, vector, *train, some)
+            yield None
+        tuned.append(vector)
 
     def judged(vector: Tensor, x: Samples, y: Tensor) -> Tensor:
         with torch.no_grad():
             return judge_each(model.task, infer(model, vector, x, "score")[None], y[None])[0]
 
-    def judged_all(*models: Iterable[Tensor]) -> Tensor:
-        return torch.stack([torch.stack([judged(vector, *held) for vector in some]) for some in models])
-
-    losses, averaged = judged_all(vectors, tuned), judged_all(averages, tuned_averages)
-    chosen = choose_without(sample_losses(model, vectors, *held), place)
-    optimism = float(losses[1, place].mean() - judged(tuned[place], *train).mean())
-    excess = compare(losses, averaged, chosen, place, model.task)
-    return Observation(follows, n, excess, at_least(model.task, optimism))
+    losses = torch.stack([torch.stack([judged(vector, *held) for vector in some]) for some in (vectors, tuned)])
+    chosen = choose_without(sample_losses(model, torch.stack(vectors[:2]), *held), 0)
+    optimism = float(losses[1, 0].mean() - judged(tuned[0], *train).mean())
+    yield compare(losses, chosen, model.task), at_least(model.task, optimism)
 
 
-def shares_of(followers: Sequence[int], place: int) -> list[float]:
-    """Return by how much each cluster weighs in its average with the one at a place: (k,)."""
-    return [many / max(1, many + followers[place]) for many in followers]
-
-
-def models_judged(clusters: int) -> int:
-    """Count the models that take personal steps in an observation: those of all clusters, and the averages."""
-    return 2 * clusters - 1
+def share_of(followers: int, partners: int) -> float:
+    """Return how much the partner weighs in its average with a cluster, by their followers."""
+    return partners / max(1, followers + partners)
 
 
 def choose_without(losses: Tensor, follows: int) -> Tensor:
@@ -343,35 +427,41 @@ def choose_without(losses: Tensor, follows: int) -> Tensor:
     return torch.where(best, torch.arange(k, device=losses.device)[:, None], k).min(dim=0).values.cpu()
 
 
-def differ(losses: Sequence[float], follows: int) -> tuple[float, ...]:
-    """Make the excess of a follower of one cluster to whom all its samples say the same, and personal steps nothing:
-    from the loss of every cluster; averages do no harm."""
-    wrong = tuple(loss - losses[follows] for loss in losses)
-    return (*wrong, *wrong, *(0.0,) * (4 * len(wrong)))
+def differ(own: float, partner: float) -> tuple[float, ...]:
+    """Make the excess of a follower to whom all its samples say the same, and personal steps nothing: from the losses
+    of its own cluster and the partner; the average does no harm."""
+    return (partner - own, partner - own, *(0.0,) * 4)
 
 
-def compare(losses: Tensor, averaged: Tensor, chosen: Tensor, follows: int, task: Task) -> tuple[float, ...]:
-    """Compute what a follower of one cluster says of every cluster: losses (2, k, n) without and with personal steps,
-    and those of the averages with its own; chosen (n,) -> the excess of an `Observation`."""
-    losses, averaged = losses.cpu(), averaged.cpu()
-    mine, theirs = (chosen == follows).double(), (chosen == torch.arange(losses.shape[1])[:, None]).double()
-    own = losses[:, follows : follows + 1]
-    right, wrong = (mine * own + theirs * losses).mean(dim=2), (mine * losses + theirs * own).mean(dim=2)
-    others = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
-    kept = chosen == follows if bool((chosen == follows).any()) else torch.ones_like(chosen, dtype=torch.bool)
-    plain, tuned = own[:, 0, kept].mean(dim=1)
-    merged = averaged[:, :, kept].mean(dim=2)
-    harm = torch.stack([merged[0], merged[1], tuned.expand_as(merged[0])]) - plain
-    if task.targets not in BOUNDED:  # by both losses, for a single one may be near 0 by luck
-        harm = 2 * TYPICAL_LOSS * harm / (merged.amin(dim=0) + torch.minimum(plain, tuned)).clamp_min(SMALLEST_COST)
-    excess = torch.cat([others, harm])
-    excess[:, follows] = 0.0
-    return tuple(excess.flatten().tolist())
+def compare(losses: Tensor, chosen: Tensor, task: Task) -> tuple[float, ...]:
+    """Compute what a follower of a says of its partner b: the excess of an `Observation`.
+
+    Args:
+        losses: Of a, b and their average on n samples, without and with personal steps, (2, 3, n).
+        chosen: c_i(d) by sample: 0 for a, 1 for b, (n,).
+        task: What is learned.
+    """
+    losses, mine = losses.cpu(), chosen == 0
+    own, partner, average = losses.unbind(dim=1)
+    right, wrong = torch.where(mine, own, partner).mean(dim=1), torch.where(mine, partner, own).mean(dim=1)
+    excess = torch.stack([wrong[0], wrong[1], right[1]]) - right[0]
+    kept = mine if bool(mine.any()) else torch.ones_like(mine)
+    plain, tuned = own[:, kept].mean(dim=1)
+    merged = average[:, kept].mean(dim=1)
+    harm = torch.stack([merged[0], merged[1], tuned]) - plain
+    if task.targets not in BOUNDED:  # by both losses, because a single one may be near 0 by luck
+        harm = 2 * TYPICAL_LOSS * harm / (merged.min() + torch.minimum(plain, tuned)).clamp_min(SMALLEST_COST)
+    return tuple(torch.cat([excess, harm]).tolist())
 
 
 def at_least(task: Task, optimism: float) -> float:
     """Return o_i: of losses within [0, 1] at least LEAST_OPTIMISM; NaN stays."""
     return LEAST_OPTIMISM if task.targets in BOUNDED and optimism < LEAST_OPTIMISM else optimism
+
+
+def personal_steps(local: LocalOptions, options: MergeOptions) -> LocalOptions:
+    """Make the options of the personal steps before a model is judged: full batches, no momentum."""
+    return replace(local, steps=options.steps, batch_size=None, momentum=0.0)
 
 
 def _brier(outputs: Tensor, y: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""When surveys of clusters are held (`rules.merging` says what they decide).
+"""When surveys of clusters are held, and when they take effect (`rules.merging` says what they decide).
 
-The first survey follows `first` rounds of training, the others `every` rounds each; after a survey that merged nothing
-and is not the last, twice as many. A survey is the last where it merged nothing and left no cluster alone, where there
-is nothing left to merge, or where the next would come after LATEST of the rounds. A by-election begins anew.
+The first survey begins after `first` rounds of training. It is answered while training continues, and takes effect LAG
+rounds after it began; where clients do not move in step, when its result arrives, and no earlier. The next begins
+`every` rounds later, after one that merged nothing twice as many. A survey is the last where QUIET in a row have merged
+nothing and it left no cluster alone, where there is nothing left to merge, or where the next would take effect after
+LATEST of the rounds. A by-election begins anew.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass, replace
 
 from dfca.core.method import MergeOptions
 
-LATEST = 0.75  # after this share of the rounds no survey is held: the rest trains on all samples
+LATEST = 0.75  # after this share of the rounds no survey takes effect: the rest trains on all samples
+LAG = 1  # rounds from the beginning of a survey until it takes effect: it is answered beside them
+QUIET = 2  # surveys in a row that merge nothing before no more are held: the second asks about other pairs
 
 
 def merging_of(
@@ -41,8 +45,8 @@ def is_settled(left: int, clusters: int | None) -> bool:
 
 
 def is_too_late(now: int, rounds: int) -> bool:
-    """Return whether no survey is held after `now` of `rounds` rounds."""
-    return now > LATEST * rounds
+    """Return whether a survey that begins after `now` of `rounds` rounds takes effect too late."""
+    return now + LAG > LATEST * rounds
 
 
 def wait_after(quiet: int, options: MergeOptions) -> int:
@@ -51,11 +55,11 @@ def wait_after(quiet: int, options: MergeOptions) -> int:
 
 
 def is_last(now: int, quiet: int, alone: Collection[int], options: MergeOptions, rounds: int) -> bool:
-    """Return whether no survey follows one after `now` rounds, the last of `quiet` in a row that merged nothing.
+    """Return whether no survey follows one that takes effect after `now` rounds.
 
-    alone: the unsettled clusters that it left alone.
+    quiet: how many in a row have merged nothing, it included; alone: the unsettled clusters that it left alone.
     """
-    return bool(quiet and not alone) or is_too_late(now + wait_after(quiet, options), rounds)
+    return (quiet >= QUIET and not alone) or is_too_late(now + wait_after(quiet, options), rounds)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Schedule:
         return not self.over and self.due <= now and not is_too_late(now, self.rounds)
 
     def after(self, now: int, merged: bool, alone: Collection[int], settled: bool) -> Schedule:
-        """Return the schedule after a survey that was held after `now` rounds; settled: nothing is left to merge."""
+        """Return the schedule after a survey that took effect after `now` rounds; settled: nothing is left to merge."""
         quiet = 0 if merged else self.quiet + 1
         over = settled or is_last(now, quiet, alone, self.options, self.rounds)
         return replace(self, due=now + wait_after(quiet, self.options), quiet=quiet, over=over)

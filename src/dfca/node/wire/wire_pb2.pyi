@@ -427,19 +427,35 @@ class Probe(_message.Message):
     call: Call
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., base: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., call: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
 
+class Poll(_message.Message):
+    __slots__ = ("slots", "followers", "samples", "unfit", "voters", "excess")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    EXCESS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    followers: _containers.RepeatedScalarFieldContainer[int]
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    unfit: _containers.RepeatedScalarFieldContainer[int]
+    voters: _containers.RepeatedScalarFieldContainer[int]
+    excess: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., followers: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., unfit: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Count(_message.Message):
-    __slots__ = ("key", "size", "ready", "log", "followers")
+    __slots__ = ("key", "size", "ready", "log", "poll")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    POLL_FIELD_NUMBER: _ClassVar[int]
     key: Key
     size: int
     ready: int
     log: _containers.RepeatedCompositeFieldContainer[Turn]
-    followers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., size: _Optional[int] = ..., ready: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., followers: _Optional[_Iterable[int]] = ...) -> None: ...
+    poll: Poll
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., size: _Optional[int] = ..., ready: _Optional[int] = ..., log: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., poll: _Optional[_Union[Poll, _Mapping]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("key",)
@@ -556,30 +572,26 @@ class Decision(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., turn: _Optional[int] = ..., outcome: _Optional[_Union[Turn, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("key", "followers")
+    __slots__ = ("key", "followers", "partners")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    PARTNERS_FIELD_NUMBER: _ClassVar[int]
     key: Key
     followers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., followers: _Optional[_Iterable[int]] = ...) -> None: ...
+    partners: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., followers: _Optional[_Iterable[int]] = ..., partners: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Survey(_message.Message):
-    __slots__ = ("slots", "followers", "samples", "voters", "excess", "optimism", "unfit")
+    __slots__ = ("slots", "voters", "excess", "optimism")
     SLOTS_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     EXCESS_FIELD_NUMBER: _ClassVar[int]
     OPTIMISM_FIELD_NUMBER: _ClassVar[int]
-    UNFIT_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
-    followers: _containers.RepeatedScalarFieldContainer[int]
-    samples: _containers.RepeatedScalarFieldContainer[int]
     voters: _containers.RepeatedScalarFieldContainer[int]
     excess: _containers.RepeatedScalarFieldContainer[bytes]
     optimism: _containers.RepeatedScalarFieldContainer[bytes]
-    unfit: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, slots: _Optional[_Iterable[int]] = ..., followers: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ..., optimism: _Optional[_Iterable[bytes]] = ..., unfit: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., voters: _Optional[_Iterable[int]] = ..., excess: _Optional[_Iterable[bytes]] = ..., optimism: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("key", "survey")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from dfca.core.rules.merging import hide_closed
 from dfca.core.rules.personal import Pair
 from dfca.node.work.heap import give_back_memory
 from dfca.node.work.worker import Worker
-from dfca.peer.records.work import Job, Personalise, Score, Train, Trained, Warm
+from dfca.peer.records.work import Job, Observe, Personalise, Score, Train, Trained, Warm
 
 RECENT = 10  # rounds of which the losses are remembered
 SHARE = 0.1  # of a node's time that scoring may take
@@ -78,6 +78,10 @@ class LocalWork:
         elif isinstance(job, Personalise) and self._worker.personal is not None:
             self.personal = self.samples.score(self._worker.personal[None])
         return result
+
+    def slices(self, job: Observe) -> Iterator[Any]:
+        """Do a job beside the rounds piece by piece; the last one yields its result."""
+        return self._worker.slices(replace(job, models=job.models.to(self.samples.client.x.device)))
 
     def score(self, bank: Tensor) -> None:
         """Score all models on the held-out samples, rarely enough to take at most `SHARE` of the time."""

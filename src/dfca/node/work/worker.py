@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +13,9 @@ from dfca.core.client import Client, effective
 from dfca.core.learning.deployment import deploy, measure, steps_of
 from dfca.core.learning.local import local_steps, sample_losses
 from dfca.core.learning.params import initial
-from dfca.core.rng import seeded, stream
+from dfca.core.rng import Noise, seeded, stream
 from dfca.core.rules.election import Parts, divide
-from dfca.core.rules.merging import Observation, observe
+from dfca.core.rules.merging import observe_in_slices
 from dfca.core.rules.personal import Pair, plain
 from dfca.core.state import ClientState
 from dfca.peer.records.work import (
@@ -33,6 +34,7 @@ from dfca.peer.records.work import (
     WarmUp,
 )
 
+SLICES = 4  # work beside the rounds is done in slices of a fourth of a round's steps
 MOST_PERSONAL_SAMPLES = 4096  # personal steps are full-batch steps on at most this many samples
 
 
@@ -62,8 +64,8 @@ class Worker:
         if isinstance(job, Score):
             return self._losses(job, job.models)
         if isinstance(job, Observe):
-            assert bank is not None
-            return self._observe(job, bank)
+            *_, judged = self.slices(job)
+            return judged
         if isinstance(job, Draw):
             return self.client.start().bank
         if isinstance(job, Curve):
@@ -90,16 +92,28 @@ class Worker:
         self.memory = self.memory if choice.memory is None else choice.memory
         losses = view.losses.nan_to_num(nan=float("inf"))
         lowest = float(losses.min()) if len(losses) else float("inf")
-        return Trained(choice.cluster, bool(torch.isfinite(model).all()), model, lowest, len(client.y))
+        fine = bool(torch.isfinite(model).all())
+        return Trained(choice.cluster, fine, model, lowest, len(client.y), tuple(losses.tolist()))
 
-    def _observe(self, job: Observe, bank: Tensor) -> Observation:
+    def slices(self, job: Observe) -> Iterator[tuple[tuple[float, ...], float] | None]:
+        """Do a job of the background in short slices, between which rounds are trained; the last yields its result."""
         seen, merging = self._client(held_out=True), self.client.algorithm.merging
         assert self.unseen is not None
         assert merging is not None  # else nobody surveys
+        if not len(self.unseen.y):
+            yield None
+            return
         local = plain(effective(seen.method.local, seen.algorithm), merging.steps)
-        with seeded(seen.seed, "noise", seen.id, -1):
-            held = self.unseen.x, self.unseen.y
-            return observe(seen.model, bank, job.slots, job.follows, job.followers, (seen.x, seen.y), held, local)
+        samples = (seen.x, seen.y), (self.unseen.x, self.unseen.y)
+        steps = max(1, seen.method.local.steps // SLICES)
+        own, partner = job.models
+        slices = observe_in_slices(seen.model, own, partner, job.share, *samples, local, steps)
+        noise = Noise(seen.seed, "noise", seen.id, -1)
+        judged = None
+        while judged is None:
+            with noise:
+                judged = next(slices)
+            yield judged
 
     def _warm_up(self, job: WarmUp) -> Warm:
         """Train a model from the common start; one that diverges is the start itself."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 from torch import Tensor
 
 from dfca.core.rules.election import Tally
-from dfca.core.rules.merging import EXCESSES, Survey
+from dfca.core.rules.merging import EXCESSES, Poll, Survey
 from dfca.core.rules.personal import GRID, SWEEPS
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
@@ -164,14 +164,14 @@ class Probe(NamedTuple):
 class Count(NamedTuple):
     """A subtree has answered: its peers that warm up, those that have, and the turns that the sender itself knows.
 
-    In a survey: its peers, those that are between two rounds, and how many follow each cluster that is open.
+    In a survey: its peers, those that have been polled, and what they say.
     """
 
     key: Key
     size: PeerCount
     ready: PeerCount
     log: tuple[Turn, ...] = ()
-    followers: tuple[PeerCount, ...] = ()
+    poll: Poll | None = None
 
 
 class Refuse(NamedTuple):
@@ -249,14 +249,15 @@ class Decision(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The wave of a survey is complete: asks what everybody says of the clusters; followers: of each that is open."""
+    """The poll of a survey is complete: asks followers of each open cluster to judge it and its partner."""
 
     key: Key
-    followers: tuple[PeerCount, ...]
+    followers: tuple[PeerCount, ...]  # by open cluster
+    partners: tuple[int, ...] = ()  # by open cluster, -1 for none; one of 0.2 names none, and is refused
 
 
 class Answer(NamedTuple):
-    """What a subtree says of the clusters, summed."""
+    """What the observers of a subtree say, summed."""
 
     key: Key
     survey: Survey
@@ -353,16 +354,25 @@ def _are_clusters(slots: tuple[int, ...], call: Call) -> bool:
     return slots == tuple(sorted({j for j in slots if 0 <= j < call.clusters}))
 
 
-def _is_survey(survey: Survey) -> bool:
-    """Return whether sums are possible, of clusters in ascending order."""
-    k, slots = len(survey.slots), survey.slots
-    if not (0 < k <= MOST_SURVEYED and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))):
+def _are_slots(slots: tuple[int, ...]) -> bool:
+    known = 0 < len(slots) <= MOST_SURVEYED
+    return known and slots == tuple(sorted({j for j in slots if 0 <= j < MOST_SLOTS}))
+
+
+def _is_poll(poll: Poll) -> bool:
+    """Return whether sums can be those of clients that follow clusters in ascending order."""
+    k = len(poll.slots)
+    if not _are_slots(poll.slots) or [len(sums) for sums in poll[1:]] != [k, k, k, k, k * k]:
         return False
-    if [len(values) for values in survey[1:]] != [k, k, k, EXCESSES * k * k, k, k]:
-        return False
-    counts = zip(survey.voters, survey.unfit, survey.followers, strict=True)
+    counts = zip(poll.unfit, poll.voters, poll.followers, strict=True)
     few = all(min(some) >= 0 and max(some) == some[2] <= MOST_PEERS for some in counts)
-    return few and min(survey.samples) >= 0
+    return few and min(poll.samples) >= 0
+
+
+def _is_survey(survey: Survey) -> bool:
+    k = len(survey.slots)
+    sizes = [len(sums) for sums in survey[1:]] == [k, EXCESSES * k, k]
+    return _are_slots(survey.slots) and sizes and all(0 <= voters <= MOST_PEERS for voters in survey.voters)
 
 
 def _is_number(value: Any) -> bool:
@@ -411,7 +421,9 @@ _RULES: dict[type, Check] = {
         -1 <= m.slot < MOST_SLOTS and m.accepted == (m.slot >= 0) and not (m.accepted and m.candidate is None)
     ),
     Call: lambda m: m.clusters <= MOST_SLOTS and _are_clusters(m.lost, m) and _are_clusters(m.closed, m),
-    Survey: lambda m: _is_survey(m),
+    Poll: _is_poll,
+    Question: lambda m: len(m.partners) == len(m.followers),
+    Survey: _is_survey,
     Curves: lambda m: (
         -1 <= m.cluster < MOST_SLOTS
         and -1 <= m.degree <= MOST_PEERS

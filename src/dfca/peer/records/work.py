@@ -3,7 +3,7 @@
 A peer never computes a loss or a gradient. It asks for a job and keeps serving messages; the driver answers with
 `Peer.finished(job, result, now)`. A peer has at most one long job (`LONG`) at a time: `peer.job`.
 One that is no longer `peer.job` when it ends was cancelled, and its result is ignored. `Score` and `Draw` are short; a
-`Score` may run beside it.
+`Score` may run beside it. So does `Observe`, which takes long and is `peer.background`: no round waits for it.
 
 The driver owns the samples; a job says which of them it is for. held_out: it does without those that the client holds
 out (`learning.holdout`); else it takes all.
@@ -65,15 +65,14 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Observe:
-    """Judge the models of clusters that are open on the samples that are held out (`rules.merging.observe`).
+    """Judge the model that the peer follows, its partner and their average on held-out samples, beside the rounds.
 
-    follows: the cluster that the peer trains; followers: how many train each of the clusters. The bank does not change
-    until the job has ended. The result is an `Observation`.
+    models (2, P): copies of the two; share: how much the partner weighs in the average (`rules.merging.observe`). The
+    result is the excess and the optimism of an `Observation`; None where the client holds nothing out.
     """
 
-    slots: tuple[int, ...]
-    follows: int
-    followers: tuple[int, ...]
+    models: Tensor
+    share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ class OwnCurve(NamedTuple):
 class Trained(NamedTuple):
     """What came of a round: the cluster, whether the model is finite, the model (P,), and the lowest loss (the one of
     the model that was chosen, before training; inf where nobody looked). model None: the driver wrote it to the bank.
-    samples: how many it was trained on.
+    samples: how many it was trained on; losses: of all models, by which it was chosen, where somebody looked.
     """
 
     cluster: int
@@ -116,6 +115,7 @@ class Trained(NamedTuple):
     model: Tensor | None
     loss: float
     samples: int = 0
+    losses: tuple[float, ...] = ()
 
 
 class Losses(NamedTuple):
@@ -135,12 +135,10 @@ class Warm(NamedTuple):
 Job = Train | Rest | WarmUp | Observe | Draw | Score | Curve | Personalise
 
 
-LONG = (Train, Rest, WarmUp, Observe, Curve, Personalise)
+LONG = (Train, Rest, WarmUp, Curve, Personalise)
 """Jobs that take time, one after the other."""
-READS_BANK = (Train, Observe, Curve, Personalise)
-"""Jobs while which the bank does not change."""
 KEPT = (Train, Curve, Personalise)
-"""Those of them that are never broken off: what came meanwhile waits for their end."""
+"""Those of them that read the bank, which does not change meanwhile, and are never broken off."""
 
 
 class Note(NamedTuple):

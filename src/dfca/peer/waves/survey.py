@@ -1,15 +1,15 @@
-"""A peer's part in a survey (`rules.merging`): one question on the spanning tree of a wave (`wave`).
+"""A peer's part in a survey (`rules.merging`): a poll and one question on the spanning tree of a wave (`wave`).
 
-The counts that come up with the wave say how many follow each cluster. Once `quorum` of the peers are between two
-rounds, the root sends the `Question` down, with the counts of all. Every peer draws by its own lot whether it observes
-(`rules.merging.observes`); others, and those that are in the middle of a round, say which cluster they train, with how
-many samples. `Answer`s come up summed, and the root's `Result` goes down: an entry of the lineage, which every peer
-carries out on its own models. Part of a network decides nothing: those that voted on the lineage's clusters must be the
-half of it, and clusters that nobody seems to follow are closed only where as many are there.
+Rounds continue meanwhile. The counts that come up with the wave sum up the poll: whom everybody follows, and the losses
+that it last chose by. The root pairs the clusters and sends the `Question` down. Every follower of a cluster with a
+partner draws by its own lot whether it observes (`rules.merging.observes`). `Answer`s come up summed, and the root's
+`Result` goes down: an entry of the lineage, which every peer carries out on its own models. Part of a network decides
+nothing: those that voted on the lineage's clusters must be the half of it, and clusters that nobody seems to follow are
+closed only where as many are there.
 
 A survey can be done without: the next is some rounds away, and who misses the result finds it in the lineage of its
 neighbours. So nobody begins an attempt again. A child that is lost, or silent, is no longer waited for; who loses its
-parent, or waits for it in vain, gives up and continues its rounds, and its children with it.
+parent, or waits for it in vain, gives up, and its children with it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import add as plus
 from typing import Any, NamedTuple
 
 from dfca.core.method import MergeOptions
-from dfca.core.rules.merging import Observation, Survey, add, count, decide, nothing, observes, unsettled
-from dfca.core.rules.surveys import Schedule, is_settled
+from dfca.core.rules.merging import (
+    NOBODY,
+    Observation,
+    Opinion,
+    Poll,
+    Survey,
+    add,
+    count,
+    decide,
+    observes,
+    pair_up,
+    poll,
+    share_of,
+    total,
+    unsettled,
+)
+from dfca.core.rules.surveys import LAG, Schedule, is_settled
 from dfca.peer.records.lineage import Entry, has_grown, layout_of, quiet_surveys
 from dfca.peer.records.messages import Answer, Count, Question, Refuse, Result, Turn
-from dfca.peer.records.work import Observe
 from dfca.peer.waves.wave import Wave
 
 PATIENCE = 3.0
@@ -38,35 +51,41 @@ class Surveyed(NamedTuple):
     entry: Entry | None  # of the lineage, None where there is no result
 
 
+class Pair(NamedTuple):
+    """What a peer is asked to observe: the cluster that it follows, its partner, and the partner's weight."""
+
+    follows: int
+    partner: int
+    share: float
+
+
 @dataclass
 class SurveyWave(Wave):
     """One peer's part in a survey."""
 
     merging: MergeOptions = field(default_factory=MergeOptions)  # how clusters are merged
     slots: tuple[int, ...] = ()  # the clusters that are open
-    follows: int = -1  # the cluster that this peer trains
-    samples: int = 0  # with how many samples
+    opinion: Opinion | None = None  # what this peer says in the poll; None: later, after the round that it is ending
     round: int = 0  # how many rounds it has done
     rounds: int = 0  # of how many
-    holds_out: bool = True  # it can observe, and is about as fast as others
-    unfit: bool = False  # its loss has risen
-    ending: bool = False  # it is between the training of a round and its end: it counts itself after that
-    paused: bool = False  # it is between two rounds
+    holds_out: bool = True  # it can observe
     work_s: float = 0.0  # how long an observation may take
+    polled: Poll | None = None  # at the root, what all said
+    partners: tuple[int, ...] = ()  # of the clusters
     missing: set[int] = field(default_factory=set)  # the children whose answer is to come
-    observing: bool = False  # its own observation is to come
+    observing: Pair | None = None  # its own observation, which is to come
     said: Survey | None = None  # the sum so far
     outcome: Surveyed | None = None  # how it ended
 
     def _take(self, sender: int, message: Any, now: float) -> None:
-        if isinstance(message, Count) and len(message.followers) == len(self.slots):
+        if isinstance(message, Count):
             self.strikes.pop((sender, "wave"), None)
             self._take_count(sender, message)
         elif isinstance(message, Refuse):
             self._without(sender, now)
         elif isinstance(message, Question) and sender == self.parent and self.phase == "counted":
             if len(message.followers) == len(self.slots):
-                self._ask(message.followers)
+                self._ask(message.followers, message.partners)
         elif isinstance(message, Answer) and sender in self.missing:
             self.strikes.pop((sender, "vote"), None)
             self.missing.discard(sender)
@@ -76,79 +95,91 @@ class SurveyWave(Wave):
         elif isinstance(message, Result) and sender == self.parent and self.phase == "vote":
             self._end(message.entry)
 
-    def pause(self, round: int, follows: int, samples: int, unfit: bool) -> None:
-        """Take in that this peer is between two rounds: from now on it can observe, unless the question has come."""
-        self.round, self.unfit = round, unfit
-        self.ending, self.paused, self.follows, self.samples = False, True, follows, samples
-        self._counted()
+    def say(self, round: int, opinion: Opinion) -> None:
+        """Take in what this peer says, after the round that it was ending."""
+        if self.opinion is None:
+            self.round, self.opinion = round, opinion
+            self._counted()
 
     @property
     def _is_ready(self) -> bool:
-        return self.paused
+        return self.opinion is not None
 
     def _counted(self) -> None:
-        if not self.ending:
+        if self.opinion is not None:
             super()._counted()
 
     def _count(self) -> Count:
-        followers = [int(slot == self.follows) for slot in self.slots]
+        polled = poll(self.slots, () if self.opinion is None else (self.opinion,))
         for kid in self.kids.values():
-            followers = list(map(plus, followers, kid.followers))
-        return super()._count()._replace(followers=tuple(min(many, self.most) for many in followers))
+            if kid.poll is not None and kid.poll.slots == self.slots and max(kid.poll.followers) <= self.most:
+                polled = add(polled, kid.poll)
+        return super()._count()._replace(poll=polled)
 
     def _opened(self, voters: int, log: tuple[Turn, ...]) -> None:
         """Ask, where enough take part: too few decide nothing."""
         counted = self._count()
-        if 2 * counted.size > self._electorate:
-            self._ask(counted.followers)
-        else:
+        if 2 * counted.size <= self._electorate or counted.poll is None:
             self._give_up()
+            return
+        self.polled = counted.poll
+        partners = pair_up(self.polled, self._alone(self.polled), quiet_surveys(self.base))
+        self._ask(self.polled.followers, partners)
+
+    def _alone(self, polled: Poll) -> set[int]:
+        return unsettled(polled, None if has_grown(self.base) else self.clusters, quiet_surveys(self.base))
 
     @property
     def _electorate(self) -> int:
         """How many had a say in the clusters that there are."""
         return max((entry.voters for entry in self.base), default=0)
 
-    def _ask(self, followers: Sequence[int]) -> None:
-        self.phase, self.missing, self.said = "vote", self._to_wait_for(self.kids, "vote"), nothing(self.slots)
+    def _ask(self, followers: Sequence[int], partners: Sequence[int]) -> None:
+        self.phase, self.missing = "vote", self._to_wait_for(self.kids, "vote")
+        self.partners, self.said = tuple(partners), total(self.slots, ())
         for kid in sorted(self.kids):
-            self._send(kid, Question(self.key, tuple(followers)))
-        known = self.paused and self.holds_out and self.follows in self.slots
-        if known and observes(self.seed, self.round, self.id, followers[self.slots.index(self.follows)]):
-            self.observing = True
-            self.work.append(Observe(self.slots, self.follows, tuple(followers)))
-        else:
-            self._say(Observation(self.follows, self.samples))
+            self._send(kid, Question(self.key, tuple(followers), self.partners))
+        self.observing = self._pair(followers)
+        self._answers_are_in()
 
-    def observed(self, said: Observation) -> None:
-        """Take in what came of this peer's observation; that of an earlier wave is of no use."""
-        if self.observing:
-            self._say(said)
+    def _pair(self, followers: Sequence[int]) -> Pair | None:
+        """Return what this peer is to observe, if its lot says so."""
+        follows = NOBODY if self.opinion is None else self.opinion.follows
+        if follows not in self.slots or not self.holds_out:
+            return None
+        place = self.slots.index(follows)
+        partner, many = self.partners[place], followers[place]
+        if partner not in self.slots or partner == follows or not observes(self.seed, self.round, self.id, many):
+            return None
+        return Pair(follows, partner, share_of(many, followers[self.slots.index(partner)]))
 
-    def _say(self, said: Observation) -> None:
-        if self.said is not None:
-            self.observing, self.said = False, add(self.said, count(self.slots, said._replace(unfit=self.unfit)))
+    def observed(self, judged: tuple[tuple[float, ...], float] | None) -> None:
+        """Take in what came of this peer's observation."""
+        if self.observing is not None and self.said is not None:
+            if judged is not None:
+                self.said = add(self.said, count(self.slots, Observation(self.observing.follows, *judged)))
+            self.observing = None
             self._answers_are_in()
 
     def _answers_are_in(self) -> None:
-        if self.phase != "vote" or self.missing or self.observing or self.said is None:
+        if self.phase != "vote" or self.missing or self.observing is not None or self.said is None:
             return
-        if self.parent is None:
-            self._end(self._decide(self.said))
-        else:
+        if self.parent is not None:
             self._send(self.parent, Answer(self.key, self.said))
+        elif self.polled is not None:
+            self._end(self._decide(self.polled, self.said))
 
-    def _decide(self, said: Survey) -> Entry:
+    def _decide(self, polled: Poll, said: Survey) -> Entry:
         """Decide what becomes of the clusters: the root does."""
-        before, voters, grown = quiet_surveys(self.base), self._count().size, has_grown(self.base)
-        alone = unsettled(said, None if grown else self.clusters, before)
-        plan = decide(said, self.merging, self.clusters, alone, grown)
-        if sum(said.followers) < self._electorate:  # others may follow what nobody here does
+        plan = decide(polled, said, self.partners, self.merging, self.clusters, has_grown(self.base))
+        if sum(polled.followers) < self._electorate:  # others may follow what nobody here does
             plan = plan._replace(empty=())
         settled = is_settled(len(self.slots) - len(plan.closed), self.clusters)
-        schedule = Schedule(self.merging, self.rounds, self.round, before)
-        last = schedule.after(self.round, bool(plan.merges), alone, settled).over
+        effect = self.round + LAG
+        schedule = Schedule(self.merging, self.rounds, effect, quiet_surveys(self.base))
+        last = schedule.after(effect, bool(plan.merges), self._alone(polled), settled).over
         slots = layout_of(self.base).changed_by(plan, last)
+        voters = super()._count().size
         return Entry(voters, self.key.attempt, self.key.root, self.key.incarnation, 0, slots, *plan, last)
 
     def _end(self, entry: Entry) -> None:
@@ -170,7 +201,7 @@ class SurveyWave(Wave):
         self._give_up()
 
     def _forget_turn(self) -> None:
-        self.missing, self.observing, self.said = set(), False, None
+        self.missing, self.observing, self.said = set(), None, None
 
     def _without(self, neighbour: int, now: float) -> None:
         if neighbour == self.parent:
@@ -194,7 +225,7 @@ class SurveyWave(Wave):
         if not self.opened:  # it may be the end of a round that is waited for
             wait_s = max(wait_s, self.answer_time.initial_s)
         if self._waited_for():
-            wait_s *= 1 + math.log2(max(1, self._count().size))
+            wait_s *= 1 + math.log2(max(1, super()._count().size))
         elif self.parent is not None:
             wait_s *= PATIENCE * (1 + math.log2(max(1, self._electorate)))
         return wait_s + (self.work_s if self.opened else 0.0)
@@ -204,7 +235,7 @@ class SurveyWave(Wave):
         if now < self.next_wake():
             return
         waits = self._waited_for()
-        own = self.observing if self.opened else self.ending
+        own = self.observing is not None if self.opened else self.opinion is None
         if not waits and own:  # it is this peer itself that takes so long
             self.last_s = now
             return

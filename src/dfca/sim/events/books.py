@@ -27,7 +27,9 @@ LINK_KINDS = frozenset(("queue", "overtaken", "send", "lost", "corrupt", "repeat
 """What links do."""
 KINDS = WORLD_KINDS | LINK_KINDS | frozenset(NOTES)
 """What a record can say."""
-INPUTS = frozenset(("begin", "connected", "disconnected", "receive", "finished", "scored", "wake", "unused"))
+INPUTS = frozenset(
+    ("begin", "connected", "disconnected", "receive", "finished", "observed", "scored", "wake", "unused")
+)
 """What can go into a peer; "scored" is the end of a short job; "unused" does not: a job that was done before its end,
 and never ended."""
 _SENDS = frozenset(("send", "answer", "repeat"))

@@ -28,7 +28,7 @@ from dfca.peer.peer import Peer
 from dfca.peer.records.lineage import NO_CLUSTERS, Clusters, layout_of
 from dfca.peer.records.messages import LARGE, BankCopy, Copy, Report, Update, scalars
 from dfca.peer.records.options import PeerOptions
-from dfca.peer.records.work import Draw, Job, Losses, Score, Train, Warm
+from dfca.peer.records.work import Draw, Job, Losses, Observe, Score, Train, Warm
 from dfca.peer.server import Server, ServerClient
 from dfca.peer.state import Saved, State
 from dfca.sim.events.books import EventResult, Input, RunLog
@@ -150,6 +150,11 @@ class PeerHost:
         self.short = []
         return self._do(orders)
 
+    def do_background(self, clients: Sequence[int]) -> list[Done]:
+        """End what some clients have done beside their rounds, in one call."""
+        jobs = ((i, getattr(self.peers[i], "background", None)) for i in clients)
+        return self._do([Order(i, job, None) for i, job in jobs if job is not None])
+
     def _do(self, orders: Sequence[Order], in_place: bool = False) -> list[Done]:
         if not orders:
             return []
@@ -181,7 +186,8 @@ class PeerHost:
     def finish(self, done: Done) -> None:
         """Hand a peer what came of its job."""
         i, job, result, call = done
-        peer = self._take(i, "scored" if type(job) in SHORT else "finished", number=call)
+        kind = "scored" if type(job) in SHORT else "observed" if type(job) is Observe else "finished"
+        peer = self._take(i, kind, number=call)
         if type(job) is Train:
             assert peer.bank is not None
             self.pool.settle(i, result)

@@ -20,7 +20,6 @@ from dfca.core.exchange import is_quiet, quiet_from
 from dfca.core.learning.params import initial
 from dfca.core.rng import stream
 from dfca.core.rules.election import Parts, divide
-from dfca.core.rules.merging import EXCESSES, Observation
 from dfca.core.rules.personal import GRID
 from dfca.data.clients import ClientData
 from dfca.peer.records.lineage import Clusters
@@ -241,7 +240,8 @@ class ClientPool:
                     model = model.clone()  # else each keeps those of all in memory
                 loss = lowest[row] if looks else math.inf
                 client, cluster = places[position], done.choices[row].cluster
-                trained[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client])
+                polled = tuple(done.losses[row].tolist()) if job.unseen and needs != "nothing" else ()
+                trained[client] = Trained(cluster, bool(done.fine[row]), model, loss, data.sizes[client], polled)
         return trained
 
     def is_quiet(self, round: int) -> bool:
@@ -304,28 +304,19 @@ class ClientPool:
                 warmed[client, stage, held_out] = Warm(model, Losses(*losses))
         return [warmed[order.client, *_samples_of(order)] for order in orders]
 
-    def _observe(self, orders: Sequence[Order]) -> list[Observation]:
-        """Judge models on held-out samples, for all that look at the same clusters in one call."""
-        merging, (seen, unseen) = self.setting.merging, self.start.divided
+    def _observe(self, orders: Sequence[Order]) -> list[tuple[tuple[float, ...], float] | None]:
+        """Judge pairs of models on held-out samples, for all in one call."""
+        merging, held = self.setting.merging, self.start.divided[1]
         assert merging is not None  # else nobody surveys
-        seen_by = {
-            order.client: Observation(order.job.follows, seen.sizes[order.client])  # type: ignore[union-attr]
-            for order in orders
-        }
-        groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Order]] = {}
-        for order in sorted(orders, key=lambda order: order.client):
-            assert isinstance(order.job, Observe)
-            if unseen.sizes[order.client]:
-                groups.setdefault((order.job.slots, order.job.followers), []).append(order)
-        for (slots, followers), some in groups.items():
-            places = [order.client for order in some]
-            follows = [seen_by[client].follows for client in places]
-            asked = [(slots, followers)] * len(places)
-            rows = observe_all(self.start, self.banks, places, follows, asked, merging.steps)
-            for client, row in zip(places, rows, strict=True):
-                excess = row[1:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
-                seen_by[client] = seen_by[client]._replace(excess=tuple(excess), optimism=float(row[0]))
-        return [seen_by[order.client] for order in orders]
+        some = sorted((order for order in orders if held.sizes[order.client]), key=lambda order: order.client)
+        if not some:
+            return [None] * len(orders)
+        pairs = torch.stack([order.job.models for order in some])  # type: ignore[union-attr]
+        shares = [order.job.share for order in some]  # type: ignore[union-attr]
+        clients = [order.client for order in some]
+        rows = observe_all(self.start, clients, pairs[:, 0], pairs[:, 1], shares, merging.steps).tolist()
+        judged = {client: (tuple(row[:-1]), row[-1]) for client, row in zip(clients, rows, strict=True)}
+        return [judged.get(order.client) for order in orders]
 
     def _measure(self, orders: Sequence[Order]) -> list[OwnCurve]:
         """Measure the curves of clients, in one call for those that hold as many models, or the same of a server."""

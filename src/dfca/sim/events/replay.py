@@ -71,8 +71,8 @@ class Replay:
             check_clients("the trace", ids, host.books.clients)
             if isinstance(line, Input) and line.kind == "receive":
                 self.uses[line.peer, line.number] += 1
-            elif isinstance(line, Input) and line.kind in ("finished", "unused"):
-                end_s = line.time if line.kind == "finished" else math.inf
+            elif isinstance(line, Input) and line.kind in ("finished", "observed", "unused"):
+                end_s = math.inf if line.kind == "unused" else line.time
                 self.calls.setdefault(line.number, []).append((end_s, line.client))
         self.kept: dict[tuple[int, int], Any] = {}
         self.results: deque[Done] = deque()
@@ -135,6 +135,8 @@ class Replay:
         if not self.results:
             if line.kind == "scored":
                 self.results.extend(self.host.do_short_jobs())
+            elif line.kind == "observed":
+                self.results.extend(self.host.do_background([client for _, client in self.calls[line.number]]))
             elif line.client in self.host.ahead:
                 self.results.extend(self.host.do_jobs([line.client]))
             else:

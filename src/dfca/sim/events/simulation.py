@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dfca.base.errors import ConfigError, RunError
-from dfca.core.rules.merging import models_judged
+from dfca.core.rules.merging import JUDGED
 from dfca.core.rules.personal import GRID
 from dfca.peer.packing import KNOWN, Packer, Unpacker, records_of
 from dfca.peer.records.work import Curve, Job, Observe, Personalise, Train, WarmUp
@@ -41,6 +41,7 @@ from dfca.sim.events.host import PeerHost, peer_options
 from dfca.sim.events.links import Links
 from dfca.sim.events.options import EventOptions
 from dfca.sim.events.pool import ClientPool
+from dfca.sim.events.processor import Processor
 from dfca.sim.events.replay import Replay
 from dfca.sim.events.world import FLOAT_BYTES, SERVER, World
 from dfca.sim.metrics_table import EvaluationRow
@@ -48,7 +49,7 @@ from dfca.sim.setting import Setting
 
 COLLECT_AFTER = 50_000
 """New records between two collections of garbage (Python's default, 700, takes a quarter of a run without training)."""
-AHEAD = (Train, WarmUp, Observe, Curve)
+AHEAD = (Train, WarmUp, Curve)
 """Jobs that may be done before they end."""
 STORED = {**KNOWN, **records_of((books, links)), "Record": books.TraceRecord}  # its name in 0.2
 """The classes that a checkpoint holds: those of peers (`peer.packing`), and what is on its way."""
@@ -105,6 +106,7 @@ class EventSimulation:
         self._stays = [0] * clients
         self._returns: set[int] = set()
         self._drifter: int | None = None
+        self._processors: dict[int, Processor] = {}  # of clients that observe
         self._ends: dict[int, tuple[float, Job]] = {}  # of running jobs, which the queue holds among all messages
 
     # The run as a whole.
@@ -209,6 +211,7 @@ class EventSimulation:
             "pool": self.pool.state(),
             "host": self.host.state(),
             "own": {name: getattr(self, name) for name in _FACTS},
+            "processors": [processor.state(i) for i, processor in self._processors.items()],
         }
         packed = {name: packer.pack(part) for name, part in facts.items()}
         return {**packer.tensors, "bank": banks}, packed
@@ -226,11 +229,18 @@ class EventSimulation:
         self.books.restore(unpacker.unpack(facts["books"]))
         self.links.restore(unpacker.unpack(facts["links"]))
         self.host.restore(unpacker.unpack(facts["host"]))
+        for i, now, rounds_s, beside_s in unpacker.unpack(facts.get("processors", [])):
+            peer, processor = self.host.peers[i], Processor(self.world.compute.background, now)
+            processor.restore(getattr(peer, "job", None), rounds_s, getattr(peer, "background", None), beside_s)
+            self._processors[i] = processor
         clock = unpacker.unpack(facts["clock"])
         self.clock.now, self.clock.made = clock["now"], clock["made"]
         for event in clock["queue"]:
             if event[1] == FINISH:
-                job = self.host.peers[event[3]].job
+                peer = self.host.peers[event[3]]
+                job = peer.background if len(event) > 4 else peer.job
+                if job is None:  # of a survey of an older version
+                    continue
                 event = (*event[:4], job)
                 if isinstance(job, AHEAD):
                     self._ends[event[3]] = event[0], job
@@ -240,12 +250,22 @@ class EventSimulation:
     def _packable_queue(self) -> list[list[Any]]:
         """Return the events to come in order; of jobs, those that run: a peer knows its job."""
         events = sorted(self.clock.queue, key=lambda event: event[:3])
-        jobs = [None if peer is None else peer.job for peer in self.host.peers]
-        return [
-            list(event[:4] if event[1] == FINISH else event)
-            for event in events
-            if event[1] != FINISH or event[4] is jobs[event[3]]
-        ]
+        peers, packed = self.host.peers, []
+        for event in events:
+            if event[1] != FINISH:
+                packed.append(list(event))
+            elif self._is_running(event):
+                beside = event[4] is getattr(peers[event[3]], "background", None)
+                packed.append([*event[:4], True] if beside else list(event[:4]))
+        return packed
+
+    def _is_running(self, event: Event) -> bool:
+        """Return whether a job ends with this event: it was not broken off, and its end is not another by now."""
+        time, _, _, i, job = event
+        peer, processor = self.host.peers[i], self._processors.get(i)
+        if peer is None or (peer.job is not job and getattr(peer, "background", None) is not job):
+            return False
+        return processor is None or (job, time) in processor.planned
 
     # The clock.
 
@@ -360,8 +380,8 @@ class EventSimulation:
         if isinstance(job, WarmUp):
             seconds = self._step_s[i] * self.setting.algorithm.election.warmup_steps
         elif isinstance(job, Observe):
-            merging = self.setting.merging
-            seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * models_judged(len(job.slots))
+            self._begin_beside(i, job)
+            return
         elif isinstance(job, Curve | Personalise):
             seconds = self._step_s[i] * (GRID[-1] if isinstance(job, Curve) else job.steps)
         else:
@@ -371,9 +391,42 @@ class EventSimulation:
             drift = self.setting.drift
             if drift is not None and not self.pool.drifted and self._drifter is None and round >= drift[0]:
                 self._drifter = i
+        if (processor := self._processors.get(i)) is not None:
+            processor.advance(now)
+            processor.rounds = job, seconds
+            self._plan_ends(i, processor)
+        else:
+            self._plan_end(i, job, now + seconds)
+
+    def _plan_end(self, i: int, job: Job, end_s: float) -> None:
         if isinstance(job, AHEAD):
-            self._ends[i] = now + seconds, job
-        self.clock.push(now + seconds, FINISH, i, job)
+            self._ends[i] = end_s, job
+        self.clock.push(end_s, FINISH, i, job)
+
+    def _begin_beside(self, i: int, job: Observe) -> None:
+        """Begin an observation beside the job that a client's rounds run."""
+        merging, now, share = self.setting.merging, self.clock.now, self.world.compute.background
+        seconds = 0.0 if merging is None else self._step_s[i] * merging.steps * JUDGED
+        if not share:
+            self.clock.push(now, FINISH, i, job)
+            return
+        processor = self._processors[i] = Processor(share, now)
+        running = self.host.peers[i].job  # type: ignore[union-attr]
+        if (end := self._ends.get(i)) is not None and end[1] is running:
+            processor.rounds = end[1], end[0] - now
+        processor.beside = job, seconds
+        self._plan_ends(i, processor)
+
+    def _plan_ends(self, i: int, processor: Processor) -> None:
+        """Plan when the jobs of a client that observes end."""
+        peer = self.host.peers[i]
+        processor.drop(getattr(peer, "job", None), getattr(peer, "background", None))
+        before, processor.planned = processor.planned, processor.ends()
+        for job, end_s in processor.planned:
+            if (job, end_s) not in before:
+                self._plan_end(i, job, end_s)
+        if processor.beside is None:
+            del self._processors[i]
 
     def _on_finish(self, event: Event) -> None:
         """End all jobs of this instant that were not cancelled; one call does them and running ones of their kinds."""
@@ -381,10 +434,19 @@ class EventSimulation:
         while clock.queue and clock.queue[0][0] == event[0] and clock.queue[0][1] == FINISH:
             self._count()
             ended.append(clock.pop())
-        running = [i for _, _, _, i, job in ended if (peer := peers[i]) is not None and peer.job is job]
-        if running:
-            for done in self.host.do_jobs(running, self._outstanding(running)):
+        running = list({id(event[4]): event for event in ended if self._is_running(event)}.values())
+        for _, _, _, i, _ in running:
+            if (processor := self._processors.get(i)) is not None:
+                processor.advance(clock.now)
+        beside = [i for _, _, _, i, job in running if getattr(peers[i], "background", None) is job]
+        rounds = [i for _, _, _, i, job in running if peers[i].job is job]  # type: ignore[union-attr]
+        for done in self.host.do_background(beside):
+            self.host.finish(done)
+        if rounds:
+            for done in self.host.do_jobs(rounds, self._outstanding(rounds)):
                 self.host.finish(done)
+        for i in {*beside, *rounds} & self._processors.keys():
+            self._plan_ends(i, self._processors[i])
 
     def _outstanding(self, ending: Sequence[int]) -> list[int]:
         """List the clients whose running jobs are of the same kinds as those that end now, the first to end first."""

@@ -56,7 +56,8 @@ class Compute(Table):
     """How long a client computes: a round of s local steps takes step_s * max(s, 1) * slowdown * noise seconds.
 
     noise, drawn anew for each round: "constant" 1; "lognormal" exp(spread z), median 1; "pareto" u**(-1/tail), at least
-    1, with rare long ones: the smaller `tail`, the longer. Classes of devices are dealt exactly, by lot.
+    1, with rare long ones: the smaller `tail`, the longer. Classes of devices are dealt exactly, by lot. background:
+    the share of a client's compute that work beside its rounds has while they train; 0: it takes no time at all.
     """
 
     called: ClassVar[str] = "compute.{}"
@@ -81,6 +82,13 @@ class Compute(Table):
     )
     devices: tuple[Devices, ...] = option(
         default=(), strict=False, description="several classes of devices, instead of slow_share and slowdown"
+    )
+    background: float = option(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the compute that work beside a round has while it trains; 0: takes no time",
+        since=3,
     )
 
     def __post_init__(self) -> None:

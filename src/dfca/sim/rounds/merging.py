@@ -1,26 +1,51 @@
 """Surveys (`rules.merging`) for all clients at once: which clusters are worth their data, and when they are held.
 
-What a survey sends is counted as one turn on a wave (`peer.waves`): the sums up the tree, the decision down.
+A survey is decided at once, on the models of its round, and takes effect some rounds later (`rules.surveys`). What it
+sends is counted as a wave (`peer.waves`): the poll up the tree, the question down, the sums up, the decision down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfca.core.method import MergeOptions
-from dfca.core.rules.merging import EXCESSES, Observation, Plan, decide, nothing, observes, order_of, total, unsettled
-from dfca.core.rules.surveys import Schedule, is_settled
+from dfca.core.rules.merging import (
+    EXCESSES,
+    NOBODY,
+    Merge,
+    Observation,
+    Opinion,
+    Plan,
+    Poll,
+    decide,
+    observes,
+    order_of,
+    pair_up,
+    poll,
+    share_of,
+    total,
+    unsettled,
+)
+from dfca.core.rules.surveys import LAG, Schedule, is_settled
 from dfca.peer.records.messages import Call
-from dfca.sim.observing import Asked, observe_all
+from dfca.sim.observing import observe_all
 from dfca.sim.rounds.election_cost import ElectionCost
 from dfca.sim.start import Start
 
 KEY_SCALARS = 5  # numbers that name the wave in every message of it
+
+
+class Pending(NamedTuple):
+    """What a survey has decided, before it takes effect."""
+
+    at: int  # after how many rounds it does
+    plans: tuple[Plan, ...]  # by part of the graph
+    alone: tuple[int, ...]  # the unsettled clusters that were left alone
 
 
 class SurveyRounds:
@@ -38,6 +63,8 @@ class SurveyRounds:
             self.closed[many:, list(part)] = True
         self.schedule = Schedule(options, start.setting.rounds, options.first, over=self._settled())
         self.grown = torch.zeros(start.setting.clients, dtype=torch.bool)  # (N,): a by-election has opened a cluster
+        self.pending: Pending | None = None  # the survey that is yet to take effect
+        self.losses = self._unknown()  # (N, m): what clients last chose by, NaN before
         self.log: list[dict[str, Any]] = []  # the surveys of the first part
         self._waves: dict[int, int] = {}  # by part: scalars of a wave
 
@@ -55,7 +82,7 @@ class SurveyRounds:
         """List the clusters that are open in a part of the graph."""
         return tuple((~self.closed[:, part[0]]).nonzero()[:, 0].tolist())
 
-    def losses(self, banks: Tensor) -> Tensor:
+    def held_losses(self, banks: Tensor) -> Tensor:
         """Compute the losses that members choose a cluster by until the last survey: (L, m), on held-out samples.
 
         A client that holds none out has those on its training samples.
@@ -70,31 +97,56 @@ class SurveyRounds:
             losses[without] = start.engine.losses(banks[:, without], start.train.subset(without), closed=closed)
         return losses
 
-    def survey(
-        self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int] = ()
-    ) -> tuple[list[Plan], int]:
-        """Ask all clients after `now` rounds; returns what every part of the graph decides, and the numbers sent.
+    def note_losses(self, clients: Sequence[int], losses: Tensor) -> None:
+        """Take in what some clients chose by in this round: losses (N, m)."""
+        self.losses[list(clients)] = losses[list(clients)]
 
-        banks (m, L, P): of the members; assignments (N,); unfit: the clients whose loss has risen.
+    def is_due(self, now: int) -> bool:
+        """Return whether a survey begins after `now` rounds."""
+        return self.pending is None and self.schedule.is_due(now)
+
+    def survey(self, banks: Tensor, assignments: Tensor, now: int, unfit: Collection[int] = ()) -> int:
+        """Survey all clients after `now` rounds.
+
+        Args:
+            banks: Of the members, (m, L, P).
+            assignments: What all clients follow, (N,).
+            now: The rounds that are done.
+            unfit: The clients whose loss has risen.
+
+        Returns:
+            How many numbers were sent.
         """
-        said = self._ask(banks, assignments, now)
         setting, plans, scalars, alone = self.start.setting, [], 0, set[int]()
-        for number, part in enumerate(self.parts):
-            slots = self.slots(part)
-            observed = (_observation(said[client], slots)._replace(unfit=client in unfit) for client in part)
-            heard = total(slots, observed)
+        heard = self._poll(assignments, unfit)
+        partners = []
+        for part, said in zip(self.parts, heard, strict=True):
+            clusters = None if self.grown[part[0]] else setting.clusters
+            alone |= (left := unsettled(said, clusters, self.schedule.quiet))
+            partners.append(pair_up(said, left, self.schedule.quiet))
+        observed = self._observe(banks, assignments, heard, partners, now)
+        for number, (part, said) in enumerate(zip(self.parts, heard, strict=True)):
+            observations = (Observation(int(assignments[i]), *observed[i]) for i in part if i in observed)
+            survey = total(said.slots, observations)
             grown = bool(self.grown[part[0]])
-            alone |= (left := unsettled(heard, None if grown else setting.clusters, self.schedule.quiet))
-            plans.append(plan := decide(heard, self.options, setting.clusters, left, grown))
+            plans.append(decide(said, survey, partners[number], self.options, setting.clusters, grown))
+            scalars += self._scalars(number, said, sum(map(len, survey)), plans[-1])
+        self.pending = Pending(now + LAG, tuple(plans), tuple(sorted(alone)))
+        return scalars
+
+    def take(self, now: int) -> tuple[Plan, ...]:
+        """Return what takes effect after `now` rounds, by part of the graph; nothing where no survey does."""
+        if self.pending is None or self.pending.at > now:
+            return ()
+        (_, plans, alone), self.pending = self.pending, None
+        for part, plan in zip(self.parts, plans, strict=True):
             self.closed[list(plan.closed), part[0]] = True
             self.closed[:, list(part)] = self.closed[:, part[0], None]
-            scalars += self._scalars(number, slots, plan)
-        pairs = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plans[0].merges]
-        left_open = len(self.slots(self.parts[0]))
-        self.log.append({"round": now, "merged": pairs, "empty": list(plans[0].empty), "left": left_open})
+        self.log.append(_line(now, len(self.slots(self.parts[0])), plans[0]))
         merged = any(plan.merges for plan in plans)
         self.schedule = self.schedule.after(now, merged, alone, self._settled())
-        return plans, scalars
+        self.losses = self._unknown()
+        return plans
 
     def renumber(self) -> list[tuple[Sequence[int], list[int]]]:
         """Number the clusters of every part anew after the last survey; returns the parts and their `order_of`."""
@@ -104,6 +156,7 @@ class SurveyRounds:
         for part, order in orders:
             self.closed[:, list(part)] = self.closed[order][:, list(part)]
         self.closed = self.closed[~self.closed.all(dim=1)].clone()
+        self.losses = self._unknown()
         return orders
 
     def reopen(self, slot: int, part: Sequence[int], now: int) -> None:
@@ -112,69 +165,97 @@ class SurveyRounds:
             self.closed = torch.cat([self.closed, torch.ones_like(self.closed[:1])])
         self.closed[slot, list(part)] = False
         self.grown[list(part)] = True
+        self.pending, self.losses = None, self._unknown()  # what was asked was about other clusters
         self.schedule = self.schedule.reopened(now)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint needs besides tensors."""
+        pending = self.pending
+        waits = None if pending is None else [pending.at, [list(plan) for plan in pending.plans], list(pending.alone)]
+        return {"merges": list(self.log), "survey": waits}
+
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint needs, besides the log."""
+        """Return the tensors that a checkpoint needs."""
         return {
             "merging.closed": self.closed,
             "merging.due": torch.tensor(self.schedule.due),
             "merging.quiet": torch.tensor(self.schedule.quiet),
             "merging.over": torch.tensor(self.over),
             "merging.grown": self.grown,
+            "merging.losses": self.losses,
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], log: Sequence[dict[str, Any]]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Continue from a state."""
         self.closed = tensors["merging.closed"].clone()
         due = int(tensors.get("merging.due", self.schedule.due))  # a checkpoint of an earlier version has neither
         quiet = int(tensors.get("merging.quiet", 0))
         self.schedule = replace(self.schedule, due=due, quiet=quiet, over=bool(tensors["merging.over"]))
         self.grown = tensors.get("merging.grown", self.grown).clone()
-        self.log = list(log)
+        self.log = list(facts["merges"])
+        if (waits := facts.get("survey")) is not None:  # since version 0.3
+            plans = (Plan(tuple(Merge(*merge) for merge in merges), tuple(empty)) for merges, empty in waits[1])
+            self.pending = Pending(waits[0], tuple(plans), tuple(waits[2]))
+        self.losses = tensors.get("merging.losses", self._unknown()).clone()
 
     def _settled(self) -> bool:
         """Return whether there is nothing left to merge."""
         return all(is_settled(len(self.slots(part)), self.start.setting.clusters) for part in self.parts)
 
-    def _ask(self, banks: Tensor, assignments: Tensor, now: int) -> Tensor:
-        """Gather what all clients say: (N, 3 + EXCESSES * m), the cluster, the samples, the optimism, the excess."""
-        start, members = self.start, self.start.members
-        assert start.held is not None  # until the last survey
-        mine = torch.full((len(members), 3 + EXCESSES * len(banks)), float("nan"), dtype=torch.float64)
-        mine[:, 0] = assignments[list(members)].double()
-        mine[:, 1] = torch.tensor(start.train.sizes, dtype=torch.float64)
-        chosen, counts = self._observers(assignments, now)
-        here = [place for place, client in enumerate(members) if client in chosen and start.held.sizes[place]]
-        follows = [int(assignments[members[place]]) for place in here]
-        asked = [counts[members[place]] for place in here]
-        mine[here, 2:] = observe_all(start, banks, here, follows, asked, self.options.steps)
-        return start.shards.gather(mine)
+    def _unknown(self) -> Tensor:
+        return torch.full((self.start.setting.clients, len(self.closed)), float("nan"), dtype=torch.float64)
 
-    def _observers(self, assignments: Tensor, now: int) -> tuple[set[int], dict[int, Asked]]:
-        """Draw who takes personal steps: some followers of every cluster of every part; and what clients are asked."""
-        seed, chosen, asked = self.start.setting.seed, set[int](), dict[int, Asked]()
+    def _poll(self, assignments: Tensor, unfit: Collection[int]) -> list[Poll]:
+        """Ask all clients what they know by themselves, in every part of the graph."""
+        sizes = self.start.shards.gather(torch.tensor(self.start.train.sizes)).tolist()
+        losses = self.losses.tolist()
+        polls = []
         for part in self.parts:
             slots = self.slots(part)
-            groups = [[client for client in part if assignments[client] == slot] for slot in slots]
-            asked |= dict.fromkeys(part, (slots, tuple(map(len, groups))))
-            for group in groups:
-                chosen.update(client for client in group if observes(seed, now, client, len(group)))
-        return chosen, asked
+            opinions = (
+                Opinion(int(assignments[i]), sizes[i], tuple(losses[i][j] for j in slots), i in unfit) for i in part
+            )
+            polls.append(poll(slots, opinions))
+        return polls
 
-    def _scalars(self, number: int, slots: Sequence[int], plan: Plan) -> int:
-        """Count the numbers that a survey sends in a part of the graph: a wave, the sums up, the decision down."""
+    def _observe(
+        self, banks: Tensor, assignments: Tensor, heard: Sequence[Poll], partners: Sequence[Sequence[int]], now: int
+    ) -> dict[int, tuple[tuple[float, ...], float]]:
+        """Let observers judge the pairs; returns, by client, the excess and the optimism."""
+        start, asked = self.start, dict[int, tuple[int, float]]()
+        assert start.held is not None  # until the last survey
+        for part, said, others in zip(self.parts, heard, partners, strict=True):
+            for client in part:
+                follows = int(assignments[client])
+                place = said.slots.index(follows) if follows in said.slots else None
+                if place is None or others[place] == NOBODY:
+                    continue
+                followers, joining = said.followers[place], said.followers[said.slots.index(others[place])]
+                if observes(start.setting.seed, now, client, followers):
+                    asked[client] = others[place], share_of(followers, joining)
+        members = start.members
+        here = [place for place, client in enumerate(members) if client in asked and start.held.sizes[place]]
+        mine = torch.full((len(members), EXCESSES + 1), float("nan"), dtype=torch.float64)
+        clients = [members[place] for place in here]
+        own = banks[[int(assignments[client]) for client in clients], here]
+        other = banks[[asked[client][0] for client in clients], here]
+        shares = [asked[client][1] for client in clients]
+        mine[here] = observe_all(start, here, own, other, shares, self.options.steps)
+        rows = start.shards.gather(mine).tolist()
+        return {client: (tuple(rows[client][:-1]), rows[client][-1]) for client in asked}
+
+    def _scalars(self, number: int, heard: Poll, sums: int, plan: Plan) -> int:
+        """Count the numbers that a survey sends in a part of the graph."""
         setting = self.start.setting
         if number not in self._waves:
             graph, call = setting.graph.subgraph(self.parts[number]), Call((), len(self.closed))
             self._waves[number] = ElectionCost(graph, setting.seed, setting.algorithm.election, call).wave
-        up = sum(map(len, nothing(slots)))
+        polled, asked = sum(map(len, heard)), 2 * len(heard.slots)
         down = len(plan.empty) + sum(map(len, plan.merges))
-        return self._waves[number] + (len(self.parts[number]) - 1) * (2 * KEY_SCALARS + up + down)
+        return self._waves[number] + (len(self.parts[number]) - 1) * (3 * KEY_SCALARS + polled + asked + sums + down)
 
 
-def _observation(said: Tensor, slots: Sequence[int]) -> Observation:
-    """Read what one client says of the clusters that are open: (3 + EXCESSES * m,)."""
-    follows, samples, optimism = said[:3].tolist()
-    excess = said[3:].view(EXCESSES, -1)[:, list(slots)].flatten().tolist()
-    return Observation(int(follows), int(samples), tuple(excess), optimism)
+def _line(now: int, left: int, plan: Plan) -> dict[str, Any]:
+    """Describe a survey for the metrics."""
+    merged = [[merge.into, merge.closed, round(merge.worth, 4)] for merge in plan.merges]
+    return {"round": now, "merged": merged, "empty": list(plan.empty), "left": left}

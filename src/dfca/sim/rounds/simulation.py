@@ -24,7 +24,7 @@ from dfca.base.memory import explain_oom
 from dfca.core.algorithm import Choice
 from dfca.core.client import participates
 from dfca.core.exchange import is_quiet
-from dfca.core.rules.merging import merge_
+from dfca.core.rules.merging import Plan, merge_
 from dfca.core.rules.personal import release_round
 from dfca.core.rules.turns import opening
 from dfca.data.clients import ClientData
@@ -194,9 +194,7 @@ class Simulation:
         with self._timed("mix"):
             moved = self._exchange(present, senders, now, measure=due)
         with self._timed("start"):
-            surveyed = self.merging is not None and self.merging.schedule.is_due(now + 1)
-            if self.merging is not None and surveyed:
-                self._merge(self.merging, now + 1)
+            surveyed = self.merging is not None and self._survey(self.merging, now + 1)
             if self.revival is not None:
                 self._revive(now, surveyed)
         self.round = now + 1
@@ -233,7 +231,7 @@ class Simulation:
             "highest_loss": str(self.evaluator.highest_loss),  # JSON has no infinity
             "seconds": dict(self.seconds),
             "losses_known": self._losses is not None,
-            **({} if self.merging is None else {"merges": list(self.merging.log)}),
+            **({} if self.merging is None else self.merging.facts()),
             **({} if self.selection is None else {"chosen": self.selection.chosen, "alike": self.selection.alike}),
         }
 
@@ -278,7 +276,7 @@ class Simulation:
             self.revival.restore(small)
         self.last_step.restore(small)
         if self.merging is not None:
-            self.merging.restore(small, facts["merges"])
+            self.merging.restore(small, facts)
         if self.start.memory is not None:
             self.start.memory = small["memory"].clone()
         if self.selection is not None:
@@ -384,11 +382,18 @@ class Simulation:
         self._hold_out(now + 1)
         self._losses = None
 
-    def _merge(self, merging: SurveyRounds, now: int) -> None:
-        """Survey which clusters are worth their data, after `now` rounds, and merge those that are not."""
+    def _survey(self, merging: SurveyRounds, now: int) -> bool:
+        """Carry out what takes effect after `now` rounds, and begin a survey where one is due: returns whether."""
+        if plans := merging.take(now):
+            self._merge(merging, plans, now)
+        if not merging.is_due(now):
+            return False
         unfit = () if self.revival is None else self.revival.unfit
-        plans, scalars = merging.survey(self.banks, self.assignments, now, unfit)
-        self.traffic.scalars += scalars
+        self.traffic.scalars += merging.survey(self.banks, self.assignments, now, unfit)
+        return True
+
+    def _merge(self, merging: SurveyRounds, plans: Sequence[Plan], now: int) -> None:
+        """Merge and close clusters; plans: by part of the graph."""
         for part, plan in zip(merging.parts, plans, strict=True):
             rows = within(self.members, part)
             for merge in plan.merges:
@@ -513,7 +518,7 @@ class Simulation:
         if needs == "nothing" or (self.models == 1 and self.revival is None):
             return None, "nothing"
         if self.merging is not None and not self.merging.over:
-            return self.merging.losses(self.banks)[list(here)], needs
+            return self.merging.held_losses(self.banks)[list(here)], needs
         return (None if kept is None or needs != "losses" else kept[list(here)]), needs
 
     def _gather(
@@ -521,13 +526,18 @@ class Simulation:
     ) -> Tensor:
         """Gather what all clients of the round chose, and who has a model to send, (N,) bool."""
         means = self._without_closed(means, [self.members[place] for place in here])
-        mine = torch.zeros(len(self.members), 3, dtype=torch.float64)
+        polled = self.models if self.merging is not None and not self.merging.over else 0
+        mine = torch.zeros(len(self.members), 3 + polled, dtype=torch.float64)
         mine[here, 0] = torch.tensor([choice.cluster for choice in choices], dtype=torch.float64)
         mine[here, 1] = fine.double()
         if self.revival is not None:
             mine[here, 2] = means.cpu().double().nan_to_num(nan=float("inf")).min(dim=1).values
-        chosen, sent, lowest_losses = self.shards.gather(mine).T
+        if polled:
+            mine[here, 3:] = means.cpu().double()
+        chosen, sent, lowest_losses, *losses = self.shards.gather(mine).T
         self._remember(here, choices)
+        if self.merging is not None and losses:
+            self.merging.note_losses(present, torch.stack(losses, dim=1))
         if self.revival is not None:
             self.revival.watch(lowest_losses, present)
         before, after = self.assignments[present], chosen[present].long()
