@@ -44,6 +44,9 @@ from dfca.peer.records.work import Losses, OwnCurve, Trained, Warm
 HERE = Path(__file__).parent
 VERSIONS = sorted((path for path in HERE.iterdir() if (path / "bits.json").exists()), key=lambda path: path.name)
 """The folders that `make.py` wrote, the newest last."""
+NEXT = HERE / "next.json"
+"""The numbers that changed on purpose since the newest version: `make.py next`. Of 0.3 they are those of surveys, which
+run beside rounds, ask about pairs of clusters, and take effect a round later."""
 
 
 # Numbers.

@@ -1,7 +1,8 @@
 """Write the golden files of today's version into a new folder: `python tests/golden/make.py`.
 
 The folder is named after the version ("0.2"); one that exists is never written to: files of a released version stay as
-that version wrote them. To change what is stored, raise the version or name another folder: `make.py 0.2b`.
+that version wrote them. To change what is stored, raise the version or name another folder: `make.py 0.2b`. Between two
+versions, `make.py next` stores the numbers alone that differ from the newest one's, in next.json.
 
     runs/           run folders, finished and interrupted, by rounds and in virtual time
     digests.json    the digests of all points of all presets
@@ -159,7 +160,7 @@ def make_node(out: Path, scratch: Path) -> None:
 def make_peers(out: Path) -> None:
     """Store the swarms in several phases, and how they end."""
     out.mkdir()
-    ends = {}
+    ends: dict[str, Any] = {}
     for name, phases in PHASES.items():
         swarm = cases.Swarm(name)
         for phase, tick in phases.items():
@@ -260,8 +261,25 @@ def make_wire() -> dict[str, Any]:
     return {"messages": messages, "frames": frames, "bank": bank.tolist(), "payloads": payloads}
 
 
+def make_next() -> None:
+    """Store the numbers that differ from those of the newest version."""
+    newest = cases.VERSIONS[-1]
+    bits = {case: cases.bits_of(*rest) for case, *rest in cases.bit_cases()}
+    ends = {name: cases.Swarm(name).run().outcome() for name in cases.SWARMS}
+    before = [json.loads((newest / name).read_text()) for name in ("bits.json", "peers/ends.json")]
+    bits, ends = (
+        {key: value for key, value in now.items() if key in old and cases.differences(old[key], value, 1e-12)}
+        for old, now in zip(before, (bits, ends), strict=True)
+    )
+    write(cases.NEXT, {"bits": bits, "ends": ends})
+    print(f"{cases.NEXT.name}: {', '.join([*bits, *ends])}")
+
+
 def main() -> None:
     """Write everything."""
+    if sys.argv[1:] == ["next"]:
+        torch.set_num_threads(1)
+        return make_next()
     version = sys.argv[1] if len(sys.argv) > 1 else ".".join(dfca.__version__.split(".")[:2])
     out = cases.HERE / version
     if out.exists():

@@ -25,6 +25,7 @@ from dfca.node.operate.commands import predict_file
 from dfca.node.operate.status import read_status
 from dfca.node.task.facts import Facts
 from dfca.node.wire import codec, frames, payload
+from dfca.node.wire.refused import Refused
 from dfca.report.page import write_report
 from dfca.runs.runner import run
 from dfca.runs.sink import NullSink
@@ -32,6 +33,9 @@ from dfca.runs.store.reading import load_run
 
 LAST_DIGITS = 1e-6
 """Runs compute in float32, and processors round differently."""
+SURVEYED = ("Count", "Answer")
+"""Messages of surveys, which have other fields since 0.3: those of 0.2 are read, and written in the new form. Its
+questions are refused, so that no survey ends while a swarm is being upgraded."""
 
 pytestmark = pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 
@@ -80,6 +84,11 @@ def numbers(out: Path) -> Any:
     return {"head": head, "lines": order, "rows": rows, "graphs": found.topology, "traces": parsed, "lanes": lanes}
 
 
+def merges(row: Any) -> bool:
+    """Return whether clusters are merged in a trial by rounds."""
+    return bool(row["algorithm"] == "dfca-auto")
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_finished_run_is_read_reported_and_reused_as_it_is(version: Path, name: str, tmp_path: Path) -> None:
     out, begun = tmp_path / "run", Begun()
@@ -112,7 +121,10 @@ def test_an_interrupted_run_goes_on_to_the_numbers_of_an_unbroken_one(version: P
 @pytest.mark.parametrize("name", RUNS)
 def test_a_new_run_of_a_stored_config_computes_the_same(version: Path, name: str, tmp_path: Path) -> None:
     run(copy_run(version / "runs" / name, tmp_path / "old"), tmp_path / "new")
-    assert differences(numbers(version / "runs" / name), numbers(tmp_path / "new"), LAST_DIGITS) == []
+    before, now = numbers(version / "runs" / name), numbers(tmp_path / "new")
+    for key in ("lines", "rows"):  # dfca-auto merges clusters by other surveys since 0.3
+        before[key], now[key] = ([row for row in part[key] if not merges(row)] for part in (before, now))
+    assert differences(before, now, LAST_DIGITS) == []
 
 
 def test_digests_of_presets(version: Path) -> None:
@@ -189,12 +201,16 @@ def test_a_node_goes_on_in_its_next_life(version: Path, node: Path) -> None:
 
 def test_messages_keep_their_bytes(version: Path) -> None:
     for name, text, model in read(version / "wire.json")["messages"]:
+        if (version.name, name) == ("0.2", "Question"):
+            with pytest.raises(Refused):
+                codec.decode(bytes.fromhex(text)).message(None)
+            continue
         decoded = codec.decode(bytes.fromhex(text))
         assert decoded.kind.__name__ == name
         assert decoded.needs_model == (model is not None)
         sent = None if model is None else torch.tensor(model)
         data, carried = codec.encode(decoded.message(sent))
-        assert data.hex() == text, name
+        assert data.hex() == text or name in SURVEYED, name
         assert (carried is None and sent is None) or torch.equal(carried, sent), name
 
 

@@ -156,10 +156,10 @@ def test_a_survey_is_followed_by_no_false_alarm() -> None:
 
 def test_a_minority_decides_nothing_and_catches_up() -> None:
     # Three of twelve are cut off while the others merge: alone they merge nothing, and later they do as the others did.
-    setting = small(rounds=24, aggregation="sequential", evaluate_every=100)
-    world = World(link=Link(0.01), partitions=(Partition(8.0, 130.0, ((0, 1, 2),)),))
-    simulation = EventSimulation(setting, world, EventOptions(rounds=24))
-    while simulation.now < 96.0:
+    setting = small(rounds=40, aggregation="sequential", evaluate_every=100)
+    world = World(link=Link(0.01), partitions=(Partition(8.0, 70.0, ((0, 1, 2),)),))
+    simulation = EventSimulation(setting, world, EventOptions(rounds=40))
+    while simulation.now < 60.0 and not simulation.done:
         simulation.step()
     apart = {len(peer.lineage) for i, peer in enumerate(simulation.host.peers) if isinstance(peer, Peer) and i < 3}
     assert apart == {1}
@@ -175,6 +175,7 @@ def test_stop_in_the_middle_of_a_survey_and_resume_is_bit_identical() -> None:
     first = EventSimulation(setting, SLOW_LINKS)
     first._begin()
     while not (observing := [peer for peer in first.host.peers if getattr(peer, "background", None) is not None]):
+        assert first.now < 100
         first.clock.now = first.host.now = first._next_time()
         first._handle_instant()
     assert {peer.state for peer in observing} == {State.TRAINING}  # their rounds continue
@@ -188,7 +189,7 @@ def test_stop_in_the_middle_of_a_survey_and_resume_is_bit_identical() -> None:
     assert result.records["survey"] == expected.records["survey"]
 
 
-SLOW_LINKS = World(link=Link(0.5))
+SLOW_LINKS = World(Compute(background=0.2), Link(0.5))
 
 
 # What a lineage says of clusters.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dfca.core.rules.merging import EXCESSES, at_least, choose_without, compare, judge, judge_each
-from dfca.data.clients import ClientData
-from dfca.sim.shards import PIECE_BYTES, members_of
+from dfca.sim.shards import PIECE_BYTES, samples_of
 from dfca.sim.start import Start
 
 
@@ -41,7 +40,7 @@ def observe_all(
 
 def _observe(start: Start, places: Sequence[int], own: Tensor, partners: Tensor, weights: Tensor, steps: int) -> Tensor:
     engine, clients, task = start.engine, [start.members[place] for place in places], start.flat.task
-    train, held = (_of(data, places) for data in start.divided)
+    train, held = (samples_of(data, places) for data in start.divided)
     plain = [own, partners, torch.lerp(own, partners, weights)]
     tuned = [engine.finetuned(vectors, train, steps, clients) for vectors in plain]
     trained = engine.rated(partial(judge, task), tuned[0], train).cpu()
@@ -54,9 +53,3 @@ def _observe(start: Start, places: Sequence[int], own: Tensor, partners: Tensor,
         said[row, :-1] = torch.tensor(compare(mine, chosen, task), dtype=torch.float64)
         said[row, -1] = at_least(task, float(mine[1, 0].mean() - trained[row]))
     return said
-
-
-def _of(data: ClientData, places: Sequence[int]) -> ClientData:
-    """Take the samples of some members: a view where they follow one another."""
-    run = range(places[0], places[-1] + 1)
-    return members_of(data, run) if len(run) == len(places) else data.subset(places)
