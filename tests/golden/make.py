@@ -279,7 +279,8 @@ def main() -> None:
     """Write everything."""
     if sys.argv[1:] == ["next"]:
         torch.set_num_threads(1)
-        return make_next()
+        make_next()
+        return
     version = sys.argv[1] if len(sys.argv) > 1 else ".".join(dfca.__version__.split(".")[:2])
     out = cases.HERE / version
     if out.exists():
