@@ -428,7 +428,7 @@ def test_services_that_start_together_see_each_other_run_by_their_links(tmp_path
 
 def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_path: Path) -> None:
     """Whole services with what users get: clusters are merged on the way, and personal steps are taken at the end."""
-    agreed = {"rounds": 24, "starts_with": 6, "merging": {}, "local": {"steps": 20}}
+    agreed = {"rounds": 80, "starts_with": 6, "merging": {}, "local": {"steps": 20}}
     folders = make_swarm(tmp_path, (0, 0, 0, 1, 1, 1), agreed=agreed)
 
     async def scenario() -> list[Service]:
@@ -440,7 +440,7 @@ def test_a_swarm_as_it_is_founded_surveys_its_clusters_and_every_node_ends(tmp_p
     services = asyncio.run(scenario())
     found = [service.status() for service in services]
     assert [each["state"] for each in found] == ["done"] * 6
-    assert [each["round"] for each in found] == [24] * 6
+    assert [each["round"] for each in found] == [80] * 6
     assert len({service.node.machine.lineage for service in services}) == 1  # type: ignore[attr-defined]
     assert [each["clusters"] for each in found] == [2] * 6
     clusters = [each["cluster"] for each in found]

@@ -52,8 +52,8 @@ def world(**values: Any) -> World:
         ({"world": {"faults": {"loss": 1.2}}}, "world.faults.loss must be <= 1, got 1.2"),
         (
             {"world": {"compute": {"slowdon": 5}}},
-            'unknown key in [world.compute] "slowdon"; did you mean "slowdown"? Known: devices, kind, slow_share, '
-            "slowdown, spread, step_s, tail",
+            'unknown key in [world.compute] "slowdon"; did you mean "slowdown"? Known: background, devices, kind, '
+            "slow_share, slowdown, spread, step_s, tail",
         ),
         (
             {"world": {"compute": {"slowdown": 2, "devices": [{"share": 0.2, "slowdown": 2}]}}},

@@ -43,7 +43,7 @@ def make_nodes(setting: Setting, network: MemoryNetwork, timed: bool = True) -> 
 
         def duration(job: Job) -> float:
             if isinstance(job, Observe):
-                return float(len(job.slots) * setting.local.steps)
+                return 0.0  # beside the rounds: it is there in time
             if isinstance(job, Curve | Personalise):
                 return 200.0 if isinstance(job, Curve) else float(job.steps)
             steps = algorithm.election.warmup_steps if isinstance(job, WarmUp) else setting.local.steps

@@ -21,9 +21,8 @@ from dfca.base.validation import check
 from dfca.core.algorithm import Algorithm
 from dfca.core.learning.local import LocalOptions
 from dfca.core.learning.task import Task
-from dfca.core.method import Augment, MethodKeywords, PersonalSteps
+from dfca.core.method import Augment, MethodKeywords, PersonalSteps, StepTable
 from dfca.data.clients import Split
-from dfca.experiment.config import LocalConfig
 from dfca.experiment.variants import label_of
 from dfca.experiment.world import ClockConfig, WorldConfig
 from dfca.sim.events.world import World
@@ -75,7 +74,7 @@ class RunLength(Table):
     clusters: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
 
 
-class Numbers(LocalConfig, RunLength):
+class Numbers(StepTable, RunLength):
     """The numbers of a simulation, with their bounds: those of local steps are declared by `StepTable`."""
 
     called: ClassVar[str] = "{}"
@@ -90,7 +89,7 @@ class Numbers(LocalConfig, RunLength):
 
     def local(self) -> LocalOptions:
         """Return how clients train."""
-        return self.options(self.augment)
+        return self.options(self.augment, batch_size=None if self.batch_size == "full" else self.batch_size)
 
     def k(self) -> int | None:
         """Return the number of clusters; None: it is found."""
