@@ -336,6 +336,16 @@ def test_a_survey_of_part_of_the_electorate_closes_nothing() -> None:
         assert wave._decide(heard, total((0, 1), ())).empty == closed
 
 
+def test_half_of_the_electorate_decides_nothing() -> None:
+    for voters, decides in ((1, True), (2, False)):
+        peer = make_peer(elected(voters, 0, 1), 5.0, 6.0, merging=MergeOptions(first=1), neighbours=())
+        peer.surveys.begin(peer, unfit=False)
+        wave = peer.surveys.wave
+        assert wave is not None
+        assert wave.outcome is not None
+        assert (wave.outcome.entry is not None) is decides
+
+
 def test_who_is_far_behind_its_neighbours_does_not_observe() -> None:
     for ahead, observes in ((79, True), (80, False)):
         peer = make_peer(A, 5.0, 6.0, merging=MergeOptions(first=1))
