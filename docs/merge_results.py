@@ -1,5 +1,8 @@
 """Put newly measured trials into a file of results: python docs/merge_results.py FILE RUN [RUN ...].
 
+The file need not be there yet. `--scale NAME` says which scale of its preset a run has measured where it was asked for
+in another way (`--set`): refused where its settings are not those of that scale.
+
 Rows of an algorithm and seed that a run folder has finished take the place of those in the file, or come beside them;
 all others stay. Every row says on which commit it was measured. Refused where a setting or a graph of the two differs:
 rows of a table must share both.
@@ -101,6 +104,20 @@ def merge(old: Run, new: Run) -> Run:
     )
 
 
+def at_scale(run: Run, scale: str) -> Run:
+    """Return a run as one of a scale of its preset.
+
+    Raises SystemExit where its settings are not those of the scale.
+    """
+    chosen = load_experiment(run.experiment, scale)
+    ours, preset = flatten(run.config), flatten(chosen.config.values())
+    keys = [key for key in {**ours, **preset} if not key.startswith(OF_ROWS)]
+    _refuse("settings", {key: preset.get(key) for key in keys}, {key: ours.get(key) for key in keys})
+    config = chosen.config.values() | {key: run.config[key] for key in ("algorithms", "seeds")}
+    head = {key: value for key, value in run.head.items() if key != "changes"} | {"scale": scale}
+    return replace(run, config=config, config_text=tomli_w.dumps(config), head=head)
+
+
 def _names(trials: Sequence[TrialRow], digest: str) -> list[str]:
     """List the algorithms of the trials of one point, in their order."""
     return list(dict.fromkeys(trial.algorithm for trial in trials if trial.digest == digest))
@@ -138,10 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--scale", help="the scale that the runs have measured")
     given = parser.parse_args(arguments)
-    merged = stored_run(given.file)
+    merged = stored_run(given.file) if given.file.exists() else None
     for folder in given.runs:
-        merged = merge(merged, load_run(folder))
+        run = load_run(folder) if given.scale is None else at_scale(load_run(folder), given.scale)
+        merged = merge(run if merged is None else merged, run)
+    assert merged is not None
     save_results(RunReport.of(merged), given.file)
 
 

@@ -128,6 +128,7 @@ def test_a_new_run_of_a_stored_config_computes_the_same(version: Path, name: str
 
 def test_digests_of_presets(version: Path) -> None:
     stored = read(version / "digests.json")
+    stored = {key: value for key, value in stored.items() if not key.endswith(" bridge")}  # in 0.3 the scale is `hour`
     assert differences(stored, {key: value for key, value in digests().items() if key in stored}) == []
 
 

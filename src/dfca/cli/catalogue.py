@@ -45,7 +45,7 @@ def list_everything() -> None:
 @commands.command()
 def show(
     preset: Annotated[str, typer.Argument(help="A preset, or the path of an experiment file.")],
-    scale: Annotated[str | None, typer.Option(help="The scale to lay over it: desk, bridge, paper.")] = None,
+    scale: Annotated[str | None, typer.Option(help="The scale to lay over it: desk, hour, paper.")] = None,
     recipe: Annotated[str | None, typer.Option(help="How to train, where there are several ways.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="Every key, with its default.")] = False,
 ) -> None:

@@ -26,7 +26,7 @@ def run(
         str, typer.Argument(metavar="EXPERIMENT", help="A preset ([bold]dfca list[/bold]) or the path of a TOML file.")
     ],
     scale: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The size, where there are several: desk, bridge, paper.")
+        str | None, typer.Option(metavar="NAME", help="The size, where there are several: desk, hour, paper.")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="How to train, where there are several ways: authors, text.")

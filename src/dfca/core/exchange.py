@@ -12,9 +12,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from dfca.base.errors import ConfigError
 from dfca.core.algorithm import Algorithm, Share
 from dfca.core.learning.parts import Layout
-from dfca.core.method import MixingOptions, RobustRule
+from dfca.core.method import WEIGHTS_NEED_ROUNDS, MixingOptions, RobustRule
 from dfca.core.rules.mixing import WeightRule, fold_, fold_weighted_, metropolis_weight
 from dfca.core.rules.relay import MANY, Offer, choose_offer, enough
 from dfca.core.rules.robust import fold_robust_
@@ -237,7 +238,12 @@ def rules_of(
     mixing: MixingOptions,
     layout: Layout | None = None,
 ) -> Rules:
-    """Settle the rules of a client: the algorithm's own before the experiment's."""
+    """Settle the rules of a client: the algorithm's own before the experiment's.
+
+    Raises ConfigError for weights by samples: messages do not say how many samples their sender has.
+    """
+    if mixing.weights == "samples":
+        raise ConfigError(WEIGHTS_NEED_ROUNDS)
     settled = weight_rule(algorithm, mixing.weights), share_rule(algorithm, mixing.share)
     return Rules(id, degree, algorithm.exchange, *settled, layout, robust_rule(algorithm, mixing.robust))
 
@@ -254,7 +260,12 @@ def _stamp(stamps: list[int], origins: list[int], cluster: int, now: int, origin
 
 
 def weight_rule(algorithm: Algorithm, configured: WeightRule) -> WeightRule:
-    """Settle how received models weigh: the algorithm's rule before the experiment's; a server takes the mean."""
+    """Settle how received models weigh.
+
+    "samples" holds for all; else the algorithm's rule comes before the experiment's, and a server takes the mean.
+    """
+    if configured == "samples":
+        return configured
     return "uniform" if algorithm.exchange == "server" else algorithm.weights or configured
 
 

@@ -15,8 +15,12 @@ from dfca.base.errors import ConfigError, unknown
 from dfca.base.table import Table, option
 from dfca.core.rules.staleness import Staleness
 
-WeightRule = Literal["uniform", "metropolis"]
+WeightRule = Literal["uniform", "metropolis", "samples"]
 WEIGHT_RULES: tuple[WeightRule, ...] = get_args(WeightRule)
+WEIGHTS_NEED_ROUNDS = (
+    'mixing.weights = "samples" needs synchronous rounds: in virtual time and in a swarm the number of samples would be '
+    'what a neighbour claims; use "uniform" or "metropolis"'
+)
 Share = Literal["trained", "all", "relay"]
 SHARES: tuple[Share, ...] = get_args(Share)
 RobustRule = Literal["none", "clip", "trimmed", "median"]
@@ -254,7 +258,8 @@ class MixingOptions(Table, kw_only=True):
 
     weights: WeightRule = option(
         default="uniform",
-        description="weight of each copy in an average; metropolis: by the degrees of both ends of a link",
+        description="weight of each copy in an average; metropolis: by the degrees of both ends of a link; samples: by "
+        "the samples of its client, as McMahan's FedAvg, also on a server; not in virtual time and swarms",
     )
     aggregation: Literal["batch", "sequential"] = option(
         default="batch",

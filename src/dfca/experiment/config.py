@@ -25,7 +25,15 @@ from dfca.base.table import Table, option
 from dfca.base.toml import parse_toml
 from dfca.base.validation import check, dump, show
 from dfca.core.learning.task import LOSSES, METRICS, TASKS, Metric, Task
-from dfca.core.method import MOST_PERSONAL_STEPS, Augment, LocalOptions, MixingOptions, StepTable, check_images
+from dfca.core.method import (
+    MOST_PERSONAL_STEPS,
+    WEIGHTS_NEED_ROUNDS,
+    Augment,
+    LocalOptions,
+    MixingOptions,
+    StepTable,
+    check_images,
+)
 from dfca.data.options import DataOptions, refuse_options, resolve
 from dfca.data.registry import source_of
 from dfca.experiment.variants import check_label, merge, options_of, sections_of, unfold
@@ -247,6 +255,8 @@ class Config(BaseModel):
             raise unknown("model", self.model.name, MODELS)
         check_topology(self.topology, self.clients)
         check_world(self.world, self.clock, self.clients)
+        if self.world is not None and self.mixing.weights == "samples":
+            raise ConfigError(WEIGHTS_NEED_ROUNDS)
         for label in self.algorithms:
             if label != registry.base_of(label) and label not in self.algorithm:
                 raise ConfigError(

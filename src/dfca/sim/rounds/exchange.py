@@ -52,6 +52,7 @@ class Exchange:
         self.share = share_rule(setting.algorithm, setting.share)
         self.robust, self.liars = robust_rule(setting.algorithm, setting.robust), liars
         self.sequential = setting.aggregation == "sequential" and self.robust == "none"
+        self.samples = torch.tensor(setting.split.train.sizes, dtype=torch.float64)
         clients = len(self.graph)
         links = nx.to_scipy_sparse_array(self.graph, nodelist=range(clients), weight=None, dtype=bool, format="coo")
         edges = torch.stack([torch.as_tensor(ends, dtype=torch.int64) for ends in (links.row, links.col)])
@@ -217,6 +218,8 @@ class Exchange:
     def _links(self, trainers: Tensor, receivers: Tensor, sources: dict[int, int]) -> WeightedLinks:
         """Weigh what travels of one cluster: trainers by the weight rule, relayed copies as `rules.relay` says."""
         links = make_links(self.edges, self.degrees, trainers, receivers, self.weights)
+        if self.weights == "samples":
+            return self._by_samples(links, trainers, sources)
         if not sources:
             return links
         takers, givers = (torch.tensor(list(ids), dtype=torch.int64) for ids in (sources.keys(), sources.values()))
@@ -228,6 +231,15 @@ class Exchange:
             share = 1 / (1 + torch.maximum(self.degrees[takers], self.degrees[givers]).double())
         relayed = WeightedLinks(takers, givers, torch.where(trainers[takers], share, 1.0))
         return WeightedLinks(*(torch.cat(pair) for pair in zip(links, relayed, strict=True)))
+
+    def _by_samples(self, links: WeightedLinks, trainers: Tensor, sources: dict[int, int]) -> WeightedLinks:
+        """Weigh every copy by the samples of its client, n_m / (n_i + sum_m n_m); who did not train takes a relay."""
+        takers, givers = (torch.tensor(list(ids), dtype=torch.int64) for ids in (sources.keys(), sources.values()))
+        receiver, sender = torch.cat([links.receiver, takers]), torch.cat([links.sender, givers])
+        total = self.samples.clone().index_add_(0, receiver, self.samples[sender])
+        weight = self.samples[sender] / total[receiver]
+        weight[len(links.sender) :] = torch.where(trainers[takers], weight[len(links.sender) :], 1.0)
+        return WeightedLinks(receiver, sender, weight)
 
     def _prepare(
         self, j: int, banks: Tensor, links: WeightedLinks, orders: Sequence[Sequence[int]] | None

@@ -458,7 +458,7 @@ class Simulation:
         means = torch.zeros(len(here), self.models)
         fine = torch.zeros(len(here), dtype=torch.bool)
         sums = torch.zeros_like(self.banks[:, 0]) if self.shared else None
-        counts = torch.zeros(self.models, dtype=torch.int64)
+        counts = torch.zeros(self.models, dtype=torch.int64)  # clients, or their samples, behind the sums
         choose = partial(self._choose, here, now)
         closed = self.merging.everywhere if self.merging is not None else ()
         task = LocalTask(self.banks, self.train, choose, now, needs, known, self.members.start, not self.shared, closed)
@@ -502,8 +502,9 @@ class Simulation:
                     if client in self.start.liars:
                         self.start.liars.note_first(client, vector)
                     vector = self.start.liars.tell(client, choice.cluster, self.round, vector)
-                sums[choice.cluster] += vector
-                counts[choice.cluster] += 1
+                weight = self.train.sizes[here[position]] if self.exchange.weights == "samples" else 1
+                sums[choice.cluster] += vector if weight == 1 else weight * vector
+                counts[choice.cluster] += weight
             elif vector.dim() == 2:
                 self.banks[:, here[position]] = vector
             else:
