@@ -9,7 +9,10 @@ from dfca.experiment.config import Config, flatten
 from dfca.experiment.load import load_experiment
 from dfca.report.paper import published
 
-PRESETS = ("table1-mnist", "table1-emnist", "table1-cifar10", "table2-mnist", "table2-femnist", "table4-femnist-k")
+PRESETS = (
+    *("table1-mnist", "table1-emnist", "table1-cifar10", "table2-mnist", "table2-emnist"),
+    *("table2-femnist", "table4-femnist-k"),
+)
 ALGORITHMS = {"dfca-gi", "dfca-li", "ifca", "dfca-auto", "dfedavgm", "local"}
 MAY_DIFFER = {
     *("clients", "algorithms", "seeds", "topology.p"),
