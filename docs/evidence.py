@@ -35,7 +35,7 @@ class PaperRow(NamedTuple):
 
 PAPER = (
     PaperRow("1", "MNIST", "table1-mnist", {}, ("table1-mnist-hour",)),
-    PaperRow("1", "EMNIST", "table1-emnist", {}, ("table1-emnist-hour",)),
+    PaperRow("1", "EMNIST", "table1-emnist", {}, ("table1-emnist-hour", "table1-emnist-bridge")),
     PaperRow("1", "CIFAR-10", "table1-cifar10", {}, ("table1-cifar10-hour",)),
     PaperRow("2", "MNIST", "table2-mnist", {}, ("table2-mnist-hour", "table1-mnist-hour")),
     PaperRow("2", "EMNIST", "table2-emnist", {}, ("table2-emnist-hour",)),
