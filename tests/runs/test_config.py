@@ -62,7 +62,10 @@ def problem(**values: object) -> str:
             "local.learning_rate must be a finite number, got NaN; for no training at all use local.steps = 0",
         ),
         ({"local": 3}, "local must be a table, got 3"),
-        ({"mixing": {"weights": "metropols"}}, 'mixing.weights must be "uniform", "metropolis" or "samples", got "metropols"'),
+        (
+            {"mixing": {"weights": "metropols"}},
+            'mixing.weights must be "uniform", "metropolis" or "samples", got "metropols"',
+        ),
         ({"engine": "fast"}, 'engine must be "auto", "stacked", "loop" or "threads", got "fast"'),
         ({"seeds": 0}, "seeds must be >= 1 or a list of integers, got 0"),
         ({"seeds": [0, -1]}, "seeds must be >= 0, got -1"),

@@ -18,7 +18,7 @@ from dfca.core.rules.staleness import Staleness
 WeightRule = Literal["uniform", "metropolis", "samples"]
 WEIGHT_RULES: tuple[WeightRule, ...] = get_args(WeightRule)
 WEIGHTS_NEED_ROUNDS = (
-    'mixing.weights = "samples" needs synchronous rounds: in virtual time and in a swarm the number of samples would be '
+    'mixing.weights = "samples" needs synchronous rounds: in virtual time and in a swarm a number of samples would be '
     'what a neighbour claims; use "uniform" or "metropolis"'
 )
 Share = Literal["trained", "all", "relay"]
