@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dfca.report.results import stored_run
+from dfca.report.rows import RunReport
+from dfca.report.statistics import write_difference
+
 ROOT = Path(__file__).parents[2]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 PYTHON = re.findall(r"```python\n(.*?)```", README + CONTRIBUTING, re.DOTALL)
@@ -32,17 +36,17 @@ def test_commands_of_one_run_folder_agree_in_what_they_run() -> None:
     assert [folder for folder, configs in runs.items() if len(configs) > 1] == []
 
 
-def test_why_plain_is_not_the_default_agrees_with_the_results() -> None:
-    results = (ROOT / "docs" / "results.md").read_text()
-    table = results.partition("<!-- causes -->")[2].partition("<!-- end causes -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-    plain = {row[0]: row[-1] for row in rows}
-    (text,) = re.findall(r"^`dfca-auto, plain` is `dfca-auto` without .*?\n\n", README, re.DOTALL | re.MULTILINE)
-    said = dict(reversed(pair) for pair in re.findall(r"([+−][\d.]+ ± [\d.]+) on `(\w+)`", text))
-    assert said == {name: plain[name].removesuffix("†") for name in ("har", "soft")}
-    assert [plain[name].endswith("†") for name in ("har", "soft", "forecast (RMSE)")] == [True, True, False]
-    (better,) = re.findall(r"the better one here, by ([\d.]+) points", text)
-    assert plain["quickstart"].startswith(f"−{better} ")
+def test_what_extras_change_agrees_with_the_results() -> None:
+    label, differences = "dfca-auto, momentum 0.9 and last step", {}
+    for name in ("quickstart", "har"):
+        rows = RunReport.of(stored_run(ROOT / "results" / f"{name}.json")).rows
+        (row,) = [row for row in rows if row.algorithm == label]
+        assert row.reference == "dfca-auto"
+        differences[name] = write_difference(row)
+    (said,) = re.findall(r"They change little here \(([^)]*)\), and gain (\d) points\non `har`", README)
+    assert said[0] == differences["quickstart"], "no dagger"
+    assert differences["har"].startswith(f"+{said[1]}")
+    assert differences["har"].endswith("†")
 
 
 def test_the_first_block_finds_the_clusters() -> None:
