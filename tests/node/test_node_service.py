@@ -26,7 +26,7 @@ from dfca.node.operate.control import call, stop_node
 from dfca.node.operate.doctor import examine
 from dfca.node.operate.members import describe_members, members_table, read_members
 from dfca.node.operate.status import describe_misfit, read_status, status_table
-from dfca.node.run import make_grpc_transport
+from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.task.founding import Founding, JoinPlan
 
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_said_in_a_sentence_and_nothing_is_left_open(tmp_path: 
         other.listen()
 
         async def scenario() -> None:
-            service = Service(folder, ServiceOptions(log_stream=io.StringIO()), make_grpc_transport)
+            service = Service(folder, ServiceOptions(log_stream=io.StringIO()), make_transport)
             with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: the port is in use"):
                 await service.run()
 

@@ -26,7 +26,7 @@ from dfca.node.net.links.link import Greeting, NetLink, serialize
 from dfca.node.net.options import NetOptions
 from dfca.node.net.transfer.chunks import write_chunk
 from dfca.node.net.transport import GrpcTransport
-from dfca.node.run import make_grpc_transport
+from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
 from dfca.node.wire import frames
 from dfca.node.wire import wire_pb2 as pb
@@ -269,7 +269,7 @@ class Attack:
 async def attack(folder: Path, honest: int = 2, agreed: dict[str, Any] | None = None) -> AsyncIterator[Attack]:
     """Run honest nodes until all train; the last member of their swarm is the villain."""
     folders = make_swarm(folder, [0] * (honest + 1), agreed=agreed)
-    services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_grpc_transport) for each in folders[:-1]]
+    services = [Service(each, ServiceOptions(log_stream=io.StringIO()), make_transport) for each in folders[:-1]]
     last = NodeFolder.load(folders[-1].path)
     villain = Villain.of(last)
     errors: list[Any] = []

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dfca.cli import app
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.operate.control import call
-from dfca.node.run import make_grpc_transport
+from dfca.node.run import make_transport
 from dfca.node.service import Service, ServiceOptions
 
 
@@ -49,7 +49,7 @@ def wait_for_round(path: Path, process: subprocess.Popen[str], least: int, secon
 
 
 async def grpc_service(path: Path, **options: Any) -> tuple[Service, asyncio.Task[None]]:
-    service = Service(NodeFolder.load(path), ServiceOptions(log_stream=io.StringIO(), **options), make_grpc_transport)
+    service = Service(NodeFolder.load(path), ServiceOptions(log_stream=io.StringIO(), **options), make_transport)
     task = asyncio.create_task(service.run())
     await until(lambda: task.done() or (path / "control.json").exists())
     return service, task

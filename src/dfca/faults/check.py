@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from dfca.faults.tiny import SIZE, Violation
 from dfca.faults.world import FaultWorld
 from dfca.peer.machine import Memory, drive
 from dfca.peer.peer import Peer
+
+World = TypeVar("World")
 
 
 def check_world(world: FaultWorld) -> str | None:
@@ -50,13 +52,20 @@ _KEPT = ("number", "algorithm", "aggregation", "clusters", "groups", "merges")
 
 def shrink(world: FaultWorld, limit_s: float = 60.0) -> FaultWorld:
     """Take away what the failure of a world does not need, for as long as there is something, and time."""
+    return shrink_by(world, check_world, _smaller, limit_s)
+
+
+def shrink_by(
+    world: World, check: Callable[[World], str | None], smaller_ones: Callable[[World], Iterator[World]], limit_s: float
+) -> World:
+    """Take the first smaller world that fails too, again and again."""
     end, smaller = time.monotonic() + limit_s, True
     while smaller:
         smaller = False
-        for less in _smaller(world):
+        for less in smaller_ones(world):
             if time.monotonic() > end:
                 return world
-            if check_world(less):
+            if check(less):
                 world, smaller = less, True
                 break
     return world
@@ -67,15 +76,20 @@ def _smaller(world: FaultWorld) -> Iterator[FaultWorld]:
     last = world.peers - 1
     if last > 1 and world.algorithm != "ifca":
         yield without_peer(world, last)
-    bare = FaultWorld(world.number)
-    for name in (field.name for field in fields(FaultWorld)):
+    yield from simpler(world, (*_KEPT, "peers", "edges"))
+
+
+def simpler(world: World, kept: tuple[str, ...]) -> Iterator[World]:
+    """List worlds of which one field has its default, or one entry less."""
+    bare = type(world)(world.number)  # type: ignore[call-arg, attr-defined]
+    for name in (field.name for field in fields(world)):  # type: ignore[arg-type]
         value, zero = getattr(world, name), getattr(bare, name)
-        if name in (*_KEPT, "peers", "edges") or value == zero:
+        if name in kept or value == zero:
             continue
-        yield replace(world, **{name: zero})
+        yield replace(world, **{name: zero})  # type: ignore[type-var]
         if isinstance(value, tuple) and len(value) > 1:
             fewer: Iterator[Any] = (value[:at] + value[at + 1 :] for at in range(len(value)))
-            yield from (replace(world, **{name: less}) for less in fewer)
+            yield from (replace(world, **{name: less}) for less in fewer)  # type: ignore[type-var]
 
 
 def without_peer(world: FaultWorld, peer: int) -> FaultWorld:

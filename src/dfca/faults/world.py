@@ -6,7 +6,7 @@ import ast
 import random
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import networkx as nx
 
@@ -14,6 +14,7 @@ from dfca.base.errors import ConfigError, unknown
 from dfca.base.renamed import refuse_earlier
 from dfca.peer.records.options import ENDLESS
 
+Record = TypeVar("Record")
 FAULTS_S = 60.0
 """When faults stop, unless a world says otherwise."""
 ENDING = 24
@@ -201,13 +202,15 @@ def _draw_graph(rnd: random.Random, n: int) -> nx.Graph:
     return nx.gnp_random_graph(n, rnd.uniform(0.2, 0.8), seed=rnd.randrange(10**6))
 
 
-def describe(world: FaultWorld) -> str:
+def describe(world: Any) -> str:
     """Write a world as one line that makes it again: the fields that differ from the simplest world."""
-    bare = FaultWorld(world.number)
+    bare = type(world)(world.number)
     changed = [
         (f.name, getattr(world, f.name)) for f in fields(world) if getattr(world, f.name) != getattr(bare, f.name)
     ]
-    return f"FaultWorld({', '.join([str(world.number), *(f'{name}={value!r}' for name, value in changed)])})"
+    return (
+        f"{type(world).__name__}({', '.join([str(world.number), *(f'{name}={value!r}' for name, value in changed)])})"
+    )
 
 
 def read_world(line: str) -> FaultWorld:
@@ -215,27 +218,32 @@ def read_world(line: str) -> FaultWorld:
 
     Raises ConfigError where the line is something else.
     """
-    try:
-        world = _read(ast.parse(line.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"a world must be a line such as FaultWorld(7, peers=3), got {line!r}: {error}") from None
-    if not isinstance(world, FaultWorld):
-        raise ConfigError(f"a world must be a line such as FaultWorld(7, peers=3), got {line!r}")
+    world = read_record(line, FaultWorld, (FaultWorld, Crash, Cut), "FaultWorld(7, peers=3)")
     _check(world)
     return world
 
 
-def _read(node: ast.expr) -> Any:
-    """Evaluate literals, and calls of the three records; nothing else."""
-    if isinstance(node, ast.Tuple):
-        return tuple(map(_read, node.elts))
-    if not isinstance(node, ast.Call):
-        return ast.literal_eval(node)
-    records: dict[str, Any] = {"FaultWorld": FaultWorld, "Crash": Crash, "Cut": Cut}
-    name = node.func.id if isinstance(node.func, ast.Name) else ""
-    if name not in records:
-        raise ValueError(f"{name or 'this'} is no part of a world")
-    return records[name](*map(_read, node.args), **{word.arg or "**": _read(word.value) for word in node.keywords})
+def read_record(line: str, kind: type[Record], kinds: tuple[type, ...], example: str) -> Record:
+    """Evaluate literals, and calls of some records; nothing else. Raises ConfigError."""
+    records: dict[str, Any] = {record.__name__: record for record in kinds}
+
+    def read(node: ast.expr) -> Any:
+        if isinstance(node, ast.Tuple):
+            return tuple(map(read, node.elts))
+        if not isinstance(node, ast.Call):
+            return ast.literal_eval(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in records:
+            raise ValueError(f"{name or 'this'} is no part of a world")
+        return records[name](*map(read, node.args), **{word.arg or "**": read(word.value) for word in node.keywords})
+
+    try:
+        world = read(ast.parse(line.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"a world must be a line such as {example}, got {line!r}: {error}") from None
+    if not isinstance(world, kind):
+        raise ConfigError(f"a world must be a line such as {example}, got {line!r}")
+    return world
 
 
 def _check(world: FaultWorld) -> None:

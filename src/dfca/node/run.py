@@ -9,10 +9,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dfca.node.disk.folder import NodeFolder
 from dfca.node.service import Service, ServiceOptions, ServiceTransport
+
+if TYPE_CHECKING:
+    from dfca.node.net.links.wire import Wire
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORK_THREADS = ("work", "disk")
@@ -35,7 +40,7 @@ def run_node(
     Raises:
         DfcaError: If the node cannot run.
     """
-    service = Service(NodeFolder.load(path), options, make_grpc_transport)
+    service = Service(NodeFolder.load(path), options, make_transport)
     asyncio.run(_run(service, with_parent, leave))
     if any(thread.name in WORK_THREADS for thread in threading.enumerate()):
         # A round in progress is abandoned. Its thread is inside torch, which must not see a dying interpreter.
@@ -74,8 +79,11 @@ def _wait_for_end(pipe: int, loop: asyncio.AbstractEventLoop, stop: Callable[[],
         loop.call_soon_threadsafe(stop)
 
 
-def make_grpc_transport(folder: NodeFolder) -> ServiceTransport:
-    """Make the transport of a node from its settings and the swarm's facts."""
+def make_transport(folder: NodeFolder, wire: Wire | None = None, **changes: Any) -> ServiceTransport:
+    """Make the transport of a node from its settings and the swarm's facts.
+
+    wire: None for gRPC. changes: other fields of `NetOptions`.
+    """
     from dfca.node.net.options import NetOptions, Swarm
     from dfca.node.net.transport import GrpcTransport
 
@@ -96,4 +104,5 @@ def make_grpc_transport(folder: NodeFolder) -> ServiceTransport:
     )
     encoding = facts.payload if config.payload == "swarm" else config.payload
     swarm = Swarm(facts.swarm_id, facts.model_size, encoding=encoding, compress=facts.compression == "zstd")
-    return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path)
+    options = replace(options, **changes)
+    return GrpcTransport(folder.identity, folder.roster, swarm, options, folder.path, wire, folder.around)

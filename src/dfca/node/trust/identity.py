@@ -55,19 +55,24 @@ class Identity:
             RunError: if the folder cannot be written.
         """
         folder = Path(folder)
-        private = ec.generate_private_key(ec.SECP256R1())
-        key = private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        certificate = _self_sign(private)
+        identity = cls.of_key(ec.generate_private_key(ec.SECP256R1()), folder)
         if os.path.lexists(folder / KEY_FILE):
             raise ConfigError(
                 f"{folder} has a key already; with another one it would be another device: use an empty folder"
             )
         # The key last: after a power cut, a folder with a key is a complete identity.
-        atomic_write(folder / CERTIFICATE_FILE, certificate)
+        atomic_write(folder / CERTIFICATE_FILE, identity.certificate)
         with explain_write_errors(folder / KEY_FILE), replacing(folder / KEY_FILE, mode=0o600) as file:
-            file.write(key)
+            file.write(identity.key)
+        return identity
+
+    @classmethod
+    def of_key(cls, private: ec.EllipticCurvePrivateKey, folder: Path) -> Identity:
+        """Make the identity of a key; nothing is written."""
+        key = private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        certificate = _self_sign(private)
         return cls(device_id(certificate), certificate, key, folder)
 
     @classmethod

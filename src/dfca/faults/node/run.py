@@ -1,0 +1,562 @@
+"""Carry out a world of whole nodes, and check it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
+
+from dfca.base.errors import ConfigError, DfcaError
+from dfca.faults.check import shrink_by, simpler
+from dfca.faults.disk import FaultyDisk, PowerCut
+from dfca.faults.node.wire import PORT, FaultyNetwork, FaultyWire
+from dfca.faults.node.world import FAULTS_S, NodeWorld, without_node
+from dfca.faults.tiny import SIZE, TinyWork, Violation
+from dfca.node.disk.folder import ROSTER, NodeFolder
+from dfca.node.disk.save_file import STATE
+from dfca.node.disk.store import DiskStore
+from dfca.node.memory import VirtualTimeLoop
+from dfca.node.operate.logs import Log
+from dfca.node.run import make_transport
+from dfca.node.service import Service, ServiceOptions
+from dfca.node.surroundings import Surroundings
+from dfca.node.task.config import DataConfig, NetworkConfig, NodeConfig
+from dfca.node.task.facts import Facts, InputFacts, ModelFacts
+from dfca.node.trust.identity import Identity
+from dfca.node.trust.roster import Roster
+from dfca.peer.peer import Peer
+from dfca.peer.records.work import Job, Train, Trained
+from dfca.peer.state import Saved, State
+
+EPOCH = 1.7e9
+"""When worlds begin, in seconds since 1970."""
+RECOVERY_S = 300.0
+"""Time to recover after the last fault; the slowest of 1,000 worlds needs about half of it."""
+LOOK_S = 2.0
+MORE_ROUNDS = 3
+END_S = 20.0
+"""Time that a node has to end."""
+AGAIN_S = 2.0
+"""Pause before a node that ended with an error is started again, as a service manager does."""
+
+
+@lru_cache(maxsize=64)
+def identity(node: int) -> Identity:
+    """Return the identity of a node: the same key in every process."""
+    return Identity.of_key(ec.derive_private_key(1_000_003 * (node + 1), ec.SECP256R1()), Path(f"/{node}"))
+
+
+class NodeWork(TinyWork):
+    """The work of a device on tiny models, with what a status shows of it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.samples = SimpleNamespace(client=SimpleNamespace(y=self.x), held_out=0)
+        self.loss: float | None = None
+        self.recent_losses: tuple[float, ...] = ()
+        self.report = self.personal = self.problem = None
+        self.rereads = 0
+
+    def move_to(self, group: int) -> None:
+        super().move_to(group)
+        self.x, self.mean = self.x.float(), self.mean.float()
+
+    def run(self, job: Job, bank: Tensor | None) -> Any:
+        result = super().run(job, bank)
+        if isinstance(result, Trained):
+            self.loss = result.loss
+        return result.float() if isinstance(result, Tensor) else result
+
+
+class WorldLog(Log):
+    """Keeps the warnings of one life of a node."""
+
+    def __init__(self) -> None:
+        self.last_error = None
+        self.warnings: list[str] = []
+
+    def _write(self, level: int, text: str, values: dict[str, Any]) -> None:
+        if level >= 30:
+            self.warnings.append(text)
+            self.last_error = {"text": text, "time": ""}
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass
+class Machine:
+    """One machine: what outlives the lives of its node."""
+
+    node: int
+    disk: FaultyDisk
+    offset_s: float  # of its calendar
+    durable: int = -1  # the round of the last save that the disk has promised to keep
+    incarnation: int = -1
+    torn: bool = False  # a save has lost its end although it was promised
+    life: NodeLife | None = None
+    removed: bool = False
+
+    @property
+    def path(self) -> Path:
+        return Path(f"/{self.node}")
+
+
+class NodeLife:
+    """One process of a node. Once it is dead, nothing that it still does has an effect."""
+
+    def __init__(self, run: NodeRun, machine: Machine) -> None:
+        self.run, self.machine, self.dead = run, machine, False
+        self.log, self.refused, self.refused_at = WorldLog(), 0, 0.0
+        self.wire = FaultyWire(run.network, machine.node, identity(machine.node).id)
+        self.service: Service | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def die(self, dark: bool) -> None:
+        """End at once: by a signal that cannot be caught, or without power."""
+        if self.dead:
+            return
+        self.dead = self.wire.gone = True
+        self.run.network.leave(self.machine.node, dark)
+        if dark:
+            self.machine.torn |= (path := self.machine.disk.restart()) is not None and path.parent.name == STATE
+        if self.task is not None:
+            asyncio.get_running_loop().call_soon(self.task.cancel)
+
+    # The clock of the machine.
+
+    def steady(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        return EPOCH + asyncio.get_running_loop().time() + self.machine.offset_s
+
+    # Its threads.
+
+    def threads(self, name: str, count: int) -> Executor:
+        world, node = self.run.world, self.machine.node
+
+        def seconds(arguments: tuple[Any, ...]) -> float:
+            if name == "disk":
+                return world.save_s
+            is_round = bool(arguments) and isinstance(arguments[0], Train)
+            return dict(world.slow).get(node, 0.3) if is_round else 0.001
+
+        return WorldThreads(self, seconds)
+
+
+class WorldThreads(Executor):
+    """Runs calls one after the other; each takes virtual time."""
+
+    def __init__(self, life: NodeLife, seconds: Callable[[tuple[Any, ...]], float]) -> None:
+        self._life, self._seconds, self._free_at = life, seconds, 0.0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        loop, future = asyncio.get_running_loop(), Future[Any]()
+        self._free_at = max(self._free_at, loop.time()) + self._seconds(args)
+        loop.call_at(self._free_at, self._run, future, partial(fn, *args, **kwargs))
+        return future
+
+    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        if self._life.dead or not future.set_running_or_notify_cancel():
+            future.cancel()
+            return
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Calls that have been submitted still run: a thread cannot be stopped."""
+
+
+class LifeDisk:
+    """The disk as one life sees it: a dead one reaches nothing."""
+
+    def __init__(self, life: NodeLife) -> None:
+        self._life, self._disk = life, life.machine.disk
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self._disk, name))
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        if self._life.dead:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return method(*arguments)
+
+    @contextmanager
+    def replacing(self, path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+        if self._life.dead:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        try:
+            with self._disk.replacing(path, mode) as file:
+                yield file
+        except PowerCut:
+            self._life.die(dark=True)
+            self._life.run.later(self._life.run.random.uniform(0.5, 5.0), self._life.machine)
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
+        except OSError:
+            if path.name.startswith("peer."):
+                self._life.refused += 1
+                self._life.refused_at = self._life.steady()
+            raise
+
+
+@dataclass
+class WatchedStore(DiskStore):
+    """A store of which every start is compared with what the disk had promised."""
+
+    machine: Machine = field(kw_only=True)
+
+    def save(self, saved: Saved) -> None:
+        super().save(saved)
+        self.machine.durable, self.machine.torn = saved.round, False
+
+    def load(self) -> Saved | None:
+        saved, machine = super().load(), self.machine
+        restored = -1 if saved is None else saved.round
+        if restored < machine.durable and not machine.torn:
+            raise Violation(f"node {machine.node} restores round {restored}, its disk had round {machine.durable}")
+        return saved
+
+    def next_life(self, saved: Saved | None) -> int:
+        life, machine = super().next_life(saved), self.machine
+        if life <= machine.incarnation:
+            raise Violation(f"node {machine.node} lives as {life} after {machine.incarnation}")
+        machine.incarnation = life
+        return life
+
+
+@dataclass(frozen=True)
+class WatchedFolder(NodeFolder):
+    """A folder with a store that is watched."""
+
+    machine: Machine = field(kw_only=True)
+
+    def store(self) -> DiskStore:
+        around = self.around
+        return WatchedStore(self.path / STATE, disk=around.disk, now=around.clock.wall, machine=self.machine)
+
+
+class NodeRun:
+    """One world on its way."""
+
+    def __init__(self, world: NodeWorld) -> None:
+        self.world, self.random = world, Random(f"run/{world.number}")
+        self.problem: str | None = None
+        self.network = FaultyNetwork(self.random, self._delay, self._held_s)
+        self.network.half_open, self.network.twice = world.half_open, world.twice
+        features = tuple(f"f{i}" for i in range(SIZE))
+        self.facts = Facts(
+            name="world",
+            founder=identity(0).id,
+            nonce=f"{world.number % 2**128:032x}",
+            algorithm=world.algorithm,
+            clusters=world.clusters,
+            aggregation=world.aggregation,
+            timeout_s=5.0 if world.aggregation == "batch" else None,
+            rounds=world.rounds,
+            starts_with=max(1, world.nodes - len(world.late)),
+            model=ModelFacts(size=SIZE),
+            inputs=InputFacts(features=features),
+            classes=("a", "b"),
+        )
+        offsets = dict(world.clocks)
+        self.machines = [
+            Machine(i, self._disk(i, offsets.get(i, 0.0)), offsets.get(i, 0.0)) for i in range(world.nodes)
+        ]
+
+    def _disk(self, node: int, offset_s: float) -> FaultyDisk:
+        world, rnd = self.world, Random(f"disk/{self.world.number}/{node}")
+        disk = FaultyDisk(rnd, world.full, world.broken, world.power_cuts, world.torn)
+        disk.now = lambda: EPOCH + offset_s + asyncio.get_running_loop().time()
+        return disk
+
+    def _delay(self) -> float:
+        world = self.world
+        return world.delay_s * min(20.0, self.random.lognormvariate(0.0, world.spread)) if world.delay_s else 0.0
+
+    def _held_s(self, one: int, other: int) -> float:
+        now = asyncio.get_running_loop().time()
+        ends = [c.end_s for c in self.world.cuts if c.begin_s <= now < c.end_s and (one in c.side) != (other in c.side)]
+        return max(ends, default=now) - now
+
+    def fail(self, problem: str) -> None:
+        """Keep the first thing that is wrong."""
+        self.problem = self.problem or f"{problem}, at {asyncio.get_running_loop().time():.1f} s"
+
+    # The lives of nodes.
+
+    def found(self) -> None:
+        """Write the folders of all nodes that are there at the beginning."""
+        late = dict(self.world.late)
+        roster = Roster.found(identity(0), self.facts.swarm_id, "n0", [address(0)])
+        for machine in self.machines[1:]:
+            if machine.node not in late:
+                introduce(roster, machine.node)
+        for machine in self.machines:
+            if machine.node not in late:
+                write(machine, roster)
+
+    def start(self, machine: Machine) -> None:
+        """Start a node, unless it runs, is removed or has not joined yet."""
+        if (machine.life is not None and not machine.life.dead) or machine.removed or self.problem:
+            return
+        if machine.path / ROSTER not in machine.disk.files:
+            return
+        life = machine.life = NodeLife(self, machine)
+        life.task = asyncio.get_running_loop().create_task(self._live(life))
+
+    async def _live(self, life: NodeLife) -> None:
+        machine, node = life.machine, life.machine.node
+        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{machine.incarnation}").getrandbits)  # type: ignore[arg-type]
+        network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
+        config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network)
+        try:
+            roster = Roster.load(machine.path / ROSTER, around.disk)
+            folder = WatchedFolder(
+                machine.path, config, identity(node), self.facts, roster, around, machine=machine
+            )
+            folder.check_member()
+            options = ServiceOptions(log=life.log, has_control=False)
+            changes = {"least_chunk_bytes": self.world.chunk_bytes, "chunk_bytes": max(1024, self.world.chunk_bytes)}
+            if self.world.chunk_bytes < 1024:
+                changes |= {"buffer_bytes": 0}
+            service = life.service = Service(
+                folder,
+                options,
+                lambda folder: make_transport(folder, life.wire, **changes),
+                lambda folder: NodeWork(0, node, node % self.world.groups, self._start(), self._models()),
+            )
+            await service.run()
+        except asyncio.CancelledError:
+            if not life.dead:
+                raise
+        except Violation as violation:
+            self.fail(str(violation))
+        except Exception as error:
+            self._judge(life, error)
+        finally:
+            self._check_honesty(life)
+            if not life.dead:
+                life.dead = True
+
+    def _start(self) -> str:
+        return self.facts.make_algorithm().start
+
+    def _models(self) -> int:
+        return self.facts.make_algorithm().bank_size(self.facts.clusters or 1)
+
+    def _judge(self, life: NodeLife, error: Exception) -> None:
+        """Judge why a node has ended: an error with a sentence, where the disk or its removal explains it."""
+        machine = life.machine
+        if life.dead:
+            return
+        if isinstance(error, ConfigError) and "was removed" in str(error):
+            machine.removed = True
+            if not any(node == machine.node for node, _ in self.world.removed):
+                self.fail(f"node {machine.node} is removed by nobody")
+        elif isinstance(error, DfcaError) and (machine.disk.full or machine.disk.broken):
+            self.later(AGAIN_S, machine)
+        else:
+            self.fail(f"node {machine.node} ends: {type(error).__name__}: {error}")
+
+    def _check_honesty(self, life: NodeLife) -> None:
+        lasted = asyncio.get_running_loop().time() - life.refused_at
+        if life.refused and lasted > 3.0 and not life.log.warnings and not self.problem:
+            self.fail(f"node {life.machine.node} says nothing of a disk that refuses saves")
+
+    def later(self, seconds: float, machine: Machine) -> None:
+        """Start a node after a time."""
+        self.network.later(seconds, partial(self.start, machine))
+
+    # What happens.
+
+    def _plan(self) -> None:
+        loop, world = asyncio.get_running_loop(), self.world
+        for machine in self.machines:
+            loop.call_at(0.0, self.start, machine)
+        for crash in world.crashes:
+            loop.call_at(crash.at_s, self._crash, self.machines[crash.node], crash.how, crash.away_s)
+        for one, other, at_s in world.resets:
+            loop.call_at(at_s, self.network.reset, one, other)
+        for node, at_s in world.late:
+            loop.call_at(at_s, self._join, self.machines[node])
+        for node, at_s in world.removed:
+            loop.call_at(at_s, self._remove, self.machines[node])
+        loop.call_at(FAULTS_S, self._end_faults)
+
+    def _crash(self, machine: Machine, how: str, away_s: float) -> None:
+        life = machine.life
+        if life is None or life.dead:
+            return
+        if how == "stop":
+            if life.service is not None:
+                life.service.stop()
+            self.later(away_s + END_S, machine)
+        else:
+            life.die(dark=how == "power")
+            self.later(away_s, machine)
+
+    def _founder(self) -> Service | None:
+        life = self.machines[0].life
+        return None if life is None or life.dead or life.service is None else life.service
+
+    def _join(self, machine: Machine) -> None:
+        """Have the founder introduce a node, as pairing does; later if it does not run."""
+        founder = self._founder()
+        if founder is None:
+            self.network.later(1.0, partial(self._join, machine))
+            return
+        introduce(founder.folder.roster, machine.node)
+        write(machine, founder.folder.roster)
+        self.start(machine)
+
+    def _remove(self, machine: Machine) -> None:
+        founder = self._founder()
+        if founder is None or founder.folder.roster.member(identity(machine.node).id) is None:
+            self.network.later(1.0, partial(self._remove, machine))
+            return
+        founder.folder.roster.remove(identity(0), identity(machine.node).id)
+
+    def _end_faults(self) -> None:
+        self.network.half_open = self.network.twice = 0.0
+        for machine in self.machines:
+            machine.disk.full = machine.disk.broken = machine.disk.cut = 0.0
+
+    # The check.
+
+    async def run(self) -> None:
+        """Carry the world out."""
+        self.found()
+        self._plan()
+        await asyncio.sleep(FAULTS_S)
+        end = asyncio.get_running_loop().time() + RECOVERY_S
+        since: dict[int, int] | None = None  # rounds when everything was well first
+        why = ""
+        while not self.problem:
+            why = self._unwell()
+            if why:
+                since = None
+            elif since is None:
+                since = self._rounds()
+            elif self.world.rounds or all(self._rounds()[i] >= since[i] + MORE_ROUNDS for i in since):
+                break
+            if asyncio.get_running_loop().time() > end:
+                self.fail(f"{why or 'rounds stand still'}, {RECOVERY_S:g} s after the last fault")
+                break
+            await asyncio.sleep(LOOK_S)
+        await self._end()
+
+    def _expected(self) -> list[Machine]:
+        removed = {node for node, _ in self.world.removed}
+        return [machine for machine in self.machines if machine.node not in removed]
+
+    def _peers(self) -> dict[int, Peer]:
+        peers = {}
+        for machine in self._expected():
+            life = machine.life
+            if life is not None and not life.dead and life.service is not None and hasattr(life.service, "node"):
+                peer = life.service.node.machine
+                assert isinstance(peer, Peer)
+                peers[machine.node] = peer
+        return peers
+
+    def _rounds(self) -> dict[int, int]:
+        return {node: peer.round for node, peer in self._peers().items()}
+
+    def _unwell(self) -> str:
+        """Return what is not as it should be once faults have stopped; empty: nothing."""
+        if self.network.failures:
+            self.fail(self.network.failures[0])
+        peers = self._peers()
+        for machine in self._expected():
+            if machine.node not in peers:
+                return f"node {machine.node} does not run"
+        for node, peer in peers.items():
+            if peer.bank is None:
+                return f"node {node} has no models"
+            if not bool(peer.bank.isfinite().all()):
+                self.fail(f"node {node} has a broken model")
+            if self.world.rounds and peer.state is not State.DONE:
+                return f"node {node} is in round {peer.round} of {self.world.rounds}"
+        if len({peer.lineage for peer in peers.values()}) > 1:
+            return "nodes have different lineages"
+        for machine in self._expected():
+            assert machine.life is not None
+            assert machine.life.service is not None
+            links = machine.life.service.transport.status()["neighbours"]
+            if down := [link["name"] for link in links.values() if link["state"] != "up"]:
+                return f"node {machine.node} has no link with {down[0]}"
+        return ""
+
+    async def _end(self) -> None:
+        """End all nodes in order: nobody hangs, and nothing is left."""
+        tasks = [machine.life.task for machine in self.machines if machine.life is not None and machine.life.task]
+        for machine in self.machines:
+            if machine.life is not None and not machine.life.dead and machine.life.service is not None:
+                machine.life.service.stop()
+        if tasks:
+            _, hanging = await asyncio.wait(tasks, timeout=END_S)
+            if hanging:
+                self.fail(f"{len(hanging)} nodes do not end")
+        await asyncio.sleep(END_S)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if left:
+            self.fail(f"{len(left)} tasks are left: {left[0].get_coro()}")
+
+
+def address(node: int) -> str:
+    """Return where a node listens."""
+    return f"10.0.0.{node}:{PORT}"
+
+
+def introduce(roster: Roster, node: int) -> None:
+    """Have the founder introduce a node."""
+    roster.introduce(identity(0), identity(node).certificate, f"n{node}", [address(node)])
+
+
+def write(machine: Machine, roster: Roster) -> None:
+    """Write the folder of a new node, on a disk that works."""
+    disk = replace(machine.disk, full=0.0, broken=0.0, cut=0.0)  # with the same files
+    roster.save(machine.path / ROSTER, disk)
+
+
+def check_node_world(world: NodeWorld) -> str | None:
+    """Carry a world out; return what is wrong, None if nothing is."""
+    torch.set_num_threads(1)
+    run, loop = NodeRun(world), VirtualTimeLoop()
+
+    def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        run.fail(f"{context.get('message')}: {context.get('exception')!r}")
+
+    loop.set_exception_handler(on_error)
+    try:
+        loop.run_until_complete(run.run())
+    finally:
+        loop.close()
+    return run.problem
+
+
+def shrink_node_world(world: NodeWorld, limit_s: float = 60.0) -> NodeWorld:
+    """Take away what the failure of a world does not need."""
+    return shrink_by(world, check_node_world, _smaller, limit_s)
+
+
+def _smaller(world: NodeWorld) -> Iterator[NodeWorld]:
+    if world.nodes > 2:
+        yield replace(world, **without_node(world, world.nodes - 1))  # type: ignore[arg-type]
+    yield from simpler(world, ("number", "nodes", "algorithm", "clusters", "aggregation", "groups"))

@@ -1,0 +1,299 @@
+"""A network in memory with the faults of real ones: delays, cuts, resets, half-open connections, calls that come twice.
+
+A call is two streams that keep their order, as TCP does. Calls overtake each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+from dfca.node.addresses import split_address
+from dfca.node.net.links.wire import Code, InStream, StreamBroken, StreamCancelled, StreamEnded
+
+MOST_QUEUED = 64  # messages on their way, before a writer waits
+PORT = 7447
+
+
+class _Aborted(Exception):
+    """A handler has refused a call."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class FaultyNetwork:
+    """The network between the nodes of a world.
+
+    delay(): draws the seconds of one message. held_s(one, other): how long nothing passes between two nodes.
+    """
+
+    def __init__(self, random: Random, delay: Callable[[], float], held_s: Callable[[int, int], float]) -> None:
+        self.random, self.delay, self.held_s = random, delay, held_s
+        self.half_open = 0.0  # share of broken connections of which one end never hears
+        self.twice = 0.0  # share of talks that arrive a second time
+        self.wires: dict[int, FaultyWire] = {}  # those that answer, by node
+        self.dark: set[int] = set()  # nodes without power: nobody refuses a call
+        self.calls: set[_Call] = set()
+        self.failures: list[str] = []  # what handlers have raised
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something after a time."""
+        asyncio.get_running_loop().call_later(seconds, act)
+
+    def reset(self, one: int, other: int) -> None:
+        """Break all calls between two nodes."""
+        for call in [*self.calls]:
+            if {call.near.node, call.far.node} == {one, other}:
+                call.snap()
+
+    def leave(self, node: int, dark: bool) -> None:
+        """End a node: its system closes its connections, or nobody does, for want of power."""
+        self.wires.pop(node, None)
+        for call in [*self.calls]:
+            if node in (call.near.node, call.far.node):
+                call.leave(node, silently=dark)
+        if dark:
+            self.dark.add(node)
+
+
+class _End:
+    """One end of a call."""
+
+    def __init__(self, call: _Call, node: int, caller: str | None) -> None:
+        self.node, self.caller, self._call = node, caller, call
+        self._inbox: deque[bytes | Exception] = deque()
+        self._changed: asyncio.Event = asyncio.Event()
+        self._arrives = 0.0  # when the last message of the other end arrives here
+        self.coming = 0
+        self.over: Exception | None = None
+
+    async def read(self) -> bytes:
+        while not self._inbox:
+            if self.over is not None:
+                raise self.over
+            self._changed.clear()
+            await self._changed.wait()
+        item = self._inbox.popleft()
+        self._call.other(self)._changed.set()
+        if isinstance(item, Exception):
+            self.over = item
+            raise item
+        return item
+
+    async def write(self, message: bytes) -> None:
+        other = self._call.other(self)
+        while other.coming + len(other._inbox) >= MOST_QUEUED and self.over is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.over is not None:
+            raise self.over if isinstance(self.over, StreamBroken) else StreamBroken("the stream has ended")
+        self._call.note(self, message)
+        other.expect(message)
+
+    async def abort(self, code: Code, text: str) -> None:
+        raise _Aborted(code, text)
+
+    def cancel(self) -> None:
+        if self.over is None:
+            self.fail(StreamCancelled())
+            self._call.hang_up(self)
+
+    def expect(self, item: bytes | Exception) -> None:
+        """Let something arrive, after everything that was sent before."""
+        loop, network = asyncio.get_running_loop(), self._call.network
+        self._arrives = max(self._arrives, loop.time() + network.delay())
+        self.coming += 1
+        loop.call_at(self._arrives, self._arrive, item)
+
+    def _arrive(self, item: bytes | Exception) -> None:
+        held = self._call.network.held_s(self._call.other(self).node, self.node)
+        if held > 0:  # sent again until it passes
+            self._arrives = max(self._arrives, asyncio.get_running_loop().time() + held)
+            asyncio.get_running_loop().call_at(self._arrives, self._arrive, item)
+            return
+        self.coming -= 1
+        if self.over is None:
+            self._inbox.append(item)
+            self._changed.set()
+            if isinstance(item, StreamBroken):
+                self._call.ended(self)
+
+    def fail(self, error: Exception) -> None:
+        """End this end at once."""
+        if self.over is None:
+            self.over = error
+            self._inbox.clear()
+            self._changed.set()
+            self._call.ended(self)
+
+
+class _Call:
+    """A talk or a read between two nodes. near: who made it; far: who answers."""
+
+    def __init__(self, network: FaultyNetwork, wire: FaultyWire, node: int, request: bytes | None) -> None:
+        self.network, self.request = network, request
+        self.near, self.far = _End(self, wire.node, None), _End(self, node, wire.id)
+        self.task: asyncio.Task[None] | None = None
+        self._first: list[bytes] = []  # what the caller has written at first
+        network.calls.add(self)
+
+    def other(self, end: _End) -> _End:
+        return self.far if end is self.near else self.near
+
+    def note(self, end: _End, message: bytes) -> None:
+        if end is self.near and len(self._first) < 2:
+            self._first.append(message)
+
+    def dial(self, member: str) -> None:
+        """Reach the other node, unless it is gone or another one."""
+        network, node = self.network, self.far.node
+        if self.near.over is not None:
+            return
+        held = network.held_s(self.near.node, node)
+        if held > 0:
+            network.later(held, partial(self.dial, member))
+            return
+        wire = network.wires.get(node)
+        if wire is not None and wire.id == member:
+            self.answer(wire)
+            if self.request is None and network.random.random() < network.twice:
+                network.later(network.random.uniform(0.1, 3.0), partial(self._repeat, wire))
+        elif node not in network.dark:
+            self.near.expect(StreamBroken("connection refused", "unavailable"))
+
+    def _repeat(self, wire: FaultyWire) -> None:
+        """Let the first messages of this call arrive once more, as another one that breaks soon."""
+        network = self.network
+        if network.wires.get(wire.node) is not wire:
+            return
+        ghost = _Call(network, wire, wire.node, None)
+        ghost.near.node, ghost.far.caller = self.near.node, self.far.caller
+        ghost.answer(wire)
+        for message in self._first:
+            ghost.far.expect(message)
+        network.later(1.0, ghost.snap)
+
+    def answer(self, wire: FaultyWire) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._answer(wire))
+        wire.answering.add(self.task)
+        self.task.add_done_callback(wire.answering.discard)
+
+    async def _answer(self, wire: FaultyWire) -> None:
+        last: Exception = StreamEnded()
+        try:
+            if self.request is None:
+                await wire.on_talk(self.far)
+            else:
+                await wire.on_read(self.request, self.far)
+        except _Aborted as error:
+            last = StreamBroken(str(error), error.code)
+        except asyncio.CancelledError:
+            last = StreamBroken("cancelled", "cancelled")
+        except StreamBroken:
+            last = StreamBroken("broken", "unknown")
+        except Exception as error:
+            self.network.failures.append(f"a call fails at node {wire.node}: {type(error).__name__}: {error}")
+            last = StreamBroken("unknown", "unknown")
+        if self.far.over is None:
+            self.far.over = StreamBroken("the call has ended")
+            self.near.expect(last)
+
+    def hang_up(self, end: _End) -> None:
+        """One end has cancelled: the other hears of it in time."""
+        self.other(end).expect(StreamBroken("cancelled", "cancelled"))
+
+    def ended(self, end: _End) -> None:
+        """An end is over: the node that answers leaves its handler."""
+        if end is self.far and self.task is not None:
+            self.task.cancel()
+        if self.near.over is not None and self.far.over is not None:
+            self.network.calls.discard(self)
+
+    def snap(self) -> None:
+        """Break: each end hears of it at its own time, or one of them never."""
+        ends = [self.near, self.far]
+        if self.network.random.random() < self.network.half_open:
+            ends.pop(self.network.random.randrange(2))
+        for end in ends:
+            self.network.later(self.network.delay(), partial(end.fail, StreamBroken("reset", "unavailable")))
+
+    def leave(self, node: int, silently: bool) -> None:
+        """A node ends. What it has sent is lost, and its own end does nothing any more."""
+        own, other = (self.near, self.far) if node == self.near.node else (self.far, self.near)
+        own.over = own.over or StreamBroken("gone", "unavailable")
+        own._changed.set()
+        if not silently:
+            self.network.later(self.network.delay(), partial(other.fail, StreamBroken("reset", "unavailable")))
+        self.ended(own)
+
+
+class _FaultyConnection:
+    def __init__(self, wire: FaultyWire, member: str, node: int) -> None:
+        self._wire, self._member, self._node = wire, member, node
+        self._calls: list[_Call] = []
+
+    def talk(self) -> _End:
+        return self._open(None)
+
+    def read(self, request: bytes) -> _End:
+        return self._open(request)
+
+    def _open(self, request: bytes | None) -> _End:
+        network = self._wire.network
+        call = _Call(network, self._wire, self._node, request)
+        if self._wire.gone:
+            call.near.over = StreamBroken("gone", "unavailable")
+            network.calls.discard(call)
+            return call.near
+        self._calls = [call for call in self._calls if call in network.calls]
+        handshake = 0.0 if self._calls else network.delay() + network.delay()
+        self._calls.append(call)
+        network.later(handshake + network.delay(), partial(call.dial, self._member))
+        return call.near
+
+    async def close(self) -> None:
+        for call in self._calls:
+            call.near.cancel()
+
+
+class FaultyWire:
+    """The calls of one life of a node, see `node.net.links.wire.Wire`. Node i has the address 10.0.0.i."""
+
+    on_talk: Callable[[InStream], Awaitable[None]]
+    on_read: Callable[[bytes, InStream], Awaitable[None]]
+
+    def __init__(self, network: FaultyNetwork, node: int, id: str) -> None:
+        self.network, self.node, self.id = network, node, id
+        self.gone = False  # the machine has ended
+        self.answering: set[asyncio.Task[None]] = set()
+
+    async def serve(
+        self,
+        talk: Callable[[InStream], Awaitable[None]],
+        read: Callable[[bytes, InStream], Awaitable[None]],
+        probe: Callable[[bytes, InStream], Awaitable[bytes]],
+    ) -> int:
+        self.on_talk, self.on_read = talk, read
+        if not self.gone:
+            self.network.wires[self.node] = self
+            self.network.dark.discard(self.node)
+        return PORT
+
+    def connect(self, member: str, certificate: bytes, address: str) -> Any:
+        return _FaultyConnection(self, member, int(split_address(address)[0].rpartition(".")[2]))
+
+    def take_failed(self) -> int:
+        return 0
+
+    async def stop(self) -> None:
+        if self.network.wires.get(self.node) is self:
+            self.network.leave(self.node, dark=False)
+        for task in self.answering:
+            task.cancel()
+        await asyncio.gather(*self.answering, return_exceptions=True)

@@ -1,0 +1,147 @@
+"""A world of whole nodes: drawn from its number, written as one line, read again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import chain
+
+from dfca.base.errors import ConfigError, unknown
+from dfca.faults.world import Cut, read_record
+
+FAULTS_S = 40.0
+"""When faults stop."""
+ENDS = ("power", "kill", "stop")
+"""How a node ends: without power, by SIGKILL, or by its user."""
+ALGORITHMS = ("dfca-auto", "dfca-fi", "dfca-gi", "dfca-li", "dfedavgm")
+
+
+@dataclass(frozen=True)
+class NodeCrash:
+    """A node ends, and starts again after a time."""
+
+    node: int
+    at_s: float
+    away_s: float
+    how: str = "power"  # one of ENDS
+
+
+@dataclass(frozen=True)
+class NodeWorld:
+    """One world: every field that has its default is a fault less."""
+
+    number: int
+    nodes: int = 3
+    algorithm: str = "dfca-auto"
+    clusters: int | None = None
+    aggregation: str = "sequential"
+    groups: int = 2
+    rounds: int = 0  # 0: for ever
+    degree: int = 6
+    delay_s: float = 0.005
+    spread: float = 0.0  # of the logarithm of a delay
+    chunk_bytes: int = 1 << 16  # small ones: a model comes in pieces, and is kept on the disk meanwhile
+    slow: tuple[tuple[int, float], ...] = ()  # (node, seconds of a round)
+    save_s: float = 0.0  # how long a save takes
+    late: tuple[tuple[int, float], ...] = ()  # (node, when the founder introduces it)
+    crashes: tuple[NodeCrash, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    resets: tuple[tuple[int, int, float], ...] = ()  # (node, node, when their connections break)
+    half_open: float = 0.0  # share of broken connections of which one end never hears
+    twice: float = 0.0  # share of talks that arrive a second time
+    full: float = 0.0  # share of writes for which a disk has no room
+    broken: float = 0.0  # share of writes that fail
+    power_cuts: float = 0.0  # share of writes in which a node loses its power
+    torn: float = 0.0  # share of power cuts after which the last file has lost its end
+    clocks: tuple[tuple[int, float], ...] = ()  # (node, by how much its calendar is wrong)
+    removed: tuple[tuple[int, float], ...] = ()  # (node, when the founder removes it)
+
+
+def draw_node_world(number: int, seed: int = 0) -> NodeWorld:
+    """Draw the world of a number; other worlds for every seed."""
+    rnd = random.Random(f"node/{seed}/{number}")
+    n = rnd.choice((2, 3, 4, 5, 6, 8))
+    algorithm = rnd.choice((*ALGORITHMS, "dfca-auto"))
+
+    def some(chance: float, most: int, first: int = 0) -> list[int]:
+        return rnd.sample(range(first, n), min(n - first, rnd.randint(1, most))) if rnd.random() < chance else []
+
+    def moment(most: float = FAULTS_S) -> float:
+        return round(rnd.choice((rnd.uniform(0, most), rnd.expovariate(1 / 5) % most)), 2)
+
+    def crash(node: int) -> NodeCrash:
+        return NodeCrash(node, moment(), round(rnd.expovariate(1 / 5) + 0.1, 2), rnd.choice(ENDS))
+
+    cuts = []
+    for _ in range(rnd.choice((0, 0, 1, 2))):
+        begin = moment()
+        side = tuple(sorted(rnd.sample(range(n), rnd.randint(1, n - 1))))
+        cuts.append(Cut(begin, min(FAULTS_S, round(begin + rnd.expovariate(1 / 10), 2)), side))
+    resets: list[tuple[int, int, float]] = []
+    for _ in range(rnd.choice((0, 0, 1, 5))):
+        one, other = rnd.sample(range(n), 2)
+        resets.append((one, other, moment()))
+    late = some(0.3, max(1, n // 3), 1)
+    removed = [node for node in some(0.15, 1, 1) if n - len(late) > 2]
+    return NodeWorld(
+        number,
+        n,
+        algorithm,
+        clusters=rnd.choice((None, 2)) if algorithm in ("dfca-auto", "dfca-fi") else rnd.choice((1, 2)),
+        aggregation=rnd.choice(("sequential", "batch")),
+        groups=rnd.choice((1, 2, 2)),
+        rounds=rnd.choice((0, 0, 30)),
+        degree=rnd.choice((2, 3, 6)),
+        delay_s=rnd.choice((0.001, 0.005, 0.05, 0.2)),
+        spread=rnd.choice((0.0, 0.5, 1.0)),
+        chunk_bytes=rnd.choice((1 << 16, 1 << 16, 16, 5)),
+        slow=tuple((i, rnd.choice((1.0, 3.0))) for i in some(0.3, max(1, n // 2))),
+        save_s=rnd.choice((0.0, 0.0, 0.05, 0.5)),
+        late=tuple((i, moment(FAULTS_S / 2)) for i in late),
+        crashes=tuple(crash(i) for i in some(0.6, n) for _ in range(rnd.randint(1, 2))),
+        cuts=tuple(cuts),
+        resets=tuple(resets),
+        half_open=rnd.choice((0.0, 0.3)),
+        twice=rnd.choice((0.0, 0.0, 0.2)),
+        full=rnd.choice((0.0, 0.0, 0.05, 0.3)),
+        broken=rnd.choice((0.0, 0.0, 0.05)),
+        power_cuts=rnd.choice((0.0, 0.0, 0.01)),
+        torn=rnd.choice((0.0, 0.0, 0.5)),
+        clocks=tuple((i, rnd.choice((-1e6, -60.0, 3600.0))) for i in some(0.2, 2)),
+        removed=tuple((i, moment()) for i in removed if i not in late),
+    )
+
+
+def read_node_world(line: str) -> NodeWorld:
+    """Read a world that `describe` wrote. Raises ConfigError where the line is something else."""
+    world = read_record(line, NodeWorld, (NodeWorld, NodeCrash, Cut), "NodeWorld(7, nodes=3)")
+    if not isinstance(world.nodes, int) or world.nodes < 1:
+        raise ConfigError(f"a world must have at least one node, got nodes={world.nodes!r}")
+    for what, name, known in (
+        ("algorithm", world.algorithm, ALGORITHMS),
+        *(("end of a node", crash.how, ENDS) for crash in world.crashes),
+    ):
+        if name not in known:
+            raise unknown(what, name, known)
+    pairs = [pair[0] for pair in (*world.slow, *world.late, *world.clocks, *world.removed)]
+    ends = [end for reset in world.resets for end in reset[:2]]
+    named = {*pairs, *ends, *(crash.node for crash in world.crashes), *chain(*(cut.side for cut in world.cuts))}
+    if strange := sorted(i for i in named if not 0 <= i < world.nodes):
+        raise ConfigError(f"a world of {world.nodes} nodes has the nodes 0 to {world.nodes - 1}, got {strange[0]}")
+    if any(node == 0 for node, _ in (*world.late, *world.removed)):
+        raise ConfigError("node 0 founds the swarm: it is neither late nor removed")
+    return world
+
+
+def without_node(world: NodeWorld, node: int) -> dict[str, object]:
+    """Return the fields of a world without its last node, and everything that happens to it."""
+    return {
+        "nodes": world.nodes - 1,
+        "slow": tuple(pair for pair in world.slow if pair[0] != node),
+        "late": tuple(pair for pair in world.late if pair[0] != node),
+        "clocks": tuple(pair for pair in world.clocks if pair[0] != node),
+        "removed": tuple(pair for pair in world.removed if pair[0] != node),
+        "crashes": tuple(crash for crash in world.crashes if crash.node != node),
+        "cuts": tuple(Cut(c.begin_s, c.end_s, tuple(i for i in c.side if i != node)) for c in world.cuts),
+        "resets": tuple(reset for reset in world.resets if node not in reset[:2]),
+    }
