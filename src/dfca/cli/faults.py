@@ -1,4 +1,4 @@
-"""`dfca faults`: look for a world of faults in which a peer is not safe, or not alive once they have stopped."""
+"""`dfca faults`: look for a world of faults in which a peer or node is not safe, or not alive afterwards."""
 
 import secrets
 from collections.abc import Iterator
@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfca.base.errors import ConfigError, RunError
+from dfca.base.errors import ConfigError, RunError, unknown
 from dfca.cli.console import make_console
 from dfca.report.wording import count
 
 if TYPE_CHECKING:
+    from dfca.faults.node.world import NodeWorld
     from dfca.faults.world import FaultWorld
 
+    AnyWorld = FaultWorld | NodeWorld
+
 commands = typer.Typer()
+LAYERS = ("peer", "node")
 SHRINK_S = 60.0  # time spent on making a failing world smaller
 
 
@@ -29,6 +33,9 @@ def faults(
         float | None, typer.Option(metavar="M", min=0, help="Begin no new world after M minutes.")
     ] = None,
     first: Annotated[int, typer.Option(metavar="K", min=0, help="The number of the first world.")] = 0,
+    layer: Annotated[
+        str, typer.Option(metavar="NAME", help="peer: the protocol; node: whole nodes with disk and network.")
+    ] = "peer",
     workers: Annotated[int, typer.Option(metavar="W", min=1, help="Processes.")] = 1,
     world: Annotated[
         str | None, typer.Option(metavar="LINE", help="Repeat the world of this line instead, as printed before.")
@@ -46,14 +53,20 @@ def faults(
 
       dfca faults --harsh --fresh --minutes 10
 
+      dfca faults --layer node --worlds 1000 --workers 2
+
       dfca faults --first 231 --worlds 1
 
       dfca faults --world 'FaultWorld(231, peers=2, edges=((0, 1),), garbage=(1,))'
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from dfca.faults.world import describe, draw_world, read_world
+    from dfca.faults.world import describe
 
+    if layer not in LAYERS:
+        raise unknown("layer", layer, LAYERS)
+    if layer == "node" and harsh:
+        raise ConfigError("--harsh is for --layer peer; leave it out")
     if world is not None and (first or worlds != 200 or harsh or fresh):
         raise ConfigError("--world repeats one world; leave out --first, --worlds, --harsh and --fresh")
     if fresh and seed:
@@ -63,7 +76,7 @@ def faults(
     if fresh:
         console.print(f"seed {seed}", highlight=False)
     numbers = range(first, first + worlds)
-    drawn = [read_world(world)] if world else [draw_world(number, seed, harsh) for number in numbers]
+    drawn = [_read(world, layer)] if world else [_draw(number, seed, harsh, layer) for number in numbers]
     columns = (TextColumn("worlds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     done, failed = 0, 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -79,9 +92,25 @@ def faults(
     console.print(f"{count(done, 'world')}, none failed", highlight=False)
 
 
+def _draw(number: int, seed: int, harsh: bool, layer: str) -> "AnyWorld":
+    from dfca.faults.node.world import draw_node_world
+    from dfca.faults.world import draw_world
+
+    return draw_node_world(number, seed) if layer == "node" else draw_world(number, seed, harsh)
+
+
+def _read(line: str, layer: str) -> "AnyWorld":
+    """Read a world; its line says of which layer it is."""
+    from dfca.faults.node.world import read_node_world
+    from dfca.faults.world import read_world
+
+    is_node = layer == "node" or line.strip().startswith("NodeWorld(")
+    return read_node_world(line) if is_node else read_world(line)
+
+
 def _check_all(
-    worlds: list["FaultWorld"], workers: int, minutes: float | None
-) -> Iterator[tuple["FaultWorld", str | None]]:
+    worlds: list["AnyWorld"], workers: int, minutes: float | None
+) -> Iterator[tuple["AnyWorld", str | None]]:
     """Check worlds one after the other, or in several processes, until the time is over."""
     import time
     from multiprocessing import get_context
@@ -96,20 +125,25 @@ def _check_all(
         yield from (result for result in pool.imap_unordered(_check, jobs, chunksize=4) if result is not None)
 
 
-def _check(job: tuple["FaultWorld", float | None]) -> tuple["FaultWorld", str | None] | None:
+def _check(job: tuple["AnyWorld", float | None]) -> tuple["AnyWorld", str | None] | None:
     """Check a world, and make it smaller if it fails; None: too late to begin."""
     import time
 
     import torch
 
     from dfca.faults.check import check_world, shrink
+    from dfca.faults.node.world import NodeWorld
 
     torch.set_num_threads(1)  # the tensors are tiny
     world, end = job
     if end is not None and time.monotonic() >= end:
         return None
+    if isinstance(world, NodeWorld):
+        from dfca.faults.node.run import check_node_world, shrink_node_world
+
+        problem = check_node_world(world)
+        smallest_node = world if problem is None else shrink_node_world(world, SHRINK_S)
+        return smallest_node, problem and (check_node_world(smallest_node) or problem)
     problem = check_world(world)
-    if problem is None:
-        return world, None
-    world = shrink(world, SHRINK_S)
-    return world, check_world(world) or problem
+    smallest = world if problem is None else shrink(world, SHRINK_S)
+    return smallest, problem and (check_world(smallest) or problem)

@@ -106,14 +106,14 @@ class FaultyDisk:
         self.files.pop(path, None)
         self.changed.pop(path, None)
 
-    def restart(self) -> Path | None:
-        """Give the power back; returns the file that has lost its end, if one has."""
+    def restart(self, folder: str = "") -> Path | None:
+        """Give the power back; returns the file that has lost its end, if one has. folder: the name of its folder."""
         for path in self.changed:  # nobody has flushed them
             data = self.files[path]
             kept = self.random.randrange(len(data) + 1)
             self.files[path] = data[:kept] + bytes(self.random.choice((0, len(data) - kept)))
         self.changed.clear()
-        if self._last is None or self.random.random() >= self.torn:
+        if self._last is None or not self._last.parent.name.endswith(folder) or self.random.random() >= self.torn:
             return None
         torn, self._last = self._last, None
         data = self.files[torn]

@@ -1,8 +1,8 @@
 """Whole nodes in a simulated world: `dfca faults --layer node`.
 
 `Service`, `Node`, the network's logic and the store are those of real nodes. Clock, disk, threads and wire are
-simulated (`node.surroundings`, `node.net.links.wire`), and so is training. All nodes of a world share one event loop with a
-virtual clock, so that a world takes a second and every run of it is the same.
+simulated (`node.surroundings`, `node.net.links.wire`), and so is training. All nodes of a world share one
+event loop with a virtual clock, so that a world takes a second and every run of it is the same.
 
   safety     no exception leaves a node, no model is broken, a start restores what the disk has promised to keep, and no
              incarnation is used twice

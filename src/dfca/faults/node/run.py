@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -87,8 +87,10 @@ class WorldLog(Log):
     def __init__(self) -> None:
         self.last_error = None
         self.warnings: list[str] = []
+        self.started = False
 
     def _write(self, level: int, text: str, values: dict[str, Any]) -> None:
+        self.started |= values.get("event") == "start"
         if level >= 30:
             self.warnings.append(text)
             self.last_error = {"text": text, "time": ""}
@@ -132,9 +134,9 @@ class NodeLife:
         self.dead = self.wire.gone = True
         self.run.network.leave(self.machine.node, dark)
         if dark:
-            self.machine.torn |= (path := self.machine.disk.restart()) is not None and path.parent.name == STATE
-        if self.task is not None:
-            asyncio.get_running_loop().call_soon(self.task.cancel)
+            self.machine.torn |= self.machine.disk.restart(STATE) is not None
+        if self.service is not None:
+            self.service.stop()  # what it still does reaches nobody
 
     # The clock of the machine.
 
@@ -264,12 +266,12 @@ class NodeRun:
             name="world",
             founder=identity(0).id,
             nonce=f"{world.number % 2**128:032x}",
-            algorithm=world.algorithm,
+            algorithm=cast(Any, world.algorithm),
             clusters=world.clusters,
-            aggregation=world.aggregation,
+            aggregation=cast(Any, world.aggregation),
             timeout_s=5.0 if world.aggregation == "batch" else None,
             rounds=world.rounds,
-            starts_with=max(1, world.nodes - len(world.late)),
+            starts_with=max(1, world.nodes - len(world.late) - len(world.removed)),
             model=ModelFacts(size=SIZE),
             inputs=InputFacts(features=features),
             classes=("a", "b"),
@@ -322,14 +324,12 @@ class NodeRun:
 
     async def _live(self, life: NodeLife) -> None:
         machine, node = life.machine, life.machine.node
-        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{machine.incarnation}").getrandbits)  # type: ignore[arg-type]
+        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{machine.incarnation}").getrandbits)
         network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
         config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network)
         try:
             roster = Roster.load(machine.path / ROSTER, around.disk)
-            folder = WatchedFolder(
-                machine.path, config, identity(node), self.facts, roster, around, machine=machine
-            )
+            folder = WatchedFolder(machine.path, config, identity(node), self.facts, roster, around, machine=machine)
             folder.check_member()
             options = ServiceOptions(log=life.log, has_control=False)
             changes = {"least_chunk_bytes": self.world.chunk_bytes, "chunk_bytes": max(1024, self.world.chunk_bytes)}
@@ -339,12 +339,9 @@ class NodeRun:
                 folder,
                 options,
                 lambda folder: make_transport(folder, life.wire, **changes),
-                lambda folder: NodeWork(0, node, node % self.world.groups, self._start(), self._models()),
+                lambda folder: cast(Any, NodeWork(0, node, node % self.world.groups, self._start(), self._models())),
             )
             await service.run()
-        except asyncio.CancelledError:
-            if not life.dead:
-                raise
         except Violation as violation:
             self.fail(str(violation))
         except Exception as error:
@@ -376,7 +373,7 @@ class NodeRun:
 
     def _check_honesty(self, life: NodeLife) -> None:
         lasted = asyncio.get_running_loop().time() - life.refused_at
-        if life.refused and lasted > 3.0 and not life.log.warnings and not self.problem:
+        if life.log.started and life.refused and lasted > 3.0 and not life.log.warnings and not self.problem:
             self.fail(f"node {life.machine.node} says nothing of a disk that refuses saves")
 
     def later(self, seconds: float, machine: Machine) -> None:
@@ -421,7 +418,13 @@ class NodeRun:
         if founder is None:
             self.network.later(1.0, partial(self._join, machine))
             return
-        introduce(founder.folder.roster, machine.node)
+        if founder.folder.roster.member(identity(machine.node).id) is None:
+            introduce(founder.folder.roster, machine.node)
+        try:
+            founder.folder.save_roster()
+        except DfcaError:  # a member that its founder forgets could not come back
+            self.network.later(1.0, partial(self._join, machine))
+            return
         write(machine, founder.folder.roster)
         self.start(machine)
 

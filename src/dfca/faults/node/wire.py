@@ -69,8 +69,7 @@ class _End:
         self.node, self.caller, self._call = node, caller, call
         self._inbox: deque[bytes | Exception] = deque()
         self._changed: asyncio.Event = asyncio.Event()
-        self._arrives = 0.0  # when the last message of the other end arrives here
-        self.coming = 0
+        self._coming: deque[tuple[float, bytes | Exception]] = deque()  # (when it arrives, what)
         self.over: Exception | None = None
 
     async def read(self) -> bytes:
@@ -88,7 +87,7 @@ class _End:
 
     async def write(self, message: bytes) -> None:
         other = self._call.other(self)
-        while other.coming + len(other._inbox) >= MOST_QUEUED and self.over is None:
+        while len(other._coming) + len(other._inbox) >= MOST_QUEUED and self.over is None:
             self._changed.clear()
             await self._changed.wait()
         if self.over is not None:
@@ -106,23 +105,26 @@ class _End:
 
     def expect(self, item: bytes | Exception) -> None:
         """Let something arrive, after everything that was sent before."""
-        loop, network = asyncio.get_running_loop(), self._call.network
-        self._arrives = max(self._arrives, loop.time() + network.delay())
-        self.coming += 1
-        loop.call_at(self._arrives, self._arrive, item)
+        loop = asyncio.get_running_loop()
+        self._coming.append((loop.time() + self._call.network.delay(), item))
+        if len(self._coming) == 1:
+            loop.call_at(self._coming[0][0], self._arrive)
 
-    def _arrive(self, item: bytes | Exception) -> None:
-        held = self._call.network.held_s(self._call.other(self).node, self.node)
-        if held > 0:  # sent again until it passes
-            self._arrives = max(self._arrives, asyncio.get_running_loop().time() + held)
-            asyncio.get_running_loop().call_at(self._arrives, self._arrive, item)
+    def _arrive(self) -> None:
+        """Take what has come; what a cut holds up is sent again until it passes."""
+        loop = asyncio.get_running_loop()
+        if (held := self._call.network.held_s(self._call.other(self).node, self.node)) > 0:
+            loop.call_later(held, self._arrive)
             return
-        self.coming -= 1
-        if self.over is None:
-            self._inbox.append(item)
-            self._changed.set()
-            if isinstance(item, StreamBroken):
-                self._call.ended(self)
+        while self._coming and self._coming[0][0] <= loop.time():
+            _, item = self._coming.popleft()
+            if self.over is None:
+                self._inbox.append(item)
+                self._changed.set()
+                if isinstance(item, StreamBroken):
+                    self._call.ended(self)
+        if self._coming:
+            loop.call_at(self._coming[0][0], self._arrive)
 
     def fail(self, error: Exception) -> None:
         """End this end at once."""

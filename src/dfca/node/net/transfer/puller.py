@@ -33,8 +33,9 @@ from dfca.peer.records.messages import Update
 async def _ended(writing: Future[None] | None) -> None:
     """Wait until a thread has ended, with or without an error."""
     if writing is not None and not writing.done():
-        with suppress(Exception):
-            await asyncio.shield(asyncio.wrap_future(writing))
+        wrapped = asyncio.wrap_future(writing)
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits any more
+        await asyncio.wait([wrapped])
 
 
 class _Stalled(Exception):
