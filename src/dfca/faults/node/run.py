@@ -100,7 +100,7 @@ class WorldLog(Log):
 
 
 @dataclass
-class Machine:
+class WorldMachine:
     """One machine: what outlives the lives of its node."""
 
     node: int
@@ -120,7 +120,7 @@ class Machine:
 class NodeLife:
     """One process of a node. Once it is dead, nothing that it still does has an effect."""
 
-    def __init__(self, run: NodeRun, machine: Machine) -> None:
+    def __init__(self, run: NodeRun, machine: WorldMachine) -> None:
         self.run, self.machine, self.dead = run, machine, False
         self.log, self.refused, self.refused_at = WorldLog(), 0, 0.0
         self.wire = FaultyWire(run.network, machine.node, identity(machine.node).id)
@@ -221,7 +221,7 @@ class LifeDisk:
 class WatchedStore(DiskStore):
     """A store of which every start is compared with what the disk had promised."""
 
-    machine: Machine = field(kw_only=True)
+    machine: WorldMachine = field(kw_only=True)
 
     def save(self, saved: Saved) -> None:
         super().save(saved)
@@ -246,7 +246,7 @@ class WatchedStore(DiskStore):
 class WatchedFolder(NodeFolder):
     """A folder with a store that is watched."""
 
-    machine: Machine = field(kw_only=True)
+    machine: WorldMachine = field(kw_only=True)
 
     def store(self) -> DiskStore:
         around = self.around
@@ -278,7 +278,7 @@ class NodeRun:
         )
         offsets = dict(world.clocks)
         self.machines = [
-            Machine(i, self._disk(i, offsets.get(i, 0.0)), offsets.get(i, 0.0)) for i in range(world.nodes)
+            WorldMachine(i, self._disk(i, offsets.get(i, 0.0)), offsets.get(i, 0.0)) for i in range(world.nodes)
         ]
 
     def _disk(self, node: int, offset_s: float) -> FaultyDisk:
@@ -313,7 +313,7 @@ class NodeRun:
             if machine.node not in late:
                 write(machine, roster)
 
-    def start(self, machine: Machine) -> None:
+    def start(self, machine: WorldMachine) -> None:
         """Start a node, unless it runs, is removed or has not joined yet."""
         if (machine.life is not None and not machine.life.dead) or machine.removed or self.problem:
             return
@@ -376,7 +376,7 @@ class NodeRun:
         if life.log.started and life.refused and lasted > 3.0 and not life.log.warnings and not self.problem:
             self.fail(f"node {life.machine.node} says nothing of a disk that refuses saves")
 
-    def later(self, seconds: float, machine: Machine) -> None:
+    def later(self, seconds: float, machine: WorldMachine) -> None:
         """Start a node after a time."""
         self.network.later(seconds, partial(self.start, machine))
 
@@ -396,7 +396,7 @@ class NodeRun:
             loop.call_at(at_s, self._remove, self.machines[node])
         loop.call_at(FAULTS_S, self._end_faults)
 
-    def _crash(self, machine: Machine, how: str, away_s: float) -> None:
+    def _crash(self, machine: WorldMachine, how: str, away_s: float) -> None:
         life = machine.life
         if life is None or life.dead:
             return
@@ -412,7 +412,7 @@ class NodeRun:
         life = self.machines[0].life
         return None if life is None or life.dead or life.service is None else life.service
 
-    def _join(self, machine: Machine) -> None:
+    def _join(self, machine: WorldMachine) -> None:
         """Have the founder introduce a node, as pairing does; later if it does not run."""
         founder = self._founder()
         if founder is None:
@@ -428,7 +428,7 @@ class NodeRun:
         write(machine, founder.folder.roster)
         self.start(machine)
 
-    def _remove(self, machine: Machine) -> None:
+    def _remove(self, machine: WorldMachine) -> None:
         founder = self._founder()
         if founder is None or founder.folder.roster.member(identity(machine.node).id) is None:
             self.network.later(1.0, partial(self._remove, machine))
@@ -464,7 +464,7 @@ class NodeRun:
             await asyncio.sleep(LOOK_S)
         await self._end()
 
-    def _expected(self) -> list[Machine]:
+    def _expected(self) -> list[WorldMachine]:
         removed = {node for node, _ in self.world.removed}
         return [machine for machine in self.machines if machine.node not in removed]
 
@@ -532,7 +532,7 @@ def introduce(roster: Roster, node: int) -> None:
     roster.introduce(identity(0), identity(node).certificate, f"n{node}", [address(node)])
 
 
-def write(machine: Machine, roster: Roster) -> None:
+def write(machine: WorldMachine, roster: Roster) -> None:
     """Write the folder of a new node, on a disk that works."""
     disk = replace(machine.disk, full=0.0, broken=0.0, cut=0.0)  # with the same files
     roster.save(machine.path / ROSTER, disk)
