@@ -259,6 +259,7 @@ class NodeRun:
     def __init__(self, world: NodeWorld) -> None:
         self.world, self.random = world, Random(f"run/{world.number}")
         self.problem: str | None = None
+        self.is_over = False
         self.network = FaultyNetwork(self.random, self._delay, self._held_s)
         self.network.half_open, self.network.twice = world.half_open, world.twice
         features = tuple(f"f{i}" for i in range(SIZE))
@@ -315,7 +316,7 @@ class NodeRun:
 
     def start(self, machine: WorldMachine) -> None:
         """Start a node, unless it runs, is removed or has not joined yet."""
-        if (machine.life is not None and not machine.life.dead) or machine.removed or self.problem:
+        if (machine.life is not None and not machine.life.dead) or machine.removed or self.problem or self.is_over:
             return
         if machine.path / ROSTER not in machine.disk.files:
             return
@@ -508,6 +509,7 @@ class NodeRun:
 
     async def _end(self) -> None:
         """End all nodes in order: nobody hangs, and nothing is left."""
+        self.is_over = True
         tasks = [machine.life.task for machine in self.machines if machine.life is not None and machine.life.task]
         for machine in self.machines:
             if machine.life is not None and not machine.life.dead and machine.life.service is not None:
