@@ -46,7 +46,7 @@ def test_a_world_is_the_same_in_every_run() -> None:
         loop.run_until_complete(run.run())
         loop.close()
         assert run.problem is None
-        return [(machine.durable, machine.incarnation, len(machine.disk.files)) for machine in run.machines]
+        return [(machine.durable, machine.incarnation, len(machine.disk.files)) for machine in run.devices]
 
     assert rounds() == rounds()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dfca.core.rules.election import Tally
-from dfca.core.rules.merging import Merge, Survey
+from dfca.core.rules.merging import Merge, Poll, Survey
 from dfca.core.rules.relay import Offer
 from dfca.core.state import Message
 from dfca.node.wire import codec, payload
@@ -39,7 +39,7 @@ VALID = [
     m.BankCopy(SENT, 3, 2, LINEAGE),
     m.Declined(1),
     m.Probe(KEY, LINEAGE, m.Call((1,), 2, (0,), True)),
-    m.Count(KEY, 4, 3, LOG, (3, 1)),
+    m.Count(KEY, 4, 3, LOG, Poll((0, 3), (3, 1), (100, 2**40), (1, 0), (3, 0), (0, -7, 2**70, 0))),
     m.Refuse(KEY),
     m.Open(KEY, 4, LOG),
     m.Centre(KEY, 0, 5, MODEL),
@@ -48,7 +48,7 @@ VALID = [
     m.Candidate(KEY, 1, 3, 0.5, MODEL),
     m.Votes(KEY, 1, TALLY),
     m.Decision(KEY, 1, LOG[1], False),
-    m.Question(KEY, (2, 1)),
+    m.Question(KEY, (2, 1), (3, -1)),
     m.Answer(KEY, Survey((0, 3), (1, 1), (0, 2**70) * 6, (5, -5))),
     m.Result(KEY, LINEAGE[2]),
     m.Alarm(2**60, 3, True, LINEAGE),

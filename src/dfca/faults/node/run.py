@@ -100,8 +100,8 @@ class WorldLog(Log):
 
 
 @dataclass
-class WorldMachine:
-    """One machine: what outlives the lives of its node."""
+class WorldDevice:
+    """One device: what outlives the lives of its node."""
 
     node: int
     disk: FaultyDisk
@@ -120,10 +120,10 @@ class WorldMachine:
 class NodeLife:
     """One process of a node. Once it is dead, nothing that it still does has an effect."""
 
-    def __init__(self, run: NodeRun, machine: WorldMachine) -> None:
-        self.run, self.machine, self.dead = run, machine, False
+    def __init__(self, run: NodeRun, device: WorldDevice) -> None:
+        self.run, self.device, self.dead = run, device, False
         self.log, self.refused, self.refused_at = WorldLog(), 0, 0.0
-        self.wire = FaultyWire(run.network, machine.node, identity(machine.node).id)
+        self.wire = FaultyWire(run.network, device.node, identity(device.node).id)
         self.service: Service | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -132,24 +132,24 @@ class NodeLife:
         if self.dead:
             return
         self.dead = self.wire.gone = True
-        self.run.network.leave(self.machine.node, dark)
+        self.run.network.leave(self.device.node, dark)
         if dark:
-            self.machine.torn |= self.machine.disk.restart(STATE) is not None
+            self.device.torn |= self.device.disk.restart(STATE) is not None
         if self.service is not None:
             self.service.stop()  # what it still does reaches nobody
 
-    # The clock of the machine.
+    # The clock of the device.
 
     def steady(self) -> float:
         return asyncio.get_running_loop().time()
 
     def wall(self) -> float:
-        return EPOCH + asyncio.get_running_loop().time() + self.machine.offset_s
+        return EPOCH + asyncio.get_running_loop().time() + self.device.offset_s
 
     # Its threads.
 
     def threads(self, name: str, count: int) -> Executor:
-        world, node = self.run.world, self.machine.node
+        world, node = self.run.world, self.device.node
 
         def seconds(arguments: tuple[Any, ...]) -> float:
             if name == "disk":
@@ -189,7 +189,7 @@ class LifeDisk:
     """The disk as one life sees it: a dead one reaches nothing."""
 
     def __init__(self, life: NodeLife) -> None:
-        self._life, self._disk = life, life.machine.disk
+        self._life, self._disk = life, life.device.disk
 
     def __getattr__(self, name: str) -> Any:
         return partial(self._call, getattr(self._disk, name))
@@ -208,7 +208,7 @@ class LifeDisk:
                 yield file
         except PowerCut:
             self._life.die(dark=True)
-            self._life.run.later(self._life.run.random.uniform(0.5, 5.0), self._life.machine)
+            self._life.run.later(self._life.run.random.uniform(0.5, 5.0), self._life.device)
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
         except OSError:
             if path.name.startswith("peer."):
@@ -221,24 +221,24 @@ class LifeDisk:
 class WatchedStore(DiskStore):
     """A store of which every start is compared with what the disk had promised."""
 
-    machine: WorldMachine = field(kw_only=True)
+    device: WorldDevice = field(kw_only=True)
 
     def save(self, saved: Saved) -> None:
         super().save(saved)
-        self.machine.durable, self.machine.torn = saved.round, False
+        self.device.durable, self.device.torn = saved.round, False
 
     def load(self) -> Saved | None:
-        saved, machine = super().load(), self.machine
+        saved, device = super().load(), self.device
         restored = -1 if saved is None else saved.round
-        if restored < machine.durable and not machine.torn:
-            raise Violation(f"node {machine.node} restores round {restored}, its disk had round {machine.durable}")
+        if restored < device.durable and not device.torn:
+            raise Violation(f"node {device.node} restores round {restored}, its disk had round {device.durable}")
         return saved
 
     def next_life(self, saved: Saved | None) -> int:
-        life, machine = super().next_life(saved), self.machine
-        if life <= machine.incarnation:
-            raise Violation(f"node {machine.node} lives as {life} after {machine.incarnation}")
-        machine.incarnation = life
+        life, device = super().next_life(saved), self.device
+        if life <= device.incarnation:
+            raise Violation(f"node {device.node} lives as {life} after {device.incarnation}")
+        device.incarnation = life
         return life
 
 
@@ -246,11 +246,11 @@ class WatchedStore(DiskStore):
 class WatchedFolder(NodeFolder):
     """A folder with a store that is watched."""
 
-    machine: WorldMachine = field(kw_only=True)
+    device: WorldDevice = field(kw_only=True)
 
     def store(self) -> DiskStore:
         around = self.around
-        return WatchedStore(self.path / STATE, disk=around.disk, now=around.clock.wall, machine=self.machine)
+        return WatchedStore(self.path / STATE, disk=around.disk, now=around.clock.wall, device=self.device)
 
 
 class NodeRun:
@@ -278,8 +278,8 @@ class NodeRun:
             classes=("a", "b"),
         )
         offsets = dict(world.clocks)
-        self.machines = [
-            WorldMachine(i, self._disk(i, offsets.get(i, 0.0)), offsets.get(i, 0.0)) for i in range(world.nodes)
+        self.devices = [
+            WorldDevice(i, self._disk(i, offsets.get(i, 0.0)), offsets.get(i, 0.0)) for i in range(world.nodes)
         ]
 
     def _disk(self, node: int, offset_s: float) -> FaultyDisk:
@@ -307,30 +307,30 @@ class NodeRun:
         """Write the folders of all nodes that are there at the beginning."""
         late = dict(self.world.late)
         roster = Roster.found(identity(0), self.facts.swarm_id, "n0", [address(0)])
-        for machine in self.machines[1:]:
-            if machine.node not in late:
-                introduce(roster, machine.node)
-        for machine in self.machines:
-            if machine.node not in late:
-                write(machine, roster)
+        for device in self.devices[1:]:
+            if device.node not in late:
+                introduce(roster, device.node)
+        for device in self.devices:
+            if device.node not in late:
+                write(device, roster)
 
-    def start(self, machine: WorldMachine) -> None:
+    def start(self, device: WorldDevice) -> None:
         """Start a node, unless it runs, is removed or has not joined yet."""
-        if (machine.life is not None and not machine.life.dead) or machine.removed or self.problem or self.is_over:
+        if (device.life is not None and not device.life.dead) or device.removed or self.problem or self.is_over:
             return
-        if machine.path / ROSTER not in machine.disk.files:
+        if device.path / ROSTER not in device.disk.files:
             return
-        life = machine.life = NodeLife(self, machine)
+        life = device.life = NodeLife(self, device)
         life.task = asyncio.get_running_loop().create_task(self._live(life))
 
     async def _live(self, life: NodeLife) -> None:
-        machine, node = life.machine, life.machine.node
-        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{machine.incarnation}").getrandbits)
+        device, node = life.device, life.device.node
+        around = Surroundings(life, LifeDisk(life), life.threads, Random(f"{node}/{device.incarnation}").getrandbits)
         network = NetworkConfig(host=f"10.0.0.{node}", degree=self.world.degree)
         config = NodeConfig(name=f"n{node}", data=DataConfig(path="none"), network=network)
         try:
-            roster = Roster.load(machine.path / ROSTER, around.disk)
-            folder = WatchedFolder(machine.path, config, identity(node), self.facts, roster, around, machine=machine)
+            roster = Roster.load(device.path / ROSTER, around.disk)
+            folder = WatchedFolder(device.path, config, identity(node), self.facts, roster, around, device=device)
             folder.check_member()
             options = ServiceOptions(log=life.log, has_control=False)
             changes = {"least_chunk_bytes": self.world.chunk_bytes, "chunk_bytes": max(1024, self.world.chunk_bytes)}
@@ -360,86 +360,86 @@ class NodeRun:
 
     def _judge(self, life: NodeLife, error: Exception) -> None:
         """Judge why a node has ended: an error with a sentence, where the disk or its removal explains it."""
-        machine = life.machine
+        device = life.device
         if life.dead:
             return
         if isinstance(error, ConfigError) and "was removed" in str(error):
-            machine.removed = True
-            if not any(node == machine.node for node, _ in self.world.removed):
-                self.fail(f"node {machine.node} is removed by nobody")
-        elif isinstance(error, DfcaError) and (machine.disk.full or machine.disk.broken):
-            self.later(AGAIN_S, machine)
+            device.removed = True
+            if not any(node == device.node for node, _ in self.world.removed):
+                self.fail(f"node {device.node} is removed by nobody")
+        elif isinstance(error, DfcaError) and (device.disk.full or device.disk.broken):
+            self.later(AGAIN_S, device)
         else:
-            self.fail(f"node {machine.node} ends: {type(error).__name__}: {error}")
+            self.fail(f"node {device.node} ends: {type(error).__name__}: {error}")
 
     def _check_honesty(self, life: NodeLife) -> None:
         lasted = asyncio.get_running_loop().time() - life.refused_at
         if life.log.started and life.refused and lasted > 3.0 and not life.log.warnings and not self.problem:
-            self.fail(f"node {life.machine.node} says nothing of a disk that refuses saves")
+            self.fail(f"node {life.device.node} says nothing of a disk that refuses saves")
 
-    def later(self, seconds: float, machine: WorldMachine) -> None:
+    def later(self, seconds: float, device: WorldDevice) -> None:
         """Start a node after a time."""
-        self.network.later(seconds, partial(self.start, machine))
+        self.network.later(seconds, partial(self.start, device))
 
     # What happens.
 
     def _plan(self) -> None:
         loop, world = asyncio.get_running_loop(), self.world
-        for machine in self.machines:
-            loop.call_at(0.0, self.start, machine)
+        for device in self.devices:
+            loop.call_at(0.0, self.start, device)
         for crash in world.crashes:
-            loop.call_at(crash.at_s, self._crash, self.machines[crash.node], crash.how, crash.away_s)
+            loop.call_at(crash.at_s, self._crash, self.devices[crash.node], crash.how, crash.away_s)
         for one, other, at_s in world.resets:
             loop.call_at(at_s, self.network.reset, one, other)
         for node, at_s in world.late:
-            loop.call_at(at_s, self._join, self.machines[node])
+            loop.call_at(at_s, self._join, self.devices[node])
         for node, at_s in world.removed:
-            loop.call_at(at_s, self._remove, self.machines[node])
+            loop.call_at(at_s, self._remove, self.devices[node])
         loop.call_at(FAULTS_S, self._end_faults)
 
-    def _crash(self, machine: WorldMachine, how: str, away_s: float) -> None:
-        life = machine.life
+    def _crash(self, device: WorldDevice, how: str, away_s: float) -> None:
+        life = device.life
         if life is None or life.dead:
             return
         if how == "stop":
             if life.service is not None:
                 life.service.stop()
-            self.later(away_s + END_S, machine)
+            self.later(away_s + END_S, device)
         else:
             life.die(dark=how == "power")
-            self.later(away_s, machine)
+            self.later(away_s, device)
 
     def _founder(self) -> Service | None:
-        life = self.machines[0].life
+        life = self.devices[0].life
         return None if life is None or life.dead or life.service is None else life.service
 
-    def _join(self, machine: WorldMachine) -> None:
+    def _join(self, device: WorldDevice) -> None:
         """Have the founder introduce a node, as pairing does; later if it does not run."""
         founder = self._founder()
         if founder is None:
-            self.network.later(1.0, partial(self._join, machine))
+            self.network.later(1.0, partial(self._join, device))
             return
-        if founder.folder.roster.member(identity(machine.node).id) is None:
-            introduce(founder.folder.roster, machine.node)
+        if founder.folder.roster.member(identity(device.node).id) is None:
+            introduce(founder.folder.roster, device.node)
         try:
             founder.folder.save_roster()
         except DfcaError:  # a member that its founder forgets could not come back
-            self.network.later(1.0, partial(self._join, machine))
+            self.network.later(1.0, partial(self._join, device))
             return
-        write(machine, founder.folder.roster)
-        self.start(machine)
+        write(device, founder.folder.roster)
+        self.start(device)
 
-    def _remove(self, machine: WorldMachine) -> None:
+    def _remove(self, device: WorldDevice) -> None:
         founder = self._founder()
-        if founder is None or founder.folder.roster.member(identity(machine.node).id) is None:
-            self.network.later(1.0, partial(self._remove, machine))
+        if founder is None or founder.folder.roster.member(identity(device.node).id) is None:
+            self.network.later(1.0, partial(self._remove, device))
             return
-        founder.folder.roster.remove(identity(0), identity(machine.node).id)
+        founder.folder.roster.remove(identity(0), identity(device.node).id)
 
     def _end_faults(self) -> None:
         self.network.half_open = self.network.twice = 0.0
-        for machine in self.machines:
-            machine.disk.full = machine.disk.broken = machine.disk.cut = 0.0
+        for device in self.devices:
+            device.disk.full = device.disk.broken = device.disk.cut = 0.0
 
     # The check.
 
@@ -465,18 +465,18 @@ class NodeRun:
             await asyncio.sleep(LOOK_S)
         await self._end()
 
-    def _expected(self) -> list[WorldMachine]:
+    def _expected(self) -> list[WorldDevice]:
         removed = {node for node, _ in self.world.removed}
-        return [machine for machine in self.machines if machine.node not in removed]
+        return [device for device in self.devices if device.node not in removed]
 
     def _peers(self) -> dict[int, Peer]:
         peers = {}
-        for machine in self._expected():
-            life = machine.life
+        for device in self._expected():
+            life = device.life
             if life is not None and not life.dead and life.service is not None and hasattr(life.service, "node"):
                 peer = life.service.node.machine
                 assert isinstance(peer, Peer)
-                peers[machine.node] = peer
+                peers[device.node] = peer
         return peers
 
     def _rounds(self) -> dict[int, int]:
@@ -487,9 +487,9 @@ class NodeRun:
         if self.network.failures:
             self.fail(self.network.failures[0])
         peers = self._peers()
-        for machine in self._expected():
-            if machine.node not in peers:
-                return f"node {machine.node} does not run"
+        for device in self._expected():
+            if device.node not in peers:
+                return f"node {device.node} does not run"
         for node, peer in peers.items():
             if peer.bank is None:
                 return f"node {node} has no models"
@@ -499,21 +499,21 @@ class NodeRun:
                 return f"node {node} is in round {peer.round} of {self.world.rounds}"
         if len({peer.lineage for peer in peers.values()}) > 1:
             return "nodes have different lineages"
-        for machine in self._expected():
-            assert machine.life is not None
-            assert machine.life.service is not None
-            links = machine.life.service.transport.status()["neighbours"]
+        for device in self._expected():
+            assert device.life is not None
+            assert device.life.service is not None
+            links = device.life.service.transport.status()["neighbours"]
             if down := [link["name"] for link in links.values() if link["state"] != "up"]:
-                return f"node {machine.node} has no link with {down[0]}"
+                return f"node {device.node} has no link with {down[0]}"
         return ""
 
     async def _end(self) -> None:
         """End all nodes in order: nobody hangs, and nothing is left."""
         self.is_over = True
-        tasks = [machine.life.task for machine in self.machines if machine.life is not None and machine.life.task]
-        for machine in self.machines:
-            if machine.life is not None and not machine.life.dead and machine.life.service is not None:
-                machine.life.service.stop()
+        tasks = [device.life.task for device in self.devices if device.life is not None and device.life.task]
+        for device in self.devices:
+            if device.life is not None and not device.life.dead and device.life.service is not None:
+                device.life.service.stop()
         if tasks:
             _, hanging = await asyncio.wait(tasks, timeout=END_S)
             if hanging:
@@ -534,10 +534,10 @@ def introduce(roster: Roster, node: int) -> None:
     roster.introduce(identity(0), identity(node).certificate, f"n{node}", [address(node)])
 
 
-def write(machine: WorldMachine, roster: Roster) -> None:
+def write(device: WorldDevice, roster: Roster) -> None:
     """Write the folder of a new node, on a disk that works."""
-    disk = replace(machine.disk, full=0.0, broken=0.0, cut=0.0)  # with the same files
-    roster.save(machine.path / ROSTER, disk)
+    disk = replace(device.disk, full=0.0, broken=0.0, cut=0.0)  # with the same files
+    roster.save(device.path / ROSTER, disk)
 
 
 def check_node_world(world: NodeWorld) -> str | None:
