@@ -183,3 +183,18 @@ def test_facts_of_a_swarm_hold_them_and_old_ones_keep_their_name() -> None:
     assert build(facts).make()(torch.zeros(2, 1, 8, 8)).shape == (2, 2)
     with pytest.raises(ConfigError, match=r"data.augment.crop must be <= 8"):
         Facts.checked(content | {"augment": {"crop": 9}})
+
+
+def test_problems_of_several_keys_are_listed_with_those_of_single_ones(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'clients = 8\nclusters = 2\nrounds = 3\nalgorithms = ["dfca-gi"]\n'
+        '[data]\nname = "digits"\naugment = {crop = 20}\n[local]\nsteps = 3\nepochs = 2\ndecay = 1.5\n'
+    )
+    with pytest.raises(ConfigError) as error:
+        load_experiment(file)
+    assert str(error.value) == (
+        "3 problems: (1) local.decay must be > 0 and <= 1, got 1.5; "
+        "(2) local.steps and local.epochs exclude each other, got 3 and 2; leave one out; "
+        "(3) data.augment.crop must be <= 8, the smaller side of the images (8 x 8), got 20"
+    )

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ from dfca.base.errors import ConfigError, unknown
 from dfca.base.table import SIGNS, Table
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
     from pydantic.fields import FieldInfo
 
 KINDS = {
@@ -59,13 +60,37 @@ def check(content: Any, table: type[Checked], what: str = "") -> Checked:
     Raises:
         ConfigError: With everything that is wrong.
     """
+    checked, problems = _validate(content, table)
+    if not problems:
+        return checked  # type: ignore[no-any-return]
+    # What concerns several keys is checked only where each of them is sound: look again without those that are not.
+    rest, more = deepcopy(content), list(problems)
+    while more and all(_remove(rest, problem["loc"]) for problem in more):
+        more = [problem for problem in _validate(rest, table)[1] if problem["type"] == "value_error"]
+        problems += more
+    raise explain(problems, table, what)
+
+
+def _validate(content: Any, table: Any) -> tuple[Any, list[Any]]:
+    """Return the record, and what is wrong."""
     from pydantic import ValidationError
 
     try:
-        checked: Checked = _adapter_of(table).validate_python(content)
-        return checked
+        return _adapter_of(table).validate_python(content), []
     except ValidationError as error:
-        raise explain(error, table, what) from None
+        return None, list(error.errors())
+
+
+def _remove(content: Any, place: Sequence[int | str]) -> bool:
+    """Remove the key that a problem is about; returns whether it was one."""
+    for key in place:
+        if not isinstance(content, dict) or key not in content:
+            return False
+        if key == place[-1] or not isinstance(content[key], dict):
+            del content[key]
+            return True
+        content = content[key]
+    return False
 
 
 def _adapter_of(table: Any) -> TypeAdapter[Any]:
@@ -85,10 +110,10 @@ def dump(record: Any) -> dict[str, Any]:
     return values
 
 
-def explain(error: ValidationError, table: Any, what: str = "") -> ConfigError:
+def explain(problems: Sequence[Any], table: Any, what: str = "") -> ConfigError:
     """Translate pydantic's list of problems into one error that lists all of them."""
     grouped: dict[str, list[Any]] = {}
-    for problem in error.errors():
+    for problem in problems:
         path = _path(problem, table)
         # One bad item of a list is one problem, though pydantic also complains of the list.
         grouped.setdefault(path.partition("[")[0], []).append((path, problem))
